@@ -21,12 +21,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 import atom
 from atom.base import errors
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
-from atom.base.events import EventSink, older_log
+from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
@@ -46,8 +44,6 @@ CONTACTS_EVERY_SECONDS = 5.0
 MAX_UNANSWERED = 6
 """Questions in a row, ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
-"""Of each of the two files that there may be."""
-_FOLDER_PREFIX = "atom-dht-"
 _MAX_SOCKET_PATH = 90
 PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
@@ -225,8 +221,7 @@ class DhtClient:
                 await self._start_again()
                 unanswered = 0
                 continue
-            with contextlib.suppress(RuntimeError):  # no thread to be had
-                await asyncio.to_thread(keep_small, self._settings.log_path)
+            keep_small(self._settings.log_path)
             unanswered += 1
             with contextlib.suppress(DirectoryUnavailable):
                 self.contacts = tuple(await self.call("contacts"))
@@ -302,27 +297,16 @@ def _environment() -> dict[str, str]:
 
 
 def _make_folder() -> Path:
-    """A private folder for sockets, named after this process so that a later one can clear it."""
+    """A private folder for sockets, whose paths have to be short. Raises: StorageError."""
     root = tempfile.gettempdir()
     if len(root) > _MAX_SOCKET_PATH - 40:
         root = "/tmp"
-    _clear_abandoned(Path(root))
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=root))
+        return Path(tempfile.mkdtemp(prefix="atom-dht-", dir=root))
     except OSError as error:
         raise StorageError(
             f"cannot create a folder in {root}: {error.strerror}", "free some space there"
         ) from None
-
-
-def _clear_abandoned(root: Path) -> None:
-    """Folders of processes that were killed together with their DHT process."""
-    for folder in root.glob(f"{_FOLDER_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
-            if ours and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_node_log(path: str | None) -> IO[bytes]:
@@ -334,18 +318,8 @@ def open_node_log(path: str | None) -> IO[bytes]:
         raise StorageError(f"cannot write {path}: {error.strerror}", "check the folder") from None
 
 
-def keep_small(path: str | None, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Sets the end of a full log aside as its `older_log`, in the place of the one before.
-
-    The file is emptied, not renamed: the node holds it open, and goes on at its new end. Never
-    fails; where the disk is full, the old words are lost and there is room again.
-    """
-    if path is None:
-        return
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
-        if file.seek(0, os.SEEK_END) <= max_bytes:
-            return
-        file.seek(-max_bytes, os.SEEK_END)
-        words = file.read(max_bytes)
-        file.truncate(0)
-        older_log(Path(path)).write_bytes(words)
+def keep_small(path: str | None) -> None:
+    """Empties a full log, which the node holds open: it goes on at the new end. Never fails."""
+    with contextlib.suppress(OSError):
+        if path is not None and os.path.getsize(path) > MAX_LOG_BYTES:
+            os.truncate(path, 0)

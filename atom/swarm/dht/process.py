@@ -70,6 +70,10 @@ class DhtService:
                 task.result()
         except UserError as error:
             await self._send({"failed": (type(error).__name__, error.message, error.hint)})
+        except OSError as problem:
+            hint = "is there room on the disk, and in /dev/shm, where hivemind makes locks?"
+            words = f"the DHT node cannot start: {problem.strerror or problem}"
+            await self._send({"failed": (StorageError.__name__, words, hint)})
         finally:
             for each in (*tasks, *self._tasks):
                 each.cancel()
@@ -80,7 +84,9 @@ class DhtService:
     async def _live(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
         """Joins the DHT; then does the node's chores until it has to be started again."""
         await p2pd.start(settings, parse_listen(settings.listen or "127.0.0.1:0"))
-        node = _loaded()(settings, p2pd.socket_path)
+        from atom.swarm.dht.node import DhtNode  # takes two seconds, and makes locks
+
+        node = DhtNode(settings, p2pd.socket_path)
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 await node.open()
@@ -173,18 +179,6 @@ async def until_clock_is_set_back(
     while (now_s := wall() - steady()) > ahead_s - CLOCK_STEP_SECONDS:
         ahead_s = now_s
         await asyncio.sleep(CLOCK_EVERY_SECONDS)
-
-
-def _loaded() -> "type[DhtNode]":
-    """hivemind makes locks as it is imported. Raises: StorageError if they cannot be had."""
-    try:
-        from atom.swarm.dht.node import DhtNode
-    except OSError as problem:
-        raise StorageError(
-            f"hivemind cannot be loaded: {problem.strerror or problem}",
-            "its locks lie in /dev/shm: is there room, and may you write there?",
-        ) from problem
-    return DhtNode
 
 
 async def _run(descriptor: int, folder: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -81,32 +80,6 @@ def test_without_the_kernels_signal_the_closed_socket_is_enough():
         process.kill()
         assert wait_until_gone(pids) == []
         assert not folder.exists()
-
-
-@pytest.fixture
-def short_folder():
-    """A path short enough for Unix sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="a", dir="/tmp") as name:
-        yield Path(name)
-
-
-def test_what_a_killed_pair_left_is_cleared_by_the_next_start(short_folder, monkeypatch):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = short_folder / f"atom-dht-{ended.pid}-x"
-    kept = short_folder / f"atom-dht-{os.getpid()}-x"
-    for folder in (left, kept):
-        folder.mkdir()
-        (folder / "p2pd.sock").touch()
-    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
-
-    async def check():
-        client = DhtClient(NodeSettings(initial_peers=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",)))
-        with pytest.raises(AddressError):
-            await client.start()
-
-    asyncio.run(check())
-    assert list(short_folder.iterdir()) == [kept]
 
 
 PEER = Identity.create().peer_id
@@ -277,15 +250,21 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
     asyncio.run(check())
 
 
-def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(monkeypatch):
+def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(monkeypatch, tmp_path):
     assert 3 < client_module.MAX_UNANSWERED < 10
     monkeypatch.setattr(client_module, "MAX_UNANSWERED", 1)
     monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 1000)
+    log = tmp_path / "dht.log"
 
     async def check():
-        client = DhtClient(NodeSettings())
+        client = DhtClient(NodeSettings(log_path=str(log)))
         await client.start()
         try:
+            log.write_bytes(b"x" * 2000)
+            async with asyncio.timeout(60):
+                while log.stat().st_size >= 2000:
+                    await asyncio.sleep(0.05)
             still = psutil.Process(client.process_id)
             still.suspend()
             with pytest.raises(DirectoryUnavailable, match=r"^contacts: no answer from the DHT$"):

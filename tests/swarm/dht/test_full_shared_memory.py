@@ -2,14 +2,15 @@
 
 import asyncio
 import errno
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atom.base.errors import StorageError
-from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
-from atom.swarm.dht.process import DhtService
+from atom.swarm.dht.p2pd import P2pDaemon
+from atom.swarm.dht.process import DhtService, message_line
 
 NODE = "atom.swarm.dht.node"
 
@@ -25,7 +26,12 @@ class NoRoom:
 class Listener:
     """The end of the line to somebody who waits for the node."""
 
-    def write(self, raw: bytes) -> None: ...
+    def __init__(self) -> None:
+        self.told = b""
+
+    def write(self, raw: bytes) -> None:
+        self.told += raw
+
     async def drain(self) -> None: ...
 
 
@@ -34,10 +40,16 @@ def test_no_room_for_its_locks_is_told_as_that(
 ) -> None:
     async def begins(*_: object) -> None: ...
 
+    async def start(listener: Any) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(message_line({}))
+        await DhtService(reader, listener).run(tmp_path)
+
     monkeypatch.setattr(P2pDaemon, "start", begins)
     monkeypatch.delitem(sys.modules, NODE, raising=False)
     monkeypatch.setattr(sys, "meta_path", [NoRoom(), *sys.meta_path])
-    service = DhtService(None, Listener())  # type: ignore[arg-type]  # it reads nothing
-    with pytest.raises(StorageError, match="hivemind cannot be loaded: No space left") as told:
-        asyncio.run(service._live(NodeSettings(), P2pDaemon(tmp_path)))
-    assert "/dev/shm" in told.value.hint
+    listener = Listener()
+    asyncio.run(start(listener))
+    kind, words, hint = json.loads(listener.told)["failed"]
+    assert (kind, words) == ("StorageError", "the DHT node cannot start: No space left on device")
+    assert "/dev/shm" in hint
