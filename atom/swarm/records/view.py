@@ -74,6 +74,7 @@ class SwarmView:
     round: int
     global_batch: int | None
     accumulated: int
+    """Sequences toward the global batch, for the round that follows `head`."""
     loss: float | None
     """Mean loss of the last committed round, in `loss_unit`."""
     head: str
@@ -120,14 +121,13 @@ def view_swarm(
     ordered = sorted(leases, key=lambda lease: lease.peer_id)
     head = preferred_head(ordered)
     on_head = [lease for lease in ordered if lease.head == head]
-    counted = [lease for lease in on_head if lease.state != PeerState.LEFT]
     newest = max((lease.round for lease in on_head), default=0)
     losses = [lease.loss for lease in on_head if lease.loss is not None]
     return SwarmView(
         run=manifest.run,
         round=newest,
         global_batch=global_batch,
-        accumulated=accumulated(counted, head),
+        accumulated=sum(lease.sequences for lease in on_head if lease.state != PeerState.LEFT),
         loss=losses[0] if losses else None,
         head=head.hex(),
         tokens_per_s=sum(
@@ -146,12 +146,6 @@ def view_swarm(
         ),
         data_amount=manifest.data_amount,
     )
-
-
-def accumulated(leases: Iterable[Lease], head: bytes) -> int:
-    """How far the swarm is toward the global batch: the sequences that these (fresh) leases, one
-    per peer, report for the round that follows `head`. Work done on another head never counts."""
-    return sum(lease.sequences for lease in leases if lease.head == head)
 
 
 def preferred_head(leases: Iterable[Lease]) -> bytes:

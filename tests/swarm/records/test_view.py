@@ -16,7 +16,7 @@ MANIFEST = a_manifest(Identity.create())
 def test_the_view_is_computed_at_the_preferred_head():
     leases = [
         a_lease("b", sequences=4, round=9, loss=2.5),
-        a_lease("a", sequences=3, round=9, loss=None),
+        a_lease("a", sequences=3, round=9, loss=None, state=PeerState.LEAVING),
         a_lease("c", sequences=50, round=12, head=OTHER, loss=1.0, branches=LEFT),
         a_lease("d", sequences=6, round=9, state=PeerState.LEFT),
     ]
