@@ -31,7 +31,7 @@ from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import AllowList
-from atom.swarm.state.blobs import BlobServer, BlobStore, UploadLimit, plain_bytes
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
@@ -211,7 +211,7 @@ def _loop_maker(
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
-    server = BlobServer(replica.blobs, UploadLimit(known=transport.known), transport.throttle)
+    server = BlobServer(replica.blobs, transport.known, transport.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()

@@ -7,8 +7,8 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
 import torch
 from google.protobuf.message import DecodeError
@@ -27,9 +27,11 @@ from atom.swarm.state.arenas import (
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
 
 MAX_REQUEST_BYTES = 1024
+UPLOADS, UPLOADS_PER_PEER = 16, 4
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
 RESULT_ARENA = "result"
@@ -100,52 +102,30 @@ class BlobStore:
         return content
 
 
-class UploadLimit:
-    """How many uploads run at once: so many in all, fewer for one peer, and half of all for
-    strangers, so that a voter finds a place beside any number of them. Thread-safe."""
-
-    def __init__(self, most: int = 16, per_peer: int = 4, known: Container[str] = ()) -> None:
-        """`known`: peers of the run, asked each time."""
-        self._most, self._per_peer, self._known = most, per_peer, known
-        self._lock = threading.Lock()
-        self._running: Counter[str] = Counter()
-
-    def take(self, peer_id: str) -> bool:
-        """Whether there is a place for this peer. If so, `leave` gives it back."""
-        with self._lock:
-            running = self._running
-            strangers = sum(count for peer, count in running.items() if peer not in self._known)
-            free = running.total() < self._most and running[peer_id] < self._per_peer
-            if not free or (peer_id not in self._known and strangers >= self._most // 2):
-                return False
-            running[peer_id] += 1
-            return True
-
-    def leave(self, peer_id: str) -> None:
-        with self._lock:
-            self._running[peer_id] -= 1
-            self._running += Counter()  # drops who has none any more
-
-
 class BlobServer:
-    """Answers blob channels from a store, as many at once as the limit allows."""
+    """Answers blob channels from a store: so many at once in all, fewer for one peer, and half of
+    all for strangers, so that a voter finds a place beside any number of them."""
 
     def __init__(
         self,
         store: BlobStore,
-        limit: UploadLimit | None = None,
+        known: KnownPeers | None = None,
         throttle: TransferThrottle | None = None,
     ) -> None:
+        """`known`: peers of the run, asked each time."""
         self._store = store
-        self._limit = limit or UploadLimit()
+        self._known = known or KnownPeers()
         self._throttle = throttle or TransferThrottle()
+        self._lock = threading.Lock()
+        self._serving: list[str] = []
+        """To whom, once for each channel."""
 
     def serve(self, channel: Channel) -> None:
         """One channel, until the other end leaves; give this to the transport as `on_blobs`.
 
         Raises: PeerRefused for a malformed request; OSError when the channel ends.
         """
-        if not self._limit.take(channel.peer_id):
+        if not self._admits(channel.peer_id):
             refused = PeerRefused(Reason.BUSY, "enough uploads are running")
             handshake.refuse(channel, refused, Patience(_SEND_SILENCE_S))
             return
@@ -153,7 +133,15 @@ class BlobServer:
             while not channel.closed.is_set():
                 self._answer(channel)
         finally:
-            self._limit.leave(channel.peer_id)
+            with self._lock:
+                self._serving.remove(channel.peer_id)
+
+    def _admits(self, peer_id: str) -> bool:
+        with self._lock:
+            few = self._serving.count(peer_id) < UPLOADS_PER_PEER
+            free = few and self._known.has_room(peer_id, self._serving, UPLOADS)
+            self._serving += [peer_id] * free
+            return free
 
     def _answer(self, channel: Channel) -> None:
         request = wire.BlobRequest()

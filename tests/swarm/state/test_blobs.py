@@ -1,5 +1,6 @@
 """The store gives out exactly what was registered or found, and refuses the rest by name."""
 
+import contextlib
 import threading
 
 import pytest
@@ -8,12 +9,9 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import (
-    BlobServer,
-    UploadLimit,
-    plain_bytes,
-)
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
 from tests.swarm.memory_stream import MemoryStream
 from tests.swarm.shelf import Shelf
@@ -72,9 +70,7 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 
 
 def test_the_server_answers_refuses_and_goes_on() -> None:
-    server = BlobServer(
-        Shelf({"chain": plain_bytes(b"commits" * 100_000)}), UploadLimit(most=2, per_peer=1)
-    )
+    server = BlobServer(Shelf({"chain": plain_bytes(b"commits" * 100_000)}))
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     ended = threading.Event()
 
@@ -92,11 +88,6 @@ def test_the_server_answers_refuses_and_goes_on() -> None:
         Kind.BLOB,
         b"commits" * 100_000,
     )
-    second, other = (Channel(stream) for stream in MemoryStream.pair())
-    server.serve(other)
-    kind, length = second.recv_header(1024, Patience(SOON))
-    assert kind == Kind.REFUSED
-    assert wire.Refused.FromString(second.recv_rest(length, Patience(SOON))).reason == "busy"
     asking.close()
     assert ended.wait(SOON)
     thread.join(SOON)
@@ -113,12 +104,41 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
 
 
 def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:
-    limit = UploadLimit(most=8, per_peer=3, known={"voter", "member"})
-    assert [limit.take("greedy") for _ in range(4)] == [True, True, True, False]
-    assert [limit.take("stranger") for _ in range(2)] == [True, False]
-    assert [limit.take("voter") for _ in range(4)] == [True, True, True, False]
-    assert [limit.take("member") for _ in range(2)] == [True, False], "that makes eight"
-    limit.leave("greedy")
-    assert limit.take("stranger")
-    limit.leave("voter")
-    assert limit.take("member")
+    known, going = KnownPeers(), list[tuple[str, Channel, threading.Thread]]()
+    known.at_head(["voter", "member", "third"])
+    server = BlobServer(Shelf(), known)
+
+    def takes(peer: str) -> bool:
+        """Whether one more channel of that peer is served."""
+        asking, serving = (Channel(stream) for stream in MemoryStream.pair())
+        serving.peer_id = peer
+        thread = threading.Thread(target=serve, args=(serving,))
+        thread.start()
+        kind, raw = ask(asking, wire.BlobRequest(name="x").SerializeToString())
+        assert kind == Kind.REFUSED
+        going.append((peer, asking, thread))
+        return wire.Refused.FromString(raw).reason == "not-found"
+
+    def serve(channel: Channel) -> None:
+        with contextlib.suppress(OSError):
+            server.serve(channel)
+
+    def ends(peer: str) -> None:
+        _, asking, thread = next(each for each in going if each[0] == peer)
+        asking.close()
+        thread.join(SOON)
+
+    try:
+        assert [takes("greedy") for _ in range(5)] == [True] * 4 + [False]
+        assert [takes(f"stranger {number}") for number in range(5)] == [True] * 4 + [False]
+        assert [takes("voter") for _ in range(5)] == [True] * 4 + [False]
+        assert [takes("member") for _ in range(4)] == [True] * 4
+        assert not takes("third"), "that makes sixteen"
+        ends("greedy")
+        assert takes("one more stranger")
+        ends("voter")
+        assert takes("third")
+    finally:
+        for _, asking, thread in going:
+            asking.close()
+            thread.join(SOON)
