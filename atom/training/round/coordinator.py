@@ -80,11 +80,8 @@ class Coordinator:
             self._check_promises(attempt)
         elif attempt.stage is Stage.RING:
             self._check_ring(attempt)
-        elif attempt.stage is Stage.ACCEPT:
-            self._check_votes(attempt)
-            late = now - attempt.since > self._context.patience.holding
-            if late and self.attempt is attempt:
-                self._give_up(Reason.NO_QUORUM)
+        elif now - attempt.since > self._context.patience.holding:
+            self._give_up(Reason.NO_QUORUM)
 
     # ---- pre-vote and prepare
 
@@ -290,9 +287,6 @@ class Coordinator:
             return
         attempt.votes[sender] = message.signature
         self.peers.forgive(sender.peer_id, Stage.ACCEPT)
-        self._check_votes(attempt)
-
-    def _check_votes(self, attempt: Attempt) -> None:
         if attempt.electorate.satisfied_by(set(attempt.votes)):
             self._commit(attempt)
 
@@ -326,19 +320,17 @@ class Coordinator:
             refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
             self.on_suspect(sender, refusal)
         else:
-            self.on_unreachable(sender.peer_id)
+            self._expect_no_more(sender.peer_id)
 
     def on_unreachable(self, peer_id: str) -> None:
-        """Nobody there, or nothing to be had from it: stop waiting for its answer."""
         self.peers.fail([peer_id], Stage.PREVOTE)
-        attempt = self.attempt
-        if attempt is None:
-            return
-        attempt.expected.discard(peer_id)
-        if attempt.stage is Stage.PREPARE:
-            self._check_promises(attempt)
-        elif attempt.stage is Stage.ACCEPT:
-            self._check_votes(attempt)
+        self._expect_no_more(peer_id)
+
+    def _expect_no_more(self, peer_id: str) -> None:
+        """Nobody there, or nothing to be had from it: stop waiting for its promise."""
+        if self.attempt is not None and self.attempt.stage is Stage.PREPARE:
+            self.attempt.expected.discard(peer_id)
+            self._check_promises(self.attempt)
 
     def step_aside(self, ballot: Ballot) -> None:
         """A higher ballot of another coordinator ends our attempt, silently."""

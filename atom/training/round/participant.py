@@ -333,7 +333,7 @@ class Participant:
         coming = context.phase is Phase.REDUCING and state.ballot == value.origin
         if not coming and value.result_digest not in state.fetching:
             self._make_room()
-            state.fetching[value.result_digest] = committed
+            state.fetching.add(value.result_digest)
             contributors = [part.peer_id for part in value.contributions]
             holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
             holders.pop(context.me.peer_id, None)
@@ -353,11 +353,12 @@ class Participant:
             values.append(state.pending_commit.value)
         wanted = {value.result_digest for value in values}
         state.held &= wanted
-        context.out.append(KeepResults(frozenset(wanted | state.fetching.keys())))
+        context.out.append(KeepResults(frozenset(wanted | state.fetching)))
 
     def on_fetched(self, digest: bytes) -> None:
         state = self._context.state
-        if state.fetching.pop(digest, None) is not None:  # else asked for at another head
+        if digest in state.fetching:  # else asked for at another head
+            state.fetching.remove(digest)
             state.held.add(digest)
             self.go_on()
 
@@ -365,15 +366,12 @@ class Participant:
         state = self._context.state
         if digest not in state.fetching:
             return
-        committed = state.fetching.pop(digest)
+        state.fetching.remove(digest)
         self._coordinator.on_result_missing(digest)
         accept, commit = state.pending_accept, state.pending_commit
         if accept is not None and accept[1].value.result_digest == digest:
             state.pending_accept = None
         if commit is None or commit.value.result_digest != digest:
-            return
-        if not committed:  # it was asked for in haste, to vote for it
-            self.go_on()
             return
         state.pending_commit = None
         if self._context.phase is not Phase.SYNCING:

@@ -157,8 +157,8 @@ class RoundState:
     rings: dict[Ballot, OwnRing] = field(default_factory=dict)
     held: set[bytes] = field(default_factory=set)
     """Digests of the averaged results in memory."""
-    fetching: dict[bytes, bool] = field(default_factory=dict)
-    """Results asked for, and whether because they were committed."""
+    fetching: set[bytes] = field(default_factory=set)
+    """Results asked for."""
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)

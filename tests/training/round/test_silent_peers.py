@@ -6,8 +6,9 @@ import pytest
 from scene import GONE, MATE, ME, Scene, lease, promise
 from simulation import Setting, Swarm
 
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Prepare, Promise, Ring
+from atom.swarm.chain.messages import Nack, Prepare, Promise, Ring
 from atom.swarm.records.lease import Lease
 from atom.training.round.events import Phase, Unreachable
 
@@ -36,6 +37,15 @@ def test_a_late_promise_is_an_answer_all_the_same() -> None:
     assert counted_on(scene) == {MATE.peer_id}
     scene.hear(promise(call.ballot, 32), GONE)
     scene.tick()
+    assert counted_on(scene) == {MATE.peer_id, GONE.peer_id}
+
+
+def test_who_refuses_has_answered() -> None:
+    scene = Scene(mate_counts=32)
+    call = scene.until_sent(Prepare)
+    scene.hear(Nack(call.parent, call.ballot, None, Reason.BUSY), GONE)
+    scene.play(0.3)
+    assert "attempt-ended timeout" in scene.reports
     assert counted_on(scene) == {MATE.peer_id, GONE.peer_id}
 
 
