@@ -221,11 +221,6 @@ class TlsStream:
                     self._flush(Patience.within(_ALERT_S))  # says what was wrong
                 raise ConnectionError(str(error)) from error
 
-    @property
-    def version(self) -> str | None:
-        """Of the protocol agreed on, after the handshake."""
-        return self._tls.version()
-
     def certificate(self) -> bytes | None:
         """The other end's certificate (DER), after the handshake."""
         return self._tls.getpeercert(binary_form=True)

@@ -42,18 +42,6 @@ class Liar(Float32):
         return super().encode(values if self._truths >= 0 else values * float("nan"), scratch)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
-    swarm_of: Callable[[str, int], Swarm], size: int
-) -> None:
-    swarm, parts = swarm_of("local", size), sources(size, 16 * size)
-    codecs = [Float32(), Liar(size), Float32()]
-    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 16 * size, codecs[rank]))
-    for honest in (*work[:1], *work[2:]):
-        failure = broken(honest)
-        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
-
-
 class Roundabout(Int8):
     """Sums honestly, and writes its share of the mean with twice the scale and half the steps."""
 
@@ -70,15 +58,23 @@ class Roundabout(Int8):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_mean_that_the_next_would_write_otherwise_names_who_wrote_it(
-    swarm_of: Callable[[str, int], Swarm], size: int
+@pytest.mark.parametrize(
+    ("honest", "culprit", "reason"),
+    [(Float32, Liar, Reason.NOT_FINITE), (Int8, Roundabout, Reason.MALFORMED)],
+)
+def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
+    swarm_of: Callable[[str, int], Swarm],
+    size: int,
+    honest: type[Codec],
+    culprit: Callable[[int], Codec],
+    reason: Reason,
 ) -> None:
     swarm, parts = swarm_of("local", size), sources(size, 16 * size)
-    codecs = [Int8(), Roundabout(size), Int8()]
+    codecs = [honest(), culprit(size), honest()]
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 16 * size, codecs[rank]))
-    for honest in (*work[:1], *work[2:]):
-        failure = broken(honest)
-        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
+    for future in (*work[:1], *work[2:]):
+        failure = broken(future)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
 
 
 def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int], Swarm]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer
 
-from atom.base.errors import PeerRefused, PortInUseError
+from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
@@ -17,6 +17,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import TlsStream
 from atom.swarm.transport.dialer import CALL, Contact, ContactBook, parse_address
 from atom.swarm.transport.limits import TransportLimits, Unreachable
+from atom.swarm.transport.listener import listening
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -220,3 +221,9 @@ def test_a_cut_pair_is_unreachable_until_healed() -> None:
     one.connect(two.peer_id, Purpose.RING, b"tag").close()
     one.close()
     two.close()
+
+
+def test_a_door_that_cannot_be_opened_says_what_to_write_instead() -> None:
+    with pytest.raises(AddressError, match=r"cannot listen on 203\.0\.113\.7:0: Cannot") as refused:
+        listening(("203.0.113.7", 0))
+    assert "[network] data_port" in refused.value.hint

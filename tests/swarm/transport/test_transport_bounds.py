@@ -144,12 +144,3 @@ def test_messages_of_all_strangers_share_one_rate(
     assert max(waits) > 20.0 - SOON / 2, "of one alone it would be 5 s"
     for channel in channels:
         channel.close()
-
-
-def test_messages_are_under_way_to_so_many_at_a_time(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(limits=dataclasses.replace(QUICK, destinations=2)), make_tcp_peer()
-    one.knows(two)
-    assert one.transport.send(two.transport.peer_id, b"one")
-    assert not one.transport.send(Identity.create().peer_id, b"a crowd")
-    assert one.transport.send(two.transport.peer_id, b"two")
-    assert [two.heard.get(timeout=SOON)[2] for _ in range(2)] == [b"one", b"two"]
