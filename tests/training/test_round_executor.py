@@ -527,6 +527,18 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp
     assert stage.replica.sequences == 8, "the gradients still belong to this head"
 
 
+def test_without_any_state_the_digest_is_empty(stage: Stage) -> None:
+    def fail(donors: Sequence[str], discard: bool) -> str:
+        stage.state_sync.usable = False
+        return "nobody there"
+
+    stage.state_sync.on_run = fail
+    stage.executor.carry_out(CatchUp((), "no-state", discard=True))
+    caught = stage.next_event()
+    assert isinstance(caught, CaughtUp)
+    assert (caught.head, caught.state_digest) == (stage.start, b"")
+
+
 def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
     def bring(donors: Sequence[str], discard: bool) -> None:
         commit = stage.commit(b"r" * 32)
