@@ -151,7 +151,7 @@ def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> t
     """Multiaddrs, those most worth pasting first.
 
     Announced names and public addresses, then `primary_host` (the address on the default route),
-    then other private ones (a container bridge, say), loopback, and relays last.
+    then other private ones (a container bridge, say), and loopback last.
     """
     return tuple(sorted(visible, key=lambda text: _rank(text, primary_host)))
 
@@ -159,10 +159,7 @@ def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> t
 def _rank(text: str, primary_host: str | None) -> tuple[int, int, int]:
     parts = _protocols(text)
     protocol, host = parts[0]
-    relayed = any(name == "p2p-circuit" for name, _ in parts)
-    if relayed:
-        distance = 5
-    elif protocol not in ("ip4", "ip6"):
+    if protocol not in ("ip4", "ip6"):
         distance = 0
     else:
         distance = _distance(ipaddress.ip_address(host), host == primary_host)

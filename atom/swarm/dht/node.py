@@ -43,52 +43,21 @@ WIDE_BEAM = 64
 WIDE_CALLS = 16
 """At once: some of so many nodes keep silent, three seconds each."""
 MAX_CONTACTS = 64
-_PLACES = 2
+"""Beside those that people named."""
 
 Entries = dict[str, tuple[bytes, float]]
 """Signed records and the DHT times of their ends, by subkey."""
 
 
-class Contacts:
-    """Of each node the place where it was met last, and the one before: without a port of its own
-    a peer has another one after each start, and whoever dialled us may show one where nobody
-    listens. Multiaddrs, each ending in /p2p/<peer id>."""
-
-    def __init__(self, kept: Sequence[str], named: Sequence[str], most: int) -> None:
-        """`kept`: as `addresses` gave them in an earlier life. `named`: by people; those stay.
-        `most`: nodes that are remembered beside them."""
-        self._named, self._most = tuple(named), most
-        self._places: dict[str, tuple[str, ...]] = {}
-        """By peer id, who came to a new place last at the end."""
-        for address in (*reversed(kept), *named):
-            self.meet(peer_id_in(address), [address])
-
-    def meet(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """That node is connected from there now."""
-        before = self._places.get(peer_id, ())
-        if not addresses or (before and before[0] in addresses):
-            return
-        now = addresses[0]
-        self._places.pop(peer_id, None)
-        others = (address for address in before if address != now)
-        self._places[peer_id] = (now, *others)[:_PLACES]
-        self._forget()
-
-    def addresses(self) -> list[str]:
-        """Newest first: where each was met last, where it was before, and those named."""
-        newest = [places[0] for places in reversed(self._places.values())]
-        older = [each for places in reversed(self._places.values()) for each in places[1:]]
-        return list(dict.fromkeys((*newest, *older, *self._named)))
-
-    def lost(self, known: set[str]) -> list[str]:
-        """Addresses of nodes that are none of the `known`."""
-        return [each for each in self.addresses() if peer_id_in(each) not in known]
-
-    def _forget(self) -> None:
-        named = set(map(peer_id_in, self._named))
-        strangers = [peer_id for peer_id in self._places if peer_id not in named]
-        for peer_id in strangers[: max(0, len(strangers) - self._most)]:
-            del self._places[peer_id]
+def with_contact(contacts: Sequence[str], peer_id: str, places: Sequence[str]) -> Sequence[str]:
+    """Multiaddrs of DHT nodes, newest first, once that peer is connected from `places`. Of each the
+    place where it was met last, and the one before: without a port of its own a peer has another
+    one after each start, and whoever dialled us may show one where nobody listens."""
+    before = [each for each in contacts if peer_id_in(each) == peer_id]
+    if not places or (before and before[0] in places):
+        return contacts
+    others = (each for each in contacts if each not in before[1:])
+    return (places[0], *others)[:MAX_CONTACTS]
 
 
 class DhtNode:
@@ -106,7 +75,7 @@ class DhtNode:
         self._holders: dict[DHTID, tuple[float, list[Any]]] = {}
         """By key, until when they are known."""
         self._gifts: set[asyncio.Task[bool]] = set()
-        self._contacts = Contacts(settings.contacts, settings.initial_peers, MAX_CONTACTS)
+        self._contacts = settings.contacts
         self._last: dict[str, Entries] = {}
         """What the last reading of a key found."""
 
@@ -217,7 +186,7 @@ class DhtNode:
     async def contacts(self) -> list[str]:
         """Multiaddrs of DHT nodes worth remembering for a restart."""
         await self._remember_contacts(self._known())
-        return self._contacts.addresses()[:MAX_CONTACTS]
+        return self._entrances()[:MAX_CONTACTS]
 
     async def neighbours(self) -> list[str]:
         """Peer ids of the DHT nodes we know that answer right now."""
@@ -233,7 +202,7 @@ class DhtNode:
         """
         known = self._known()
         await self._remember_contacts(known)
-        lost = self._contacts.lost(known)
+        lost = [each for each in self._entrances() if peer_id_in(each) not in known]
         for address in random.sample(lost, min(4, len(lost))):
             if await self._dial(address) is None:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
@@ -255,7 +224,7 @@ class DhtNode:
             await self._p2p.shutdown()
 
     async def _dial_initial_peers(self) -> list[str]:
-        addresses = self._contacts.addresses()
+        addresses = self._entrances()
         failures = await asyncio.gather(*(self._dial(address) for address in addresses))
         reached = [a for a, failure in zip(addresses, failures, strict=True) if failure is None]
         if self._settings.initial_peers and not reached:
@@ -283,7 +252,12 @@ class DhtNode:
         for info in await self._p2p.list_peers():
             peer = info.peer_id.to_base58()
             if peer in known:
-                self._contacts.meet(peer, [f"{address}/p2p/{peer}" for address in info.addrs])
+                places = [f"{address}/p2p/{peer}" for address in info.addrs]
+                self._contacts = with_contact(self._contacts, peer, places)
+
+    def _entrances(self) -> list[str]:
+        """Nodes met, newest first, and those that people named."""
+        return list(dict.fromkeys((*self._contacts, *self._settings.initial_peers)))
 
     async def _holders_of(self, key_id: DHTID) -> list[Any]:
         """The nodes nearest to the key. hivemind looks for them anew with every record: it asks up

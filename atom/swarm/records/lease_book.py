@@ -110,8 +110,6 @@ class LeaseBook:
 
         A hint at a restart, not a proof of death: a doubled identity looks alike for a moment.
         """
-        if self._peers.get(voter.peer_id, {}).keys() <= {voter.incarnation}:
-            return False
         current = self._current(voter.peer_id)
         if current is None or current.lease.incarnation == voter.incarnation:
             return False
