@@ -101,7 +101,7 @@ class StateSync:
             self._replay(self._journal.commits[base:])
         reached = self._replica.round if self.usable else 0
         if reached < len(self._journal.commits):
-            self._cut(self._journal.commits, self._journal.heads, reached)
+            self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
 
     def run(self, donors: Sequence[str], discard: bool) -> str:
         """To a better head that one of the donors proves, or has proven. `discard`: our state is
@@ -270,7 +270,7 @@ class StateSync:
         arenas = self._state_of(head, chain.peers, digest)
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, head.round)
-        self._cut(chain.commits, chain.heads, head.round)
+        self._storage.replace_chain(chain.commits, chain.heads, head.round)
         self.usable = True
 
     def _state_of(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
@@ -298,12 +298,8 @@ class StateSync:
         self.usable = False  # from here on the replica holds round 0, or nothing
         if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
-        self._cut([], chain.heads, 0)
+        self._storage.replace_chain([], chain.heads, 0)
         self.usable = True
-
-    def _cut(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
-        """The journal is the first so many of these from here on."""
-        self._storage.replace_chain(commits[:length], heads[: length + 1])
 
     # ---- replaying
 

@@ -87,10 +87,6 @@ class Journal:
             ) from problem
         self._written = len(self.commits)
 
-    def leads_to(self, round_number: int, head: bytes) -> bool:
-        """Whether that is the head of that round on this chain."""
-        return 0 <= round_number < len(self.heads) and self.heads[round_number].digest == head
-
 
 def _write_at(path: Path, start: int, raw: bytes) -> None:
     """Writes and syncs, in place of all from `start` on. Raises: OSError."""

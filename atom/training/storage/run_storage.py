@@ -128,7 +128,8 @@ class RunStorage:
 
     def leads_to(self, snapshot: Snapshot) -> bool:
         """Whether its state is one of our chain."""
-        return self.journal.leads_to(snapshot.round, snapshot.head)
+        heads, number = self.journal.heads, snapshot.round
+        return 0 <= number < len(heads) and heads[number].digest == snapshot.head
 
     def content(self, name: str) -> Content | None:
         """What others get under this name. None: nothing."""
@@ -160,9 +161,10 @@ class RunStorage:
                     return None
         return None
 
-    def replace_chain(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
-        """Takes over another (verified) chain."""
-        self.room.attempt(CHAIN, lambda: self.journal.replace(commits, heads))
+    def replace_chain(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
+        """The journal is the first so many of these (verified) commits from here on."""
+        kept, along = commits[:length], heads[: length + 1]
+        self.room.attempt(CHAIN, lambda: self.journal.replace(kept, along))
 
     def record(self, commit: Commit) -> None:
         """A commit and its (held) result: on disk before the step, and offered."""

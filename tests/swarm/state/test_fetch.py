@@ -310,7 +310,7 @@ def test_plain_bytes_must_come_at_the_pace_of_all_that_came(local_town: Town) ->
     donor = local_town.donor(
         Shelf({"page": plain_bytes(b"x" * 1000)}), throttle=Trickle(4000.0, 100)
     )
-    with asking(local_town.me, donor, Pace(0.5, 2000.0)) as ask:
+    with asking(local_town.me, donor, Pace(3.0, 2000.0)) as ask:
         for _ in range(3):
             assert len(ask("page", 1000)) == 1000, "at twice the pace"
     with asking(local_town.me, donor, Pace(0.5, 8000.0)) as ask, pytest.raises(TimeoutError):

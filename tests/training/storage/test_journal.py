@@ -45,14 +45,6 @@ def test_reads_back_what_was_appended(tmp_path: Path) -> None:
     assert again.head.work == 40
 
 
-def test_which_heads_are_on_the_chain(tmp_path: Path) -> None:
-    journal = written(tmp_path / "chain.bin", 3)
-    assert journal.leads_to(0, GENESIS.digest)
-    assert journal.leads_to(2, journal.heads[2].digest)
-    for number, head in ((-1, journal.heads[3]), (1, journal.heads[2]), (4, journal.heads[3])):
-        assert not journal.leads_to(number, head.digest)
-
-
 @pytest.mark.parametrize("lost", [1, 3, 50])
 def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "chain.bin"

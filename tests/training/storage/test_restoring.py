@@ -65,10 +65,15 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(peer_of: Make) -> None:
     assert peer.events.events == [{"event": "snapshot-damaged", "path": newest.name}]
 
 
-def test_a_snapshot_of_another_branch_does_not_count(peer_of: Make) -> None:
+@pytest.mark.parametrize(("number", "strange"), [(2, True), (-1, False), (9, False)])
+def test_a_snapshot_of_another_branch_does_not_count(
+    peer_of: Make, number: int, strange: bool
+) -> None:
+    """Nor one that says of itself a round that cannot be."""
     peer = peer_of()
     peer.store(2, [1, 2])
-    write_snapshot(peer.snapshots, 2, b"x" * 32, run().digest(3), run().states[3])
+    head = b"x" * 32 if strange else run().heads[2].digest
+    write_snapshot(peer.snapshots, number, head, run().digest(3), run().states[3])
     peer.state_sync.restore()
     assert peer.at(2)
 
