@@ -47,14 +47,14 @@ class Attempt:
     invited: set[str] = field(default_factory=set)
     """Peers whose promise counts."""
     expected: set[str] = field(default_factory=set)
-    """Peers whose promise we wait for; the unreachable are struck off."""
+    """Peers whose promise we wait for, even where there is a quorum without it."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     answered: dict[str, Voter] = field(default_factory=dict)
     """Who promised under which peer id: one process of each peer, the first that did."""
     refused: set[str] = field(default_factory=set)
-    """Who said no, by peer id."""
+    """Who said no, or cannot be reached, by peer id."""
     members: tuple[Contribution, ...] = ()
     shares: tuple[int, ...] = ()
     """Of each member, the part that it sums; empty: they average in a ring."""
@@ -91,21 +91,26 @@ class Attempt:
 
     def owing(self, me: Voter, view: View) -> set[str]:
         """Who is there and did not do what is asked for at this stage, when its time is over. Who
-        refused has answered; and we have only our own pass to wait for."""
+        refused has answered; and what we lack is only our own pass."""
         there = {Voter(i, lease.incarnation) for i, lease in view.fresh.items()}
         voters, owing = there.intersection(self.electorate.voters), set[str]()
         if self.stage is Stage.PREVOTE:
             owing = {voter.peer_id for voter in voters - self.agreeable}
         elif self.stage is Stage.PREPARE:
-            owing = self.expected - self.answered.keys()
+            owing = self.expected | ({v.peer_id for v in voters} if not self.decidable() else set())
+            owing -= self.answered.keys()
         elif self.stage is Stage.ACCEPT and me in self.votes:
             owing = {voter.peer_id for voter in voters - self.votes.keys()}
         elif self.value is not None:  # we lack the result: others that do are not to blame
             owing = self.holders(self.value.result_digest)
         return owing - self.refused - {me.peer_id}
 
-    def all_answered(self) -> bool:
-        return self.expected <= self.answered.keys()
+    def is_complete(self) -> bool:
+        """Whether to wait for no more promises: where there is a quorum, of those expected."""
+        if len(self.answered) + len(self.refused) < len(self.expected):
+            return False  # told soon: each of a thousand promises asks
+        coming = self.invited - self.answered.keys() - self.refused
+        return not (coming & self.expected if self.decidable() else coming)
 
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))

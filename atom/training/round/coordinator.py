@@ -131,7 +131,6 @@ class Coordinator:
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}
         aside = self.peers.aside
-        enough = chosen.can_do_with(invited - aside, context.me, context.view)
         self.attempt = Attempt(
             chosen,
             Stage.PREPARE,
@@ -139,7 +138,7 @@ class Coordinator:
             context.now + context.promise_patience(aside),
             ballot=ballot,
             invited=invited,
-            expected=invited - aside if enough else set(invited),
+            expected=invited - aside,
         )
         context.tell(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
@@ -151,13 +150,12 @@ class Coordinator:
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
         if attempt is None or sender.peer_id not in attempt.invited:
             return
-        attempt.expected.add(sender.peer_id)
         if attempt.take(sender, message):
             self._check_promises(attempt)
 
     def _check_promises(self, attempt: Attempt) -> None:
         context = self._context
-        if not attempt.all_answered() and context.now < attempt.deadline:
+        if not attempt.is_complete() and context.now < attempt.deadline:
             return
         self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
         attempt.leave_out(self.peers.aside)
@@ -319,18 +317,16 @@ class Coordinator:
         elif attempt.stage is Stage.RING:
             refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
             self.on_suspect(sender, refusal)
-        else:
-            self._expect_no_more(sender.peer_id)
+        elif attempt.stage is Stage.PREPARE:
+            self._check_promises(attempt)
 
     def on_unreachable(self, peer_id: str) -> None:
+        """Nobody there: stop waiting for its promise."""
         self.peers.fail([peer_id], Stage.PREVOTE)
-        self._expect_no_more(peer_id)
-
-    def _expect_no_more(self, peer_id: str) -> None:
-        """Nobody there, or nothing to be had from it: stop waiting for its promise."""
-        if self.attempt is not None and self.attempt.stage is Stage.PREPARE:
-            self.attempt.expected.discard(peer_id)
-            self._check_promises(self.attempt)
+        attempt = self.attempt
+        if attempt is not None and attempt.stage is Stage.PREPARE:
+            attempt.refused.add(peer_id)
+            self._check_promises(attempt)
 
     def step_aside(self, ballot: Ballot) -> None:
         """A higher ballot of another coordinator ends our attempt, silently."""

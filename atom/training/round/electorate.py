@@ -43,12 +43,6 @@ class Electorate:
             return present >= set(self.survivors)
         return is_quorum(self.voters, present)
 
-    def can_do_with(self, peers: AbstractSet[str], me: Voter, view: View) -> bool:
-        """Whether these peer ids are enough to decide. Who was restarted has no vote."""
-        seats = {(i, lease.incarnation) for i, lease in view.fresh.items() if i in peers}
-        seats.add((me.peer_id, me.incarnation))
-        return self.satisfied_by({v for v in self.voters if (v.peer_id, v.incarnation) in seats})
-
 
 def same_head(head: Head, view: View) -> dict[str, Lease]:
     """Fresh leases of other peers that could take part in the round of `head`."""
