@@ -73,15 +73,16 @@ def chain_bytes(commits: Sequence[Commit]) -> bytes:
 def signed(
     head: Head, value: Value, forger: Identity | None = None, by: slice = slice(2)
 ) -> Commit:
-    """A commit with the votes of a bare quorum: the founder alone at first, then two of three."""
+    """A commit with the votes of all survivors, or of a bare quorum: the founder alone at first,
+    then two of three."""
     ballot = value.origin
-    payload = vote_payload(head.digest, ballot, value.digest())
+    payload = vote_payload(head.digest, ballot, value.digest(), value.survivors)
     votes = tuple(
         Vote(
             voter,
             (forger or SIGNERS[voter.peer_id]).sign(VOTE_DOMAIN, signed_by(voter, payload)),
         )
-        for voter in head.voters[by]
+        for voter in value.survivors or head.voters[by]
     )
     return Commit(value, ballot, votes)
 

@@ -10,7 +10,14 @@ from torch import Tensor
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
+from tests.training.small_history import (
+    ROUNDS,
+    VOTERS,
+    chain_bytes,
+    run,
+    signed,
+    value_on,
+)
 from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, peer_of
 
 __all__ = ["peer_of"]
@@ -211,6 +218,26 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
         peer.state_sync.run(("a",), discard=False)
         assert peer.at(reached)
     assert donors.asked == [2]
+
+
+def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
+    peer_of: Make,
+) -> None:
+    """Whoever had the last result is gone; the others went on without it."""
+    peer, story = peer_of(at=2), run()
+    last = story.commits[-1].value
+    value = value_on(story.heads[4], last.result_digest, last.gradient_norm, story.digest(4))
+    branch = signed(story.heads[4], replace(value, survivors=VOTERS[:1]))
+    lost, going = Served(results=[3, 4]), Served(results=[3, 4])
+    going.chain, going.results = chain_bytes([*story.commits[:4], branch]), story.results
+    donors = FakeDonors({"lost": lost})
+    peer.with_donors(donors).usable = True
+    assert "results since" in peer.state_sync.run(("lost",), discard=False)
+    assert peer.at(4)
+    donors.table = {"going": going}
+    assert peer.state_sync.prove("going")
+    assert peer.state_sync.run(("going",), discard=False) == ""
+    assert peer.journal.head == story.heads[4].after(branch.value)
 
 
 def on_a_branch(peer: Peer) -> Peer:
