@@ -31,8 +31,9 @@ def test_who_began_later_ends_and_who_was_there_is_told_once(tmp_path: Path, is_
     life = Life(StateDirectory(tmp_path), console, events, clock, "")
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
     told: Any = SimpleNamespace(know=nothing, read=nothing, hear=nothing)
-    life.parts = SimpleNamespace(me=ME, outreach=told)  # type: ignore[assignment]
-    life._machine = SimpleNamespace()  # type: ignore[assignment]
+    lookout = SimpleNamespace(directory=SimpleNamespace())
+    life.parts = SimpleNamespace(me=ME, outreach=told, lookout=lookout)  # type: ignore[assignment]
+    life._machine = SimpleNamespace(head=SimpleNamespace(known=()))  # type: ignore[assignment]
     life._loop = life._herald = told
     clock.advance(NEW_S if is_new else NEW_S + 1)
     for serial in range(9):
