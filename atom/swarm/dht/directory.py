@@ -87,14 +87,14 @@ class Directory:
         """Peers whose leases a crowd of others must not hide, in a run that is open to all."""
         self._keeping: asyncio.Task[None] | None = None
 
-    async def publish_lease(self, lease: Lease) -> bool:
-        """Signs and stores our lease for 8 s. Returns whether some node took it."""
+    async def publish_lease(self, lease: Lease) -> None:
+        """Signs and stores our lease for 8 s."""
         assert self._identity is not None, "an onlooker publishes nothing"
         assert self.owner is not None, "read or publish the manifest first"
         expires_at = self._dht_time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
         key = lease_key(self.run, self.owner)
-        return await self._store(key, lease.peer_id, record, expires_at)
+        await self._store(key, lease.peer_id, record, expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
         """The leases of the run by peer id, our own included. If many strangers are there, only
@@ -107,23 +107,19 @@ class Directory:
         self._leases = {record: before.get(record) or decode_lease(record) for _, record in found}
         return {lease.peer_id: lease for lease in self._leases.values()}
 
-    async def publish_manifest(self, record: bytes) -> bool:
+    async def publish_manifest(self, record: bytes) -> None:
         """Stores the owner's signed record and keeps storing it while this directory is open."""
         manifest = decode_manifest(record, self.run, self.owner)
         self._believe(manifest)
         if self._keeping is not None:
             self._keeping.cancel()
-        stored = await self._store_manifest(manifest.owner, record)
+        await self._store_manifest(manifest.owner, record)
         self._keeping = asyncio.create_task(self._keep_manifest(manifest.owner, record))
-        return stored or record in [
-            there for _, there in (await self._fetch(manifest_key(self.run, manifest.owner)))[0]
-        ]
 
-    async def _store_manifest(self, owner: str, record: bytes) -> bool:
+    async def _store_manifest(self, owner: str, record: bytes) -> None:
         expires_at = self._dht_time() + KEEP_LIFETIME_SECONDS
-        keys = manifest_key(self.run, owner), index_key(self.run)
-        stored = [await self._store(key, owner, record, expires_at) for key in keys]
-        return all(stored)
+        for key in (manifest_key(self.run, owner), index_key(self.run)):
+            await self._store(key, owner, record, expires_at)
 
     async def _keep_manifest(self, owner: str, record: bytes) -> None:
         """Stores it again about every minute (every peer does), and for each new DHT process."""
@@ -186,8 +182,8 @@ class Directory:
             self._keeping.cancel()
         await self._client.close()
 
-    async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
-        stored: bool = await self._client.call(
+    async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> None:
+        await self._client.call(
             "store",
             key=key,
             subkey=subkey,
@@ -195,7 +191,6 @@ class Directory:
             expires_at=expires_at,
             **self._whose(key),
         )
-        return stored
 
     async def _fetch(self, key: str, widely: bool = False) -> tuple[list[tuple[str, bytes]], bool]:
         """What lies under `key`, by subkey, and whether all that were asked have answered."""

@@ -16,7 +16,6 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
@@ -33,7 +32,7 @@ DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
 """A node that does not answer in this time is passed over."""
 ENOUGH_SECONDS = 0.5
-"""A node that has not taken a record by then is not waited for if another has."""
+"""A node that has not taken a record by then is not waited for."""
 HOLDERS_SECONDS = 10.0
 """Nodes that came nearer since are found by readers, who ask more nodes than hold a record."""
 REPLICAS = 5
@@ -74,7 +73,7 @@ class DhtNode:
         self._node: Any = None
         self._holders: dict[DHTID, tuple[float, list[Any]]] = {}
         """By key, until when they are known."""
-        self._gifts: set[asyncio.Task[bool]] = set()
+        self._gifts: set[asyncio.Task[None]] = set()
         self._contacts = settings.contacts
         self._last: dict[str, Entries] = {}
         """What the last reading of a key found."""
@@ -113,8 +112,8 @@ class DhtNode:
         expires_at: float,
         known: Sequence[str] = (),
         only_known: bool = False,
-    ) -> bool:
-        """Whether some node (ours included) took it; False if they hold one that expires later.
+    ) -> None:
+        """Stores it here, and at the nodes in charge, unless they hold one that expires later.
 
         `known`: whose records under this key have a place here and come first; `only_known`: those
         of others are neither kept nor believed. Both hold until they are said anew.
@@ -122,24 +121,20 @@ class DhtNode:
         It is stored here first: a neighbour that keeps silent delays the search for the nodes
         in charge by seconds, and whoever asks us meanwhile should hear the news.
         """
-        if len(record) > MAX_RECORD_BYTES:
-            return False
+        assert len(record) <= MAX_RECORD_BYTES
         key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
         self._gate.use(key_id, known, only_known)
-        here = self._store_here(key_id, subkey, value, expires_at)
+        if not self._settings.client_mode:
+            self._node.protocol.storage.store_subkey(key_id, subkey, value, expires_at)
         gifts = {
             asyncio.create_task(self._give(peer, key_id, subkey, value, expires_at))
             for peer in await self._holders_of(key_id)
         }
-        if not gifts:
-            return here
         self._gifts |= gifts
         for gift in gifts:
             gift.add_done_callback(self._gifts.discard)
-        done, late = await asyncio.wait(gifts, timeout=ENOUGH_SECONDS)
-        if late and not here and not any(gift.result() for gift in done):
-            done, _ = await asyncio.wait(gifts)
-        return here or any(gift.result() for gift in done)
+        if gifts:
+            await asyncio.wait(gifts, timeout=ENOUGH_SECONDS)
 
     async def fetch(
         self,
@@ -273,22 +268,11 @@ class DhtNode:
 
     async def _give(
         self, peer: Any, key_id: DHTID, subkey: str, value: bytes, expires_at: float
-    ) -> bool:
+    ) -> None:
         taken = await self._node.protocol.call_store(peer, [key_id], [value], expires_at, [subkey])
         if taken is None:  # it gave no answer: others are to be found in its place
             self._node.blacklist.register_failure(peer)
             self._holders.pop(key_id, None)
-            return False
-        return bool(taken[0])
-
-    def _store_here(self, key_id: DHTID, subkey: str, value: bytes, expires_at: float) -> bool:
-        if self._settings.client_mode:
-            return False
-        stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
-        storage = self._node.protocol.storage
-        return self._gate.validate(stored) and bool(
-            storage.store_subkey(key_id, subkey, value, expires_at)
-        )
 
     def _stored_here(self, key: str) -> Entries:
         item = self._node.protocol.storage.get(DHTID.generate(key))

@@ -41,7 +41,7 @@ pack = dht_node.MSGPackSerializer.dumps
 
 def record(key=KEY, subkey=PEER.peer_id, value=LEASE, expires_at=EXPIRES):
     key_id = dht_node.DHTID.generate(key).to_bytes()
-    return dht_node.DHTRecord(key_id, pack(subkey), pack(value), expires_at)
+    return dht_storage.DHTRecord(key_id, pack(subkey), pack(value), expires_at)
 
 
 @pytest.fixture(autouse=True)

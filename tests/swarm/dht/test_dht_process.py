@@ -96,8 +96,8 @@ def test_the_child_ignores_the_terminal_refuses_large_records_and_takes_p2pd_alo
                 child.send_signal(number)
             place = {"key": "key", "subkey": PEER, "expires_at": 9e9}
             for size in (8193, 16_000, 1_000_000):
-                answer = await client.call("store", 5, record=bytes(size), **place)
-                assert answer is False
+                with pytest.raises(DirectoryUnavailable, match="AssertionError"):
+                    await client.call("store", 5, record=bytes(size), **place)
             with pytest.raises(DirectoryUnavailable):
                 await client.call("fetch", 5, key="nonsense", deadline_s="nonsense", widely=False)
             with pytest.raises(DirectoryUnavailable):

@@ -33,13 +33,13 @@ def test_two_peers_and_an_onlooker_see_the_same_until_the_leases_end(dht, clock)
         peer = MemoryDirectory(dht, RUN, None, PEER)
         onlooker: Directory = MemoryDirectory(dht, RUN, None)
         manifest = a_manifest(OWNER)
-        assert await owner.publish_manifest(encode_manifest(manifest, OWNER))
+        await owner.publish_manifest(encode_manifest(manifest, OWNER))
         assert (await peer.read_manifest())[0] == manifest
         assert peer.owner == OWNER.peer_id
         leases = {each.peer_id: a_lease(each.peer_id) for each in (OWNER, PEER)}
-        assert await owner.publish_lease(leases[OWNER.peer_id])
+        await owner.publish_lease(leases[OWNER.peer_id])
         clock.advance(1.0)
-        assert await peer.publish_lease(leases[PEER.peer_id])
+        await peer.publish_lease(leases[PEER.peer_id])
         assert await owner.read_leases() == await onlooker.read_leases() == leases
         clock.advance(LEASE_SECONDS - 0.5)
         assert set(await onlooker.read_leases()) == {PEER.peer_id}
@@ -76,7 +76,7 @@ def test_a_record_seen_last_time_is_not_read_again(dht, clock, monkeypatch):
         )
         for serial in (1, 2):
             clock.advance(1.0)
-            assert await directory.publish_lease(a_lease(OWNER.peer_id, serial=serial))
+            await directory.publish_lease(a_lease(OWNER.peer_id, serial=serial))
             for _ in range(3):
                 leases = await directory.read_leases()
                 assert leases[OWNER.peer_id].serial == serial == len(read)
