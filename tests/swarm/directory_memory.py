@@ -18,19 +18,15 @@ class MemoryDht:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}
-        self.nodes: set[str] = set()
-        """Names of the directories that are open."""
 
     def now(self) -> float:
         return self._clock.now()
 
-    def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+    def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> None:
         """As a DHT does: the record that expires later stays."""
-        held = self._records.get((key, subkey))
-        if expires_at <= self.now() or (held is not None and held[1] >= expires_at):
-            return False
-        self._records[key, subkey] = record, expires_at
-        return True
+        _, until = self._records.get((key, subkey), (b"", self.now()))
+        if expires_at > until:
+            self._records[key, subkey] = record, expires_at
 
     def fetch(self, key: str) -> list[tuple[str, bytes]]:
         return [
@@ -45,9 +41,8 @@ class _MemoryClient:
 
     contacts: tuple[str, ...] = ()
 
-    def __init__(self, dht: MemoryDht, name: str) -> None:
-        self._dht, self._name, self.is_reachable = dht, name, True
-        dht.nodes.add(name)
+    def __init__(self, dht: MemoryDht) -> None:
+        self._dht, self.is_reachable = dht, True
 
     @property
     def restarted(self) -> asyncio.Event:
@@ -69,12 +64,9 @@ class _MemoryClient:
             case "fetch":
                 found = self._dht.fetch(arguments["key"])
                 return [each for each in found if not only_known or each[0] in known], True
-            case "neighbours":
-                return sorted(self._dht.nodes - {self._name})
         return []
 
-    async def close(self) -> None:
-        self._dht.nodes.discard(self._name)
+    async def close(self) -> None: ...
 
 
 class MemoryDirectory(Directory):
@@ -87,8 +79,7 @@ class MemoryDirectory(Directory):
         owner: str | None,
         identity: Identity | None = None,
     ) -> None:
-        name = identity.peer_id if identity is not None else f"onlooker {id(self)}"
-        self._memory: Any = _MemoryClient(dht, name)
+        self._memory: Any = _MemoryClient(dht)
         super().__init__(self._memory, run, owner, identity, dht.now)
 
     @property

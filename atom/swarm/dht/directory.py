@@ -169,10 +169,6 @@ class Directory:
         """Multiaddrs under which others may enter the DHT through us, best first."""
         return rank_addresses(await self._client.call("addresses"), primary_host())
 
-    async def neighbours(self) -> tuple[str, ...]:
-        """Peer ids of other DHT nodes that answer right now (bootstrap nodes included)."""
-        return tuple(await self._client.call("neighbours"))
-
     def contacts(self) -> tuple[str, ...]:
         """Multiaddrs of DHT nodes met lately: worth saving for the next start."""
         return self._client.contacts

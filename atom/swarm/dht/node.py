@@ -183,12 +183,6 @@ class DhtNode:
         await self._remember_contacts(self._known())
         return self._entrances()[:MAX_CONTACTS]
 
-    async def neighbours(self) -> list[str]:
-        """Peer ids of the DHT nodes we know that answer right now."""
-        known = list(self._node.protocol.routing_table.uid_to_peer_id.values())[:MAX_CONTACTS]
-        answers = await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in known))
-        return [p.to_base58() for p, answer in zip(known, answers, strict=True) if answer]
-
     async def redial(self) -> None:
         """Finds the way back after an outage: asks contacts that dropped out of our tables.
 

@@ -165,21 +165,18 @@ def test_a_node_that_hears_nothing_any_more_is_started_again_and_answers(task, m
             assert await client.call("addresses") == ["deaf"]
             async with asyncio.timeout(30):
                 await client.restarted.wait()
-            assert await hears(*await client.call("addresses"))
+            await enter_at(*await client.call("addresses"))
         finally:
             await client.close()
 
     asyncio.run(check())
 
 
-async def hears(address):
-    """Whether a DHT node there answers another."""
+async def enter_at(address):
+    """Nobody enters a DHT whose node does not answer. Raises: AddressError."""
     onlooker = DhtClient(NodeSettings(initial_peers=(address,), client_mode=True))
     await onlooker.start()
-    try:
-        return address.rpartition("/")[2] in await onlooker.call("neighbours", 5)
-    finally:
-        await onlooker.close()
+    await onlooker.close()
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +239,7 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
             async with asyncio.timeout(60):
                 [address] = await ready
                 assert address.endswith(Identity.load_or_create(identity_path).peer_id)
-                assert await hears(address)
+                await enter_at(address)
         finally:
             stop.set()
             await bootstrap
@@ -272,7 +269,7 @@ def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(monkey
             async with asyncio.timeout(60):
                 await client.restarted.wait()
             assert not still.is_running()
-            assert await hears(*await client.call("addresses"))
+            await enter_at(*await client.call("addresses"))
         finally:
             await client.close()
 

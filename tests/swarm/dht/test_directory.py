@@ -97,9 +97,6 @@ def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path
 
             [address] = await a.visible_addresses()
             assert address.endswith(anna.peer_id)
-            stock_id = bootstrap.rpartition("/")[2]
-            assert {stock_id, bert.peer_id} <= set(await a.neighbours())
-            assert anna.peer_id not in await a.neighbours()
 
             monkeypatched = pytest.MonkeyPatch()
             with monkeypatched.context() as patch:
@@ -222,7 +219,6 @@ def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path):
             # The founder is back where it was, and knows nobody: the others call it.
             listen = "127.0.0.1:" + entrance[0].split("/")[4]
             again = await peers.open("anna", anna.peer_id, listen=listen)
-            assert bert.peer_id in await until(again.neighbours, bool)
             assert (await again.read_manifest())[1] == record
             await b.publish_lease(a_lease(bert.peer_id, serial=2))
             leases = await until(again.read_leases, lambda found: bert.peer_id in found)
