@@ -40,8 +40,8 @@ class Attempt:
 
     electorate: Electorate
     stage: Stage
-    since: float
     deadline: float
+    """Of this stage; of an exchange, once a member said that it broke."""
     serial: int = 0
     ballot: Ballot | None = None
     invited: set[str] = field(default_factory=set)

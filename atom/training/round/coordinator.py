@@ -73,14 +73,11 @@ class Coordinator:
             self._give_up(Reason.SUPERSEDED)
 
     def _watch(self, attempt: Attempt) -> None:
-        now = self._context.now
-        if attempt.stage is Stage.PREVOTE and now >= attempt.deadline:
-            self._give_up(Reason.NO_QUORUM)
-        elif attempt.stage is Stage.PREPARE:
+        if attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)
         elif attempt.stage is Stage.RING:
             self._check_ring(attempt)
-        elif now - attempt.since > self._context.patience.holding:
+        elif self._context.now >= attempt.deadline:
             self._give_up(Reason.NO_QUORUM)
 
     # ---- pre-vote and prepare
@@ -89,7 +86,7 @@ class Coordinator:
         context = self._context
         self._serial += 1
         deadline = context.now + context.patience.prevote
-        attempt = Attempt(chosen, Stage.PREVOTE, context.now, deadline, self._serial)
+        attempt = Attempt(chosen, Stage.PREVOTE, deadline, self._serial)
         self.attempt = attempt
         attempt.agreeable.add(context.me)
         others = [voter.peer_id for voter in chosen.voters if voter != context.me]
@@ -134,7 +131,6 @@ class Coordinator:
         self.attempt = Attempt(
             chosen,
             Stage.PREPARE,
-            context.now,
             context.now + context.promise_patience(aside),
             ballot=ballot,
             invited=invited,
@@ -205,7 +201,6 @@ class Coordinator:
         assert attempt.ballot is not None
         self._compose(attempt)
         attempt.stage = Stage.RING
-        attempt.since = context.now
         ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
         context.tell([member.peer_id for member in attempt.members], ring)
 
@@ -269,7 +264,7 @@ class Coordinator:
         assert attempt.ballot is not None
         attempt.stage = Stage.ACCEPT
         attempt.value = value
-        attempt.since = self._context.now
+        attempt.deadline = self._context.now + self._context.patience.holding
         message = Accept(self._context.head.digest, attempt.ballot, value)
         self._context.tell([voter.peer_id for voter in attempt.electorate.voters], message)
 

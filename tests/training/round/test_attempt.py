@@ -15,7 +15,7 @@ PEERS = [Voter(f"peer {number}", bytes([number]) * 16) for number in range(100)]
 
 
 def asking(*peers: Voter) -> Attempt:
-    attempt = Attempt(Electorate(tuple(peers[:9])), Stage.PREPARE, 0.0, 1.0)
+    attempt = Attempt(Electorate(tuple(peers[:9])), Stage.PREPARE, 1.0)
     attempt.expected = {peer.peer_id for peer in peers}
     return attempt
 
