@@ -33,7 +33,7 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.round.events import RingFailed, RingFinished, StartRing
+from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
 SEED = 1
@@ -206,34 +206,34 @@ class Rounds:
         self._replica.run_pass(self._batches)
         self._results = Results(folder, self.elements)
         self._order = order
-        self._outcomes: queue.SimpleQueue[RingFinished | RingFailed] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self._exchange = WatchedExchange(
             transport, self._results, lambda _: self._replica.gradients,
             self._outcomes.put, self._clock, RingStyle(),
         )  # fmt: skip
         self.digest = b""
 
-    def reduce(self) -> tuple[RingFinished, RingSample]:
+    def reduce(self) -> tuple[ExchangeFinished, RingSample]:
         """The ring, as a round runs it."""
         self._results.release()
         ballot = Ballot(self._replica.round + 1, self._order[0], bytes(16))
         sequences = self._replica.sequences
         members = tuple(Contribution(peer, bytes(16), sequences, 0.0) for peer in self._order)
         began = self._clock.now()
-        self._exchange.start(StartRing(PARENT, ballot, members))
+        self._exchange.start(StartExchange(PARENT, ballot, members))
         outcome = self._outcomes.get(timeout=PATIENCE_S)
-        assert isinstance(outcome, RingFinished), outcome
+        assert isinstance(outcome, ExchangeFinished), outcome
         ended = self._clock.now()
         assert arena_digest(self._result(outcome)) == outcome.digest
         hashed_s = self._clock.now() - ended
         return outcome, RingSample(ended - began, ended - self._exchange.summed_at, hashed_s)
 
-    def _result(self, finished: RingFinished) -> torch.Tensor:
+    def _result(self, finished: ExchangeFinished) -> torch.Tensor:
         result = self._results.get(finished.digest)
         assert result is not None
         return result
 
-    def after_commit(self, side: str, piece_elements: int, finished: RingFinished) -> Sample:
+    def after_commit(self, side: str, piece_elements: int, finished: ExchangeFinished) -> Sample:
         """The step, and the first pass of the next round after it or over it."""
         optimizer.PIECE_ELEMENTS = stepper.PIECE_ELEMENTS = piece_elements
         steps = self._replica._stepper

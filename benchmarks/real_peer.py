@@ -18,7 +18,7 @@ from atom.swarm.chain.messages import Prepare
 from atom.training.loop import RoundLoop
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
-from atom.training.round.events import Action, Send, StartRing
+from atom.training.round.events import Action, Send, StartExchange
 
 PASS_S = float(os.environ.get("ATOM_REAL_PASS_S", "0"))
 LOOK_S = 0.05
@@ -70,11 +70,11 @@ def _counted(loop: RoundLoop) -> int:
 def _told_by(action: Action) -> str:
     if isinstance(action, Send) and isinstance(action.message, Prepare):
         return "asked"
-    return "ringing" if isinstance(action, StartRing) else ""
+    return "ringing" if isinstance(action, StartExchange) else ""
 
 
 def _ring(action: Action) -> dict[str, Any]:
-    if not isinstance(action, StartRing):
+    if not isinstance(action, StartExchange):
         return {}
     ballot = action.ballot
     name = f"{ballot.attempt} {ballot.coordinator} {ballot.incarnation.hex()}"

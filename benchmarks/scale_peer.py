@@ -20,6 +20,7 @@ from atom.training.round.events import (
     Action,
     Apply,
     Event,
+    ExchangeFinished,
     Fetched,
     FetchResult,
     Freeze,
@@ -27,9 +28,8 @@ from atom.training.round.events import (
     Phase,
     Received,
     Report,
-    RingFinished,
     Send,
-    StartRing,
+    StartExchange,
     Stepped,
     Thaw,
     Tick,
@@ -254,7 +254,7 @@ class Peer:
                         self._report_frozen()
                 case Thaw():
                     self.frozen, self.freezing = False, None
-                case StartRing():
+                case StartExchange():
                     world.round_of(action.parent).ringing = world.now
                     self._ring(action)
                 case FetchResult(digest):
@@ -276,13 +276,13 @@ class Peer:
         event = Received(self.me.peer_id, self.me.incarnation, message)
         world.after(world.dice.uniform(0.005, 0.05), lambda: world.all[to].handle(event))
 
-    def _ring(self, start: StartRing) -> None:
+    def _ring(self, start: StartExchange) -> None:
         members = self.world.rings.setdefault((start.parent, start.ballot), [])
         members.append(self)
         if len(members) < len(start.members):
             return
         digest = canonical_digest("sum", [start.parent, start.ballot])
-        event = RingFinished(start.ballot, digest, 1.0)
+        event = ExchangeFinished(start.ballot, digest, 1.0)
         for member in members:
             delay_s = 0.3 + self.world.dice.uniform(0, 0.1)
             self.world.after(delay_s, partial(member.handle, event))

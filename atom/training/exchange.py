@@ -26,7 +26,7 @@ from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import LandingDigest
 from atom.swarm.transport.transport import Transport
-from atom.training.round.events import RingFailed, RingFinished, StartRing
+from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
 OPEN_S = 2.0
@@ -110,7 +110,7 @@ class Exchange:
         transport: Transport,
         results: Results,
         gradients: Callable[[bytes], Tensor],
-        post: Callable[[RingFinished | RingFailed], None],
+        post: Callable[[ExchangeFinished | ExchangeFailed], None],
         clock: Clock,
         style: RingStyle,
     ) -> None:
@@ -126,7 +126,7 @@ class Exchange:
         self.seconds: dict[bytes, float] = {}
         """How long the latest rings took, by result digest."""
 
-    def start(self, start: StartRing) -> None:
+    def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
         run = _Run(start.ballot)
         run.thread = threading.Thread(
@@ -150,9 +150,9 @@ class Exchange:
         if self._run is not None:
             self.stop(self._run.ballot)
 
-    def _reduce(self, run: _Run, start: StartRing) -> None:
+    def _reduce(self, run: _Run, start: StartExchange) -> None:
         started = self._clock.now()
-        outcome: RingFinished | RingFailed
+        outcome: ExchangeFinished | ExchangeFailed
         try:
             outcome = self._all_reduce(run, start)
             self.seconds = {outcome.digest: self._clock.now() - started}
@@ -160,14 +160,14 @@ class Exchange:
             if broken.reason is Reason.TOO_SLOW:
                 self.speeds.too_slow()
             seen = broken.suspect if broken.suspect and not broken.told else ""
-            outcome = RingFailed(run.ballot, seen, broken.reason.value)
+            outcome = ExchangeFailed(run.ballot, seen, broken.reason.value)
         except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            outcome = RingFailed(run.ballot, self._transport.peer_id, detail)
+            outcome = ExchangeFailed(run.ballot, self._transport.peer_id, detail)
         if not run.cancelled.is_set():
             self._post(outcome)
 
-    def _all_reduce(self, run: _Run, start: StartRing) -> RingFinished:
+    def _all_reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
         terms = self._terms(start)
         channels = open_exchange(self._transport, terms, OPEN_S)
         try:
@@ -184,8 +184,8 @@ class Exchange:
             raise
 
     def _average(
-        self, run: _Run, start: StartRing, terms: Terms, channels: Channels, result: Tensor
-    ) -> RingFinished:
+        self, run: _Run, start: StartExchange, terms: Terms, channels: Channels, result: Tensor
+    ) -> ExchangeFinished:
         """Over open channels, into `result`. Holds it if all went well."""
         norm_of, digest_of = LandingNorm(result), LandingDigest(result)
 
@@ -213,9 +213,9 @@ class Exchange:
         self._results.hold(digest, result)
         if feedback:
             feedback.written(digest)
-        return RingFinished(run.ballot, digest, norm)
+        return ExchangeFinished(run.ballot, digest, norm)
 
-    def _terms(self, start: StartRing) -> Terms:
+    def _terms(self, start: StartExchange) -> Terms:
         """Raises: ExchangeBroken(BAD_WEIGHT)."""
         members = tuple(member.peer_id for member in start.members)
         sequences = sum(member.sequences for member in start.members)

@@ -42,9 +42,9 @@ from atom.training.round.events import (
     Freeze,
     Frozen,
     KeepResults,
-    StartRing,
+    StartExchange,
     Stepped,
-    StopRing,
+    StopExchange,
     Thaw,
     View,
 )
@@ -138,10 +138,10 @@ class RoundExecutor:
                 self._worker.submit(lambda: self._report_frozen(ballot))
             case Thaw():
                 self._worker.release(ROUND)
-            case StartRing(members=members):
+            case StartExchange(members=members):
                 self._transport.known.in_ring(part.peer_id for part in members)
                 self._exchange.start(action)
-            case StopRing(ballot):
+            case StopExchange(ballot):
                 self._exchange.stop(ballot)
             case FetchResult(digest, holders, committed):
                 # for a vote: a line's least

@@ -10,7 +10,7 @@ from atom.base.clock import BootClock
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.round.events import RingFailed, RingFinished, StartRing
+from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
 PARENT = b"p" * 32
@@ -30,7 +30,7 @@ class Member:
         self.reading, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
         self.fault: Exception | None = None
-        self.outcomes: queue.SimpleQueue[RingFinished | RingFailed] = queue.SimpleQueue()
+        self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self.exchange = Exchange(
             transport, self.results, self._read, self.outcomes.put, BootClock(), style
         )
@@ -53,16 +53,16 @@ class Member:
     def start(
         self, parts: tuple[Contribution, ...], attempt: int, shares: tuple[int, ...] = ()
     ) -> None:
-        self.exchange.start(StartRing(PARENT, ballot(attempt), parts, shares))
+        self.exchange.start(StartExchange(PARENT, ballot(attempt), parts, shares))
 
-    def finished(self) -> RingFinished:
+    def finished(self) -> ExchangeFinished:
         outcome = self.outcomes.get(timeout=WAIT_S)
-        assert isinstance(outcome, RingFinished), outcome
+        assert isinstance(outcome, ExchangeFinished), outcome
         return outcome
 
-    def failed(self) -> RingFailed:
+    def failed(self) -> ExchangeFailed:
         outcome = self.outcomes.get(timeout=WAIT_S)
-        assert isinstance(outcome, RingFailed), outcome
+        assert isinstance(outcome, ExchangeFailed), outcome
         return outcome
 
     def result(self, digest: bytes) -> Tensor:

@@ -14,7 +14,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
 from atom.training.exchange import ErrorFeedback, RingStyle
-from atom.training.round.events import RingFailed
+from atom.training.round.events import ExchangeFailed
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.training.ring_members import WAIT_S, Member, ballot
 
@@ -258,7 +258,7 @@ def test_another_ring_after_a_stopped_one(circle_of: CircleOf) -> None:
 def test_a_ring_of_nothing_is_refused(circle_of: CircleOf) -> None:
     circle = circle_of(1)
     circle.start(0)
-    assert circle.members[0].failed() == RingFailed(ballot(), "", "bad-weight")
+    assert circle.members[0].failed() == ExchangeFailed(ballot(), "", "bad-weight")
 
 
 def test_a_fault_voids_this_ring_only(circle_of: CircleOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_fault_voids_this_ring_only(circle_of: CircleOf, monkeypatch: pytest.M
 
     faulty.fault = RuntimeError("poisoned")
     circle.start(1, 1)
-    assert faulty.failed() == RingFailed(ballot(), faulty.peer_id, "RuntimeError: poisoned")
+    assert faulty.failed() == ExchangeFailed(ballot(), faulty.peer_id, "RuntimeError: poisoned")
     assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
     with monkeypatch.context() as patch:
         patch.setattr(faulty.results, "buffer", no_room)

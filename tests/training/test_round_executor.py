@@ -28,14 +28,14 @@ from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
+    ExchangeFinished,
     Fetched,
     FetchFailed,
     FetchResult,
     Freeze,
     Frozen,
     KeepResults,
-    RingFinished,
-    StartRing,
+    StartExchange,
     Stepped,
     Thaw,
 )
@@ -231,10 +231,10 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
-    stage.executor.carry_out(StartRing(stage.start.digest, BALLOT, (part,)))
+    stage.executor.carry_out(StartExchange(stage.start.digest, BALLOT, (part,)))
     assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"
     finished = stage.next_event()
-    assert isinstance(finished, RingFinished)
+    assert isinstance(finished, ExchangeFinished)
     stage.transport.known.in_ring(())
     stage.step(stage.commit(finished.digest))
     assert ME.peer_id in stage.transport.known, "and for whom the head knows"

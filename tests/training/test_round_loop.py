@@ -29,8 +29,8 @@ from atom.training.round.events import (
     Received,
     Report,
     Send,
-    StartRing,
-    StopRing,
+    StartExchange,
+    StopExchange,
     Thaw,
     Tick,
     Unreachable,
@@ -191,10 +191,10 @@ def value() -> Value:
 def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
     message, part = Abort(START.digest, BALLOT, "early"), value().contributions
     ours = [
-        StopRing(BALLOT),
+        StopExchange(BALLOT),
         Thaw(),
         Freeze(BALLOT),
-        StartRing(START.digest, BALLOT, part),
+        StartExchange(START.digest, BALLOT, part),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
         KeepResults(frozenset({b"r" * 32})),
         Apply(Commit(value(), BALLOT, ()), START.after(value())),

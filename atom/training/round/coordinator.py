@@ -76,7 +76,7 @@ class Coordinator:
         if attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)
         elif attempt.stage is Stage.RING:
-            self._check_ring(attempt)
+            self._check_exchange(attempt)
         elif self._context.now >= attempt.deadline:
             self._give_up(Reason.NO_QUORUM)
 
@@ -168,7 +168,7 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
-            self._call_ring(attempt)
+            self._call_exchange(attempt)
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         context = self._context
@@ -196,7 +196,7 @@ class Coordinator:
         aside = self.peers.aside
         return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
 
-    def _call_ring(self, attempt: Attempt) -> None:
+    def _call_exchange(self, attempt: Attempt) -> None:
         context = self._context
         assert attempt.ballot is not None
         self._compose(attempt)
@@ -226,9 +226,9 @@ class Coordinator:
         if not attempt.testimonies:
             attempt.deadline = self._context.now + self._context.patience.testimony
         attempt.testimonies.setdefault(sender.peer_id, message)
-        self._check_ring(attempt)
+        self._check_exchange(attempt)
 
-    def _check_ring(self, attempt: Attempt) -> None:
+    def _check_exchange(self, attempt: Attempt) -> None:
         """Ends an exchange that broke, once all said what they saw or nobody will say any more."""
         said = attempt.testimonies
         settled = len(said) == len(attempt.members) or self._context.now >= attempt.deadline

@@ -78,14 +78,14 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class RingFinished:
+class ExchangeFinished:
     ballot: Ballot
     digest: bytes
     norm: float
 
 
 @dataclass(frozen=True)
-class RingFailed:
+class ExchangeFailed:
     ballot: Ballot
     suspect: str
     """Peer id of the peer that was seen here to fail; "" if none was, or another saw it."""
@@ -139,8 +139,8 @@ Event = (
     Tick
     | Received
     | Frozen
-    | RingFinished
-    | RingFailed
+    | ExchangeFinished
+    | ExchangeFailed
     | Fetched
     | FetchFailed
     | Stepped
@@ -167,11 +167,11 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Thaw:
-    """Counting may go on. Always after `StopRing`: a ring must never read moving gradients."""
+    """Counting may go on. Always after `StopExchange`: a ring must never read moving gradients."""
 
 
 @dataclass(frozen=True)
-class StartRing:
+class StartExchange:
     parent: bytes
     ballot: Ballot
     members: tuple[Contribution, ...]
@@ -179,7 +179,7 @@ class StartRing:
 
 
 @dataclass(frozen=True)
-class StopRing:
+class StopExchange:
     """End the ring of this ballot and return only when it no longer touches the gradients."""
 
     ballot: Ballot
@@ -239,8 +239,8 @@ Action = (
     Send
     | Freeze
     | Thaw
-    | StartRing
-    | StopRing
+    | StartExchange
+    | StopExchange
     | FetchResult
     | KeepResults
     | Apply

@@ -34,14 +34,14 @@ from atom.training.round.events import (
     Action,
     CaughtUp,
     Event,
+    ExchangeFailed,
+    ExchangeFinished,
     Fetched,
     FetchFailed,
     Frozen,
     LeaveRequested,
     Phase,
     Received,
-    RingFailed,
-    RingFinished,
     Stepped,
     Thaw,
     Tick,
@@ -145,10 +145,10 @@ class RoundMachine:
                 self._on_message(Voter(sender, incarnation), message)
             case Frozen(ballot, sequences, loss_sum):
                 participant.on_frozen(ballot, sequences, loss_sum)
-            case RingFinished(ballot, digest, norm):
-                participant.on_ring_finished(ballot, digest, norm)
-            case RingFailed():
-                participant.on_ring_failed(event)
+            case ExchangeFinished(ballot, digest, norm):
+                participant.on_exchange_finished(ballot, digest, norm)
+            case ExchangeFailed():
+                participant.on_exchange_failed(event)
             case Fetched(digest):
                 participant.on_fetched(digest)
             case FetchFailed(digest):

@@ -20,20 +20,20 @@ from atom.training.round.events import (
     BETWEEN_STATES,
     Apply,
     CatchUp,
+    ExchangeFailed,
     FetchResult,
     Freeze,
     KeepResults,
     Phase,
-    RingFailed,
-    StartRing,
-    StopRing,
+    StartExchange,
+    StopExchange,
     Thaw,
 )
-from atom.training.round.round_state import OwnRing, RoundContext
+from atom.training.round.round_state import OwnExchange, RoundContext
 from atom.training.round.validation import (
     call_problem,
     commit_problem,
-    ring_problem,
+    exchange_problem,
     value_problem,
 )
 
@@ -87,17 +87,17 @@ class Participant:
             self._context.state.led_by = sender.peer_id
             self._coordinator.step_aside(ballot)
 
-    def _stop_ring(self) -> None:
+    def _stop_exchange(self) -> None:
         context = self._context
         if context.phase is Phase.REDUCING:
             assert context.state.ballot is not None
-            context.out.append(StopRing(context.state.ballot))
+            context.out.append(StopExchange(context.state.ballot))
 
     def _let_go(self) -> None:
         """Back to accumulating. What was promised, accepted or held stays."""
         context = self._context
         self._coordinator.attempt = None
-        self._stop_ring()
+        self._stop_exchange()
         if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
             context.enter_phase(Phase.ACCUMULATING)
             context.out.append(Thaw())
@@ -145,7 +145,7 @@ class Participant:
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
         self._notice(sender, ballot)
-        self._stop_ring()
+        self._stop_exchange()
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
         context.out.append(Freeze(ballot))
@@ -156,7 +156,7 @@ class Participant:
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
         state.since = context.now
-        state.rings[ballot] = OwnRing(sequences)
+        state.rings[ballot] = OwnExchange(sequences)
         survivors = state.acceptor.survivors_of(ballot)
         if survivors is None:
             return
@@ -196,7 +196,7 @@ class Participant:
         ring = state.rings.get(message.ballot)
         if ring is not None and ring.members:
             return  # frames of its first run may still be about
-        problem = ring_problem(context, message, None if ring is None else ring.counted)
+        problem = exchange_problem(context, message, None if ring is None else ring.counted)
         if problem is not None or ring is None:
             context.nack(sender, message.ballot, problem or Reason.BAD_WEIGHT)
             return
@@ -205,7 +205,7 @@ class Participant:
         ring.members = message.members
         self._tell_whether_we_own_a_part(message)
         context.out.append(
-            StartRing(message.parent, message.ballot, message.members, message.shares)
+            StartExchange(message.parent, message.ballot, message.members, message.shares)
         )
 
     def _tell_whether_we_own_a_part(self, message: Ring) -> None:
@@ -217,7 +217,7 @@ class Participant:
             self._context.report(kind, shares=[*message.shares])
         self._owns_a_part = owns
 
-    def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
+    def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state
         if context.phase is not Phase.REDUCING or state.ballot != ballot:
             return
@@ -228,7 +228,7 @@ class Participant:
         self._coordinator.on_own_result(ballot, digest, norm)
         self.go_on()
 
-    def on_ring_failed(self, failed: RingFailed) -> None:
+    def on_exchange_failed(self, failed: ExchangeFailed) -> None:
         context, ballot = self._context, failed.ballot
         if context.phase is not Phase.REDUCING or context.state.ballot != ballot:
             return
@@ -381,7 +381,7 @@ class Participant:
 
     def _apply(self, commit: Commit) -> None:
         context = self._context
-        self._stop_ring()
+        self._stop_exchange()
         head = context.head.after(commit.value)
         context.out.append(Apply(commit, head))
         context.enter_head(head, b"")

@@ -126,7 +126,7 @@ class Acceptor:
 
 
 @dataclass
-class OwnRing:
+class OwnExchange:
     """Our part in the ring of one ballot."""
 
     counted: int
@@ -154,7 +154,7 @@ class RoundState:
     led_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     led_by: str = ""
-    rings: dict[Ballot, OwnRing] = field(default_factory=dict)
+    rings: dict[Ballot, OwnExchange] = field(default_factory=dict)
     held: set[bytes] = field(default_factory=set)
     """Digests of the averaged results in memory."""
     fetching: set[bytes] = field(default_factory=set)

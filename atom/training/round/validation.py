@@ -34,7 +34,7 @@ def call_problem(context: RoundContext, sender: Voter, survivors: Survivors) -> 
     return None
 
 
-def ring_problem(context: RoundContext, ring: Ring, counted: int | None) -> Reason | None:
+def exchange_problem(context: RoundContext, ring: Ring, counted: int | None) -> Reason | None:
     """Why we do not enter this ring; `counted`: our sequences at its ballot."""
     mine = [m.sequences for m in ring.members if m.peer_id == context.me.peer_id]
     if mine != [counted] or _named_twice(ring.members):

@@ -28,6 +28,8 @@ from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
+    ExchangeFailed,
+    ExchangeFinished,
     Fetched,
     FetchFailed,
     FetchResult,
@@ -36,12 +38,10 @@ from atom.training.round.events import (
     KeepResults,
     Phase,
     Received,
-    RingFailed,
-    RingFinished,
     Send,
-    StartRing,
+    StartExchange,
     Stepped,
-    StopRing,
+    StopExchange,
     Thaw,
     Tick,
     Unreachable,
@@ -73,7 +73,7 @@ class _Player:
     chain: Chain
     count: int = 1
     frozen: bool = False
-    ring: StartRing | None = None
+    ring: StartExchange | None = None
     results: dict[bytes, Result] = field(default_factory=dict)
     """Held in memory: others can fetch them."""
     lease: Lease | None = None
@@ -198,11 +198,11 @@ class Adversary:
             number = int.from_bytes(start.parent[:6]) * 1000 + start.ballot.attempt
             works = frozenset((m.peer_id, m.incarnation, number) for m in members)
             player.results[digest] = Result(start.parent, digest, 1.0, works)
-            player.due.append(lambda: RingFinished(start.ballot, digest, 1.0))
+            player.due.append(lambda: ExchangeFinished(start.ballot, digest, 1.0))
         elif self.dice.random() < 0.3:
             player.ring = None
             suspect = self.dice.choice([*self.players, ""])
-            player.due.append(lambda: RingFailed(start.ballot, suspect, "broken"))
+            player.due.append(lambda: ExchangeFailed(start.ballot, suspect, "broken"))
 
     # ---- actions
 
@@ -225,9 +225,9 @@ class Adversary:
             case Thaw():
                 assert player.ring is None, "thawed under a running ring"
                 player.frozen = False
-            case StartRing():
+            case StartExchange():
                 self._start_ring(player, action)
-            case StopRing():
+            case StopExchange():
                 player.ring = None
             case FetchResult(digest):
                 player.due.append(lambda: self._fetch(player, digest))
@@ -245,7 +245,7 @@ class Adversary:
         player.frozen = True
         return Frozen(ballot, player.count, float(player.count))
 
-    def _start_ring(self, player: _Player, start: StartRing) -> None:
+    def _start_ring(self, player: _Player, start: StartExchange) -> None:
         assert player.ring is None, "two rings at once"
         assert player.frozen, "a ring over moving gradients"
         mine = [

@@ -37,9 +37,9 @@ from atom.training.round.events import (
     Received,
     Report,
     Send,
-    StartRing,
+    StartExchange,
     Stepped,
-    StopRing,
+    StopExchange,
     Thaw,
     Tick,
     Unreachable,
@@ -85,7 +85,7 @@ class Process:
         self.told: list[Report] = []
         self.quarantine = Quarantine()
         self._lookout = Lookout(self)
-        self._ring: StartRing | None = None
+        self._ring: StartExchange | None = None
         self._syncing = False
         self._goodbye = Goodbye(self)
 
@@ -98,7 +98,7 @@ class Process:
         return self._goodbye.asked
 
     @property
-    def ring(self) -> StartRing | None:
+    def ring(self) -> StartExchange | None:
         """That it is in now."""
         return self._ring
 
@@ -218,9 +218,9 @@ class Process:
             case Thaw():
                 assert self._ring is None, "thawed under a running ring"
                 self.gradients.thaw()
-            case StartRing():
+            case StartExchange():
                 self._start_ring(action)
-            case StopRing(ballot):
+            case StopExchange(ballot):
                 self._stop_ring(ballot)
             case FetchResult():
                 Fetch(self, action).start()
@@ -259,7 +259,7 @@ class Process:
 
     # ---- ring and result
 
-    def _start_ring(self, action: StartRing) -> None:
+    def _start_ring(self, action: StartExchange) -> None:
         assert self._ring is None, "two rings at once"
         assert self.gradients.frozen, "a ring over moving gradients"
         assert action.parent == self.machine.head.digest == self.chain.head.digest
@@ -286,7 +286,7 @@ class Process:
             self.swarm.rings.stop(self.peer_id, self._ring)
             self._ring = None
 
-    def _end_ring(self, start: StartRing, event: Event, result: Result | None) -> None:
+    def _end_ring(self, start: StartExchange, event: Event, result: Result | None) -> None:
         if result is not None:
             self.results[result.digest] = result
         if self._ring is start:

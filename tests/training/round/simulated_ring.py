@@ -13,7 +13,7 @@ from simulated_world import Agenda, Network
 from atom.swarm.chain.commit import Contribution, canonical_digest
 from atom.swarm.exchange.choice import is_possible
 from atom.swarm.exchange.plans import connected
-from atom.training.round.events import RingFailed, RingFinished, StartRing
+from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 
 STALL_SECONDS = 1.3
 HELD_UP_SECONDS = 6.0
@@ -48,7 +48,7 @@ class Runner:
     """Whether the process exists and is not suspended."""
     later: Callable[[float, Callable[[], None]], None]
     """The process's own time: stands still while it is suspended, ends when it dies."""
-    report: Callable[[RingFinished | RingFailed, Result | None], None]
+    report: Callable[[ExchangeFinished | ExchangeFailed, Result | None], None]
     frozen_works: Callable[[], tuple[Work, ...]]
     state: str = "running"
 
@@ -91,7 +91,7 @@ class Rings:
         self.troubled: dict[str, Trouble] = {}
         """By peer id."""
 
-    def join(self, runner: Runner, start: StartRing) -> None:
+    def join(self, runner: Runner, start: StartExchange) -> None:
         """Adds the runner. Asserts what a ring's bytes cannot protect themselves against."""
         ring = self._rings.setdefault((start.parent, start.ballot), _Ring(start.members))
         assert ring.members == start.members, "two compositions for one ballot"
@@ -110,7 +110,7 @@ class Rings:
                 delay = base + self._dice.uniform(0.0, 0.5)
                 member.later(delay, lambda m=member: self._finish(m, ring, start))
 
-    def _spoil(self, ring: _Ring, start: StartRing, bad: str) -> None:
+    def _spoil(self, ring: _Ring, start: StartExchange, bad: str) -> None:
         """Those who are connected with the bad member see that it fails; in a ring that is too slow
         as a whole nobody does."""
         trouble, beside = self.troubled[bad], _beside(start, bad)
@@ -124,24 +124,24 @@ class Rings:
         self._say_all(ring, start, words, HELD_UP_SECONDS if trouble is Trouble.SLOW else 0.3)
 
     def _say_all(
-        self, ring: _Ring, start: StartRing, suspects: Mapping[str, str], seconds: float
+        self, ring: _Ring, start: StartExchange, suspects: Mapping[str, str], seconds: float
     ) -> None:
         for peer_id, suspect in suspects.items():
             runner = ring.runners[peer_id]
             delay = seconds + self._dice.uniform(0.0, 0.2)
             runner.later(delay, lambda r=runner, who=suspect: self._fail(r, start, who))
 
-    def stop(self, peer_id: str, start: StartRing) -> None:
+    def stop(self, peer_id: str, start: StartExchange) -> None:
         runner = self._rings[start.parent, start.ballot].runners[peer_id]
         if runner.state == "running":
             runner.state = "stopped"
 
-    def _check_start(self, runner: Runner, ring: _Ring, start: StartRing) -> None:
+    def _check_start(self, runner: Runner, ring: _Ring, start: StartExchange) -> None:
         if runner.state == "running" and not ring.complete:
             absent = [m.peer_id for m in ring.members if m.peer_id not in ring.runners]
             self._fail(runner, start, self._dice.choice(absent))
 
-    def _finish(self, runner: Runner, ring: _Ring, start: StartRing) -> None:
+    def _finish(self, runner: Runner, ring: _Ring, start: StartExchange) -> None:
         if runner.state != "running":
             return
         assert runner.works == runner.frozen_works(), "gradients moved under a ring"
@@ -158,17 +158,17 @@ class Rings:
             return
         runner.state = "done"
         result = ring.result = ring.result or _averaged(ring, start.parent)
-        runner.report(RingFinished(start.ballot, result.digest, result.norm), result)
+        runner.report(ExchangeFinished(start.ballot, result.digest, result.norm), result)
 
     def _serves(self, other: Runner, runner: Runner, connected: bool) -> bool:
         linked = self._network.carries(runner.peer_id, other.peer_id)
         well = linked or not connected
         return other.state in ("running", "done") and other.running() and well
 
-    def _fail(self, runner: Runner, start: StartRing, suspect: str) -> None:
+    def _fail(self, runner: Runner, start: StartExchange, suspect: str) -> None:
         if runner.state == "running":
             runner.state = "failed"
-            runner.report(RingFailed(start.ballot, suspect, "no progress"), None)
+            runner.report(ExchangeFailed(start.ballot, suspect, "no progress"), None)
 
 
 def _averaged(ring: _Ring, parent: bytes) -> Result:
@@ -177,7 +177,7 @@ def _averaged(ring: _Ring, parent: bytes) -> Result:
     return Result(parent, digest, 1.0 + digest[0] / 256, works)
 
 
-def _beside(start: StartRing, peer_id: str) -> frozenset[str]:
+def _beside(start: StartExchange, peer_id: str) -> frozenset[str]:
     """With whom it has connections: its neighbours, or, by parts, owners or everybody."""
     order = [member.peer_id for member in start.members]
     at = order.index(peer_id)

@@ -51,11 +51,11 @@ from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     CatchUp,
     CaughtUp,
+    ExchangeFinished,
     Freeze,
     Phase,
-    RingFinished,
     Send,
-    StartRing,
+    StartExchange,
     Stepped,
     Tick,
     View,
@@ -88,7 +88,7 @@ def in_the_ring(scene: Scene) -> None:
 
 def holding(scene: Scene) -> None:
     in_the_ring(scene)
-    scene.tell(RingFinished(BALLOT, RESULT, 1.0))
+    scene.tell(ExchangeFinished(BALLOT, RESULT, 1.0))
 
 
 def forged(whole: Value) -> CommitNotice:
@@ -112,7 +112,7 @@ def a_vote_for_something_else(scene: Scene) -> None:
 
 def lead_to_accept(scene: Scene) -> Ballot:
     ballot = scene.until_sent(Ring).ballot
-    scene.tell(RingFinished(ballot, RESULT, 1.0))
+    scene.tell(ExchangeFinished(ballot, RESULT, 1.0))
     return ballot
 
 
@@ -151,7 +151,7 @@ def a_wrong_count_of_ours(scene: Scene) -> None:
     scene.hear(Prepare(HEAD.digest, BALLOT))
     mine = Contribution(ME.peer_id, ME.incarnation, 33, 1.0)
     scene.hear(Ring(HEAD.digest, BALLOT, (value().contributions[0], mine)))
-    assert not scene.done(StartRing)
+    assert not scene.done(StartExchange)
 
 
 def another_result_than_ours(scene: Scene) -> None:
