@@ -6,10 +6,7 @@ from typing import Any
 
 from atom.swarm.chain.commit import rank
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import Manifest
-
-_AMOUNT = ("tokens", "samples", "held_back")
-"""As the wire names them."""
+from atom.swarm.records.manifest import DataAmount, Manifest
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class SwarmView:
             "owner": self.owner,
             "round": self.round,
             "global_batch": self.global_batch,
-            "data": self.data_amount and dict(zip(_AMOUNT, self.data_amount, strict=True)),
+            "data": self.data_amount and DataAmount(*self.data_amount)._asdict(),
             "accumulated": self.accumulated,
             "loss": self.loss,
             "head": self.head,
