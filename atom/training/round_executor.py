@@ -30,8 +30,7 @@ from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
-from atom.training.replica.samples import Deck
-from atom.training.replica.worker import Worker
+from atom.training.replica.worker import Deck, Worker
 from atom.training.round.events import (
     Action,
     Apply,

@@ -198,7 +198,7 @@ class Stage:
         self.passed = threading.Event()
         self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
         self.worker = Worker(
-            self.replica, Work(GlobalBatch(8), 4, self.deck.next_batch, self.deck.put_back),
+            self.replica, Work(GlobalBatch(8), 4, self.deck),
             self.clock,
             self.passed.set, self.voided.put, self.failures.put,
         )  # fmt: skip

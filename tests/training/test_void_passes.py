@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -217,7 +218,7 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
 
     passes = Watched(replica)
     device.sums_that_fail = set(failing)
-    work = Work(GlobalBatch(8 * SEQUENCES), SEQUENCES, deal, lambda n: None)
+    work = Work(GlobalBatch(8 * SEQUENCES), SEQUENCES, SimpleNamespace(next_batch=deal))
     worker = Worker(passes, work, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")

@@ -39,8 +39,7 @@ from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import ErrorFeedback, RingStyle
 from atom.training.loop import Inbox, RoundLoop
-from atom.training.replica.samples import Deck
-from atom.training.replica.worker import Work, Worker
+from atom.training.replica.worker import Deck, Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms, usual_policy
 from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
@@ -146,8 +145,8 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     blobs = BlobStore(lambda name: code.get(name) or storage.content(name))
     donors = _donors(base)
     deck = Deck(member.samples, box.identity.peer_id)
-    batch, dealt = member.run.batch, (deck.next_batch, deck.put_back)
-    work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, *dealt)
+    batch = member.run.batch
+    work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, deck)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
     context = TrainingContext(
         member.replica, worker, deck, storage, _state_sync(base, storage, donors)

@@ -8,16 +8,20 @@ it: the pass under way is broken off, unless what was counted before it would be
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import ShortageError
+from atom.base.errors import ModelError, ShortageError
+from atom.models.data.samples import Samples
+from atom.models.source import SourceError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
+from atom.swarm.chain.commit import Head
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
 from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
 from atom.training.replica.replica import Replica
@@ -97,16 +101,54 @@ class RunGate:
         return bool(self._pauses)
 
 
+class Deck:
+    """This peer's samples of the round that starts at a head. Used on the worker's thread."""
+
+    def __init__(self, samples: Samples, peer_id: str) -> None:
+        self._samples = samples
+        self._peer_id = peer_id
+        self._head: Head
+        self._drawn = 0
+
+    def deal(self, head: Head) -> None:
+        """A new round: from the head's cursor on, in the order of the last round's members."""
+        self._head, self._drawn = head, 0
+
+    def next_batch(self, sequences: int) -> Batch:
+        """The next `sequences` samples, as the model takes them. Raises: ModelError."""
+        first, self._drawn = self._drawn, self._drawn + sequences
+        dealt = (self._head.cursor, self._head.members, self._peer_id)
+        places = range(first, self._drawn)
+        positions = [self._samples.sampler.draw_position(*dealt, place) for place in places]
+        with _as_model_errors():
+            return self._samples.batch(positions)
+
+    def put_back(self, sequences: int) -> None:
+        """The latest `sequences` come again: nobody has trained on them."""
+        self._drawn -= sequences
+
+    def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
+        """The run's validation set, the same on every peer. Raises: ModelError."""
+        with _as_model_errors():
+            return [self._samples.validation_batch(i, sequences) for i in range(batches)]
+
+
+@contextmanager
+def _as_model_errors() -> Iterator[None]:
+    """An own dataset's mistakes are its author's, and no fault of ours."""
+    try:
+        yield
+    except SourceError as problem:
+        raise ModelError(problem.message, problem.hint) from problem
+
+
 @dataclass(frozen=True)
 class Work:
     """What to train on and how much at a time."""
 
     policy: BatchPolicy
     micro_batch: int
-    next_batch: Callable[[int], Batch]
-    """`next_batch(n)`: the next n sequences of this round."""
-    put_back: Callable[[int], None]
-    """`put_back(n)`: the latest n were not trained on, they come again."""
+    deck: Deck
 
 
 class Worker:
@@ -235,13 +277,13 @@ class Worker:
 
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
-        batches = [self._work.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
+        batches = [self._work.deck.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
         try:
             result = self._replica.run_pass(batches, self._should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
-            self._work.put_back(self._work.micro_batch * micro_batches)
+            self._work.deck.put_back(self._work.micro_batch * micro_batches)
             return
         except PassVoided as void:
             self._pass_ended()

@@ -23,7 +23,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
-from atom.training.replica.samples import Deck
+from atom.training.replica.worker import Deck
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.shelf import Shelf

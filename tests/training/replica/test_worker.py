@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,9 +86,10 @@ class Scene:
         self.failed = threading.Event()
         self.voided: list[PassVoided] = []
         self.put_back: list[int] = []
-        work = Work(
-            GlobalBatch(24), 4, lambda n: {"tokens": torch.zeros(n, 2)}, self.put_back.append
+        deck = SimpleNamespace(
+            next_batch=lambda n: {"tokens": torch.zeros(n, 2)}, put_back=self.put_back.append
         )
+        work = Work(GlobalBatch(24), 4, deck)
         self.worker = Worker(
             self.replica, work, BootClock(), self._pass, self.voided.append, self._fail
         )
