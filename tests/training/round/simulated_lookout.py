@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from atom.swarm.records.lease import RENEW_SECONDS, SHOWN, Lease, Link, PeerState, short_name
+from atom.swarm.records.lease import (
+    RENEW_SECONDS,
+    SHOWN,
+    Lease,
+    Link,
+    PeerState,
+    Reached,
+    short_name,
+)
 from atom.swarm.records.lease_book import LeaseBook
 from atom.training.loop import membership_view
 from atom.training.round.events import Phase, View
@@ -86,6 +94,7 @@ class Lookout:
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
             links=self._links(),
+            reached=Reached.NO if process.seat.hidden else Reached.UNKNOWN,
         )
         self._directory.publish(lease, now)
 

@@ -54,6 +54,8 @@ class Seat:
     step_seconds: float = 0.2
     slow: bool = False
     """Its lease says that its sending holds up every ring."""
+    hidden: bool = False
+    """Its lease says that nobody can dial it."""
     process: "Process | None" = None
     retired: bool = False
     """Left for good, with a goodbye."""

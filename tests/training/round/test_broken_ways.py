@@ -1,5 +1,5 @@
 """Two peers that never reach each other, while both reach everybody else. So it is behind two
-routers without a relay between them; the directory shows both to all. Or one whose messages pass,
+routers; the directory shows both to all. Or one whose messages pass,
 and no ring and no transfer with anybody.
 """
 
@@ -37,6 +37,22 @@ def check_agreement(swarm: Swarm) -> None:
     swarm.heal()
     swarm.run_until_agreed(60.0)
     assert swarm.witness.branches == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_that_nobody_can_dial_take_part_in_most_rounds(seed: int) -> None:
+    """The third leads before them, but where one of them sees earlier that a round is due."""
+    swarm = Swarm(seed, Setting(peers=3, global_batch=24))
+    for name in "BC":
+        swarm[name].seat.hidden = True
+    swarm.cut("B", "C")
+    swarm.run(10.0)
+    before = swarm["A"].chain.head.round
+    swarm.run(SECONDS)
+    rounds = swarm["A"].chain.head.round - before
+    assert rounds >= 10, swarm.story(100)
+    assert min(parts_of(swarm, name, before) for name in "ABC") >= 0.6 * rounds
+    check_agreement(swarm)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 15, 21])
