@@ -43,16 +43,16 @@ class Claim:
 
 def lease_key(run: str, owner: str) -> str:
     """Where the leases of a run are found, all together."""
-    return f"atom/2/{run}/{owner}/lease"
+    return f"atom/3/{run}/{owner}/lease"
 
 
 def manifest_key(run: str, owner: str) -> str:
-    return f"atom/2/{run}/{owner}/manifest"
+    return f"atom/3/{run}/{owner}/manifest"
 
 
 def index_key(run: str) -> str:
     """Where the manifests of every run of this name are found, whoever owns it."""
-    return f"atom/2/{run}/index"
+    return f"atom/3/{run}/index"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -297,3 +298,29 @@ def test_who_is_told_to_stop_waits_for_no_silent_entrance(tmp_path):
             assert addresses == []
 
     asyncio.run(check())
+
+
+@pytest.fixture
+def short_folder():
+    """A path short enough for Unix sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="a", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_what_a_killed_pair_left_is_cleared_by_the_next_start(short_folder, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = short_folder / f"atom-dht-{ended.pid}-x"
+    kept = short_folder / f"atom-dht-{os.getpid()}-x"
+    for folder in (left, kept):
+        folder.mkdir()
+        (folder / "p2pd.sock").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
+
+    async def check():
+        client = DhtClient(NodeSettings(initial_peers=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",)))
+        with pytest.raises(AddressError):
+            await client.start()
+
+    asyncio.run(check())
+    assert list(short_folder.iterdir()) == [kept]

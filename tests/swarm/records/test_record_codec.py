@@ -274,10 +274,10 @@ def test_a_run_file_too_large_for_the_dht_is_the_users_error():
 def test_a_record_says_where_it_may_be_stored_and_until_when():
     lease = read_claim(encoded(expires_at=123.25))
     assert (lease.author, lease.expires_at) == (PEER.peer_id, 123.25)
-    assert lease.places == (f"atom/2/{RUN}/{OWNER.peer_id}/lease",) == (lease_key(*PLACE),)
+    assert lease.places == (f"atom/3/{RUN}/{OWNER.peer_id}/lease",) == (lease_key(*PLACE),)
     manifest = read_claim(encode_manifest(a_manifest(OWNER), OWNER))
     assert manifest.author == OWNER.peer_id
     assert manifest.expires_at is None
     assert manifest.places == (
-        f"atom/2/{RUN}/{OWNER.peer_id}/manifest", f"atom/2/{RUN}/index"
+        f"atom/3/{RUN}/{OWNER.peer_id}/manifest", f"atom/3/{RUN}/index"
     )  # fmt: skip
