@@ -43,8 +43,6 @@ _ASKED, _ASKED_AT_ONCE = 64, 8
 SETTLED_S = 0.3
 """A claim is looked into once there has been one for so long: the commit may be under way to us."""
 AT_ONCE = 2
-COST_FACTOR = 10.0
-"""A peer that proved nothing is left alone for so many times the time that it took, at least."""
 
 
 class PeerDonors:
@@ -201,13 +199,11 @@ class ClaimCheck:
             thread.start()
 
     def _check(self, peer: str) -> None:
-        began = self._clock.now()
         try:
             proven = self._prove(peer)
         except (PeerRefused, OSError):
             proven = False  # why, was said where it was found
-        now = self._clock.now()
         if proven:
             self._doubts.forgive(peer)
         else:
-            self._doubts.fail(peer, now + COST_FACTOR * (now - began))
+            self._doubts.fail(peer, self._clock.now())

@@ -206,7 +206,7 @@ class StateSync:
             self._donors.dropped(donor, problem)
             raise
         finally:
-            if chain.heads[-1].prefers(base.heads[-1]):
+            if chain.heads[-1].prefers(self._walked.heads[-1]):
                 self._walked = chain
         if chain.heads[-1].prefers(ours.head):
             good = {peer: proof for peer in self._proofs if (proof := self._proof_of(peer))}

@@ -1,6 +1,7 @@
 """From others: always the very state the chain names, by the shortest way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,27 @@ def test_who_has_proven_its_claim_is_followed_first(peer_of: Make) -> None:
     assert donors.chain_bytes == pages
     assert not peer.state_sync.has_proven("a"), "it is our own head now"
     assert not peer.state_sync.prove("a")
+
+
+def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> None:
+    class Slow(FakeDonors):
+        @contextmanager
+        def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
+            def slowly(since: int) -> bytes:
+                if since:
+                    assert peer.state_sync.prove("fast")
+                    raise ConnectionError("gone")
+                return ask(since)
+
+            with super().chain(peer_id) as ask:
+                yield slowly if peer_id == "slow" else ask
+
+    peer, donors = peer_of(at=0), Slow({"slow": Served(), "fast": Served()})
+    with pytest.raises(ConnectionError):
+        peer.with_donors(donors).prove("slow")
+    donors.chain_bytes.clear()
+    assert peer.state_sync.prove("fast")
+    assert len(donors.chain_bytes) == 2, "its end, and that it is the end"
 
 
 def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
