@@ -147,7 +147,6 @@ class HeadCandidates:
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
-        self._asked: tuple[str, ...] = ()
 
     def better(self) -> list[str]:
         """Peer ids whose leases claim a preferred head, in the order to ask them."""
@@ -161,12 +160,7 @@ class HeadCandidates:
             return []
         return self._in_turn([lease.peer_id for lease in preferred(found, head)])
 
-    def donors(self, claimants: list[str]) -> tuple[str, ...]:
-        """Whom of them to ask now."""
-        self._asked = tuple(claimants[:MOST_DONORS])
-        return self._asked
-
-    def any_state(self) -> tuple[str, ...]:
+    def any_state(self) -> list[str]:
         """Whom to ask for a peer that has no state at all. A peer that is aside or doubted will do
         if nobody else offers one: what it serves is checked like everything else."""
         view = self._context.view
@@ -174,7 +168,7 @@ class HeadCandidates:
         offering = [lease.peer_id for lease in ranked if lease.state_digest]
         trusted = [peer for peer in offering if peer not in view.aside] or offering
         ready = [peer for peer in trusted if peer not in self.doubted]
-        return self.donors(self._in_turn(ready or trusted))
+        return self._in_turn(ready or trusted)
 
     def _in_turn(self, ranked: list[str]) -> list[str]:
         """Those that have proven what they claim first, then as `in_turn`."""
@@ -183,13 +177,12 @@ class HeadCandidates:
         return sorted(ranked, key=lambda peer: peer in view.unproven)
 
     def learn(self, event: CaughtUp) -> None:
-        """What came of asking them."""
+        """What came of asking them. At another head everybody is believed anew."""
+        if event.head.digest != self._context.head.digest:
+            self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
+            return
         for peer in event.failed:
             self._doubts.fail(peer, self._context.now)
-        if event.head.digest != self._context.head.digest:
-            for peer in self._asked:
-                self._doubts.forgive(peer)
-        self._asked = ()
 
     @property
     def doubted(self) -> frozenset[str]:

@@ -212,8 +212,7 @@ class RoundMachine:
         if context.now - self._behind_since < patience:
             return False
         self._behind_since = None
-        donors = self._candidates.donors(better)
-        self._participant.catch_up(donors, "a preferred head is out there")
+        self._participant.catch_up(better, "a preferred head is out there")
         return True
 
     # ---- messages

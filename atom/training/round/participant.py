@@ -1,6 +1,8 @@
 """This replica's part in attempts that a coordinator (perhaps itself) leads: promise, freeze,
 reduce, vote, step. Voters and contributors alike."""
 
+from collections.abc import Collection
+
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Commit, Value, Voter, vote_payload
 from atom.swarm.chain.membership import signed_by
@@ -29,6 +31,7 @@ from atom.training.round.events import (
     StopExchange,
     Thaw,
 )
+from atom.training.round.faults import MOST_DONORS
 from atom.training.round.round_state import OwnExchange, RoundContext
 from atom.training.round.validation import (
     call_problem,
@@ -102,11 +105,14 @@ class Participant:
             context.enter_phase(Phase.ACCUMULATING)
             context.out.append(Thaw())
 
-    def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool = False) -> None:
-        """Out of the rounds until the state is right again."""
+    def catch_up(self, donors: Collection[str], reason: str, discard: bool = False) -> None:
+        """Out of the rounds until the state is right again. Few are asked, those in sight first:
+        whoever does not answer takes seconds, in which we vote for nothing."""
+        fresh = self._context.view.fresh
+        asked = tuple(sorted(donors, key=lambda peer: peer not in fresh)[:MOST_DONORS])
         self._let_go()
         self._context.phase = Phase.SYNCING
-        self._context.out.append(CatchUp(donors, reason, discard))
+        self._context.out.append(CatchUp(asked, reason, discard))
 
     # ---- promising
 
@@ -182,7 +188,7 @@ class Participant:
         if message.reason == Reason.STATE_MISMATCH:
             there = set(context.view.fresh) - {context.me.peer_id} - context.view.aside
             voters = there & {voter.peer_id for voter in context.head.voters}
-            donors = tuple(sorted(voters or there))  # the majority decides: of the run's own
+            donors = sorted(voters or there)  # the majority decides: of the run's own
             self.catch_up(donors, "our state differs from the others'", discard=True)
         else:
             self._let_go()
@@ -376,7 +382,7 @@ class Participant:
         state.pending_commit = None
         if self._context.phase is not Phase.SYNCING:
             donors = [part.peer_id for part in commit.value.contributions]
-            others = tuple(peer for peer in donors if peer != self._context.me.peer_id)
+            others = [peer for peer in donors if peer != self._context.me.peer_id]
             self.catch_up(others, "the committed result could not be fetched")
 
     def _apply(self, commit: Commit) -> None:

@@ -66,8 +66,11 @@ def decided(
     """What the mate has worked for, signed by these."""
     parts = (Contribution(MATE.peer_id, MATE.incarnation, BATCH, 1.0),)
     rest = 1.0, STATE, parts, survivors or parent.voters, survivors
-    value = Value(parent.digest, parent.round + 1, BALLOT, result, *rest)
-    payload = vote_payload(parent.digest, BALLOT, value.digest(), survivors)
+    return certified(Value(parent.digest, parent.round + 1, BALLOT, result, *rest), *signers)
+
+
+def certified(value: Value, *signers: Voter) -> Commit:
+    payload = vote_payload(value.parent, BALLOT, value.digest(), value.survivors)
     votes = [Vote(v, KEYS[v.peer_id].sign(VOTE_DOMAIN, signed_by(v, payload))) for v in signers]
     return Commit(value, BALLOT, tuple(votes))
 

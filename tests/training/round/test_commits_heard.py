@@ -1,13 +1,25 @@
 """Commits that reach a replica early, twice, or from a branch while a quorum's is on its way."""
 
-from scene import GONE, HEAD, MATE, ME, STATE, US, Scene, decided
+from dataclasses import replace
+
+from scene import GONE, HEAD, MATE, ME, STATE, US, Scene, certified, decided, strangers
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head, Voter, genesis
+from atom.swarm.chain.commit import Commit, Contribution, Head, Voter, genesis
 from atom.swarm.chain.messages import CommitNotice
 from atom.training.round import Terms
 from atom.training.round.batch_policy import GlobalBatch
-from atom.training.round.events import Apply, CaughtUp, Fetched, FetchResult, Phase, Stepped
+from atom.training.round.events import (
+    Apply,
+    CatchUp,
+    CaughtUp,
+    Fetched,
+    FetchFailed,
+    FetchResult,
+    Phase,
+    Stepped,
+)
+from atom.training.round.faults import MOST_DONORS
 from atom.training.round.round_state import RoundContext, RoundState
 from atom.training.round.validation import commit_problem
 
@@ -67,6 +79,18 @@ def test_what_is_heard_ahead_is_bounded_and_the_past_forgotten() -> None:
     assert hear(joiner, commits[0]) == [commits[0].value.result_digest]
     assert step(joiner, commits[0]) == [], "the second was pushed out by later ones"
     assert joiner.machine.head == heads[1]
+
+
+def test_when_a_result_is_nowhere_few_of_its_members_are_asked_those_in_sight_first() -> None:
+    scene, crowd = Scene(), strangers(100)
+    parts = tuple(Contribution(peer, v.incarnation, 1, 1.0) for peer, v in crowd.items())
+    commit = certified(
+        replace(FIRST.value, contributions=(*parts, *FIRST.value.contributions)), MATE, GONE
+    )
+    scene.tick()
+    [digest] = hear(scene, commit)
+    [asked] = [act for act in scene.tell(FetchFailed(digest)) if isinstance(act, CatchUp)]
+    assert (asked.donors[0], len(asked.donors)) == (MATE.peer_id, MOST_DONORS)
 
 
 # ---- a quorum's and a branch's
