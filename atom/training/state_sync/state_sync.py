@@ -86,8 +86,8 @@ class StateSync:
         """Whether the replica holds the state of the journal's head."""
         self._walked = _Chain([], [storage.journal.genesis])
         """The chain that was checked last, as far as it was checked: it is not asked for again."""
-        self._proofs: dict[str, _Chain] = {}
-        """Peer id → its chain, which leads to a better head than ours."""
+        self._proven: dict[str, Head] = {}
+        """Peer id → the better head than ours that its chain led to."""
 
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
@@ -104,8 +104,9 @@ class StateSync:
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
 
     def run(self, donors: Sequence[str], discard: bool) -> str:
-        """To a better head that one of the donors proves, or has proven. `discard`: our state is
-        not to be trusted. Returns why nobody could bring us there; empty: we are there.
+        """To a better head that one of the donors proves, those first that have proven one: its
+        chain is asked for anew, for what it serves belongs to where it is now. `discard`: our state
+        is not to be trusted. Returns why nobody could bring us there; empty: we are there.
 
         Raises: StorageError.
         """
@@ -115,7 +116,7 @@ class StateSync:
             donor = next(filter(self.has_proven, left), left[0])
             left.remove(donor)
             try:
-                chain = self._proof_of(donor) or self._chain_of(donor)
+                chain = self._chain_of(donor)
                 if not self._wanted(chain.heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
@@ -140,7 +141,8 @@ class StateSync:
 
     def has_proven(self, donor: str) -> bool:
         """Whether it served a chain to a better head than ours. From any thread."""
-        return self._proof_of(donor) is not None
+        proven = self._proven.get(donor)
+        return proven is not None and proven.prefers(self._journal.head)
 
     def fetch_result(
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
@@ -209,15 +211,9 @@ class StateSync:
             if chain.heads[-1].prefers(self._walked.heads[-1]):
                 self._walked = chain
         if chain.heads[-1].prefers(ours.head):
-            good = {peer: proof for peer in self._proofs if (proof := self._proof_of(peer))}
-            self._proofs = {**good, donor: chain}
+            good = {peer: head for peer, head in self._proven.items() if self.has_proven(peer)}
+            self._proven = {**good, donor: chain.heads[-1]}
         return chain
-
-    def _proof_of(self, donor: str) -> _Chain | None:
-        """Its chain, if that was seen to lead to a better head than ours."""
-        chain = self._proofs.get(donor)
-        better = chain is not None and chain.heads[-1].prefers(self._journal.head)
-        return chain if better else None
 
     def _wanted(self, head: Head, discard: bool) -> bool:
         ours = self._journal.head

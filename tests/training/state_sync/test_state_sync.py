@@ -135,17 +135,29 @@ def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
 
 
 def test_who_has_proven_its_claim_is_followed_first(peer_of: Make) -> None:
-    """Nobody is asked for the chain again."""
-    peer, donors = peer_of(at=1), FakeDonors({"a": Served()})
-    peer.with_donors(donors).usable = True
+    peer, shorter = peer_of(at=1), Served()
+    shorter.chain = run().chain(2)
+    peer.with_donors(FakeDonors({"a": Served(), "b": shorter})).usable = True
     assert not peer.state_sync.has_proven("a")
     assert peer.state_sync.prove("a")
-    pages = list(donors.chain_bytes)
-    peer.state_sync.run(("gone", "a"), discard=False)
+    assert peer.state_sync.run(("b", "a"), discard=False) == ""
     assert peer.at(ROUNDS)
-    assert donors.chain_bytes == pages
     assert not peer.state_sync.has_proven("a"), "it is our own head now"
     assert not peer.state_sync.prove("a")
+
+
+def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
+    peer_of: Make,
+) -> None:
+    """By then it serves neither the results up to the proven head nor a state before it."""
+    peer, served = peer_of(at=1), Served(offers=[4], results=[5])
+    donors, served.chain = FakeDonors({"a": served}), run().chain(2)
+    peer.with_donors(donors).usable = True
+    assert peer.state_sync.prove("a")
+    served.chain = run().chain(ROUNDS)
+    assert peer.state_sync.run(("a",), discard=False) == ""
+    assert peer.at(ROUNDS)
+    assert donors.asked == [4]
 
 
 def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> None:
