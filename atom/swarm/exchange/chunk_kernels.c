@@ -13,8 +13,7 @@
 #include "../../base/kernel.h"
 
 enum { BLOCK = 1024 }; /* numbers that share a scale */
-enum { SOUND = 0, SUM_TOO_LARGE = 1, RESULT_NOT_FINITE = 2 };
-enum { NUMBERS = 0, TOO_LARGE = 1, NOT_CANONICAL = 2 };
+enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
 #define SMALLEST_SCALE 0x1p-100f
@@ -25,8 +24,7 @@ enum { NUMBERS = 0, TOO_LARGE = 1, NOT_CANONICAL = 2 };
 INLINE int32_t size_of(float value) { return (int32_t)(bits_of(value) & 0x7fffffffu); }
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/* ---- out = (arrived + own) * factor; own may be out. Says whether the sum is larger than `largest`,
- * which is finite, or only the product is not finite. */
+/* ---- out = (arrived + own) * factor, which is not 0; own may be out. Says whether anything is not finite. */
 
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -36,38 +34,28 @@ INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 #define INDEPENDENT
 #endif
 
-struct sizes {
-    int32_t sum, result;
-};
-
-INLINE int32_t verdict(struct sizes worst, float largest) {
-    if (worst.sum > size_of(largest)) return SUM_TOO_LARGE;
-    return worst.result >= INFINITE ? RESULT_NOT_FINITE : SOUND;
-}
-
 #define ADD_LOOP(ARRIVED)                                                                        \
     INDEPENDENT                                                                                  \
     for (int64_t i = 0; i < count; i++) {                                                        \
-        float sum = (ARRIVED) + own[i], result = sum * factor;                                   \
+        float result = ((ARRIVED) + own[i]) * factor;                                            \
         out[i] = result;                                                                         \
-        worst.sum = larger(worst.sum, size_of(sum));                                             \
-        worst.result = larger(worst.result, size_of(result));                                    \
+        worst = larger(worst, size_of(result));                                                  \
     }
 
 INLINE int32_t add_float32(const void *wire, const float *own, float factor, float *out,
-                           int64_t count, float largest) {
+                           int64_t count) {
     const float *restrict arrived = wire;
-    struct sizes worst = {0, 0};
+    int32_t worst = 0;
     ADD_LOOP(arrived[i])
-    return verdict(worst, largest);
+    return worst >= INFINITE;
 }
 
 INLINE int32_t add_bfloat16(const void *wire, const float *own, float factor, float *out,
-                            int64_t count, float largest) {
+                            int64_t count) {
     const uint16_t *restrict arrived = wire;
-    struct sizes worst = {0, 0};
+    int32_t worst = 0;
     ADD_LOOP(from_bfloat16(arrived[i]))
-    return verdict(worst, largest);
+    return worst >= INFINITE;
 }
 
 /* See Int8 in atom/swarm/exchange/codec.py for the format: all scales, then all steps. */
@@ -86,9 +74,9 @@ INLINE int64_t in_block(int64_t start, int64_t count) {
 }
 
 INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, float *all_out,
-                        int64_t all, float largest) {
+                        int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
-    struct sizes worst = {0, 0};
+    int32_t worst = 0;
     for (int64_t start = 0; start < all; start += BLOCK) {
         const float scale = from_bfloat16(parts.scales[start / BLOCK]);
         const int8_t *restrict steps = parts.steps + start;
@@ -97,19 +85,19 @@ INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, fl
         const int64_t count = in_block(start, all);
         ADD_LOOP((float)steps[i] * scale)
     }
-    return verdict(worst, largest);
+    return worst >= INFINITE;
 }
 
-/* ---- From the wire to out. Says whether a number is larger than `largest`, which is finite. */
+/* ---- From the wire to out. Says whether a number is not finite. */
 
-INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t count, float largest) {
+INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t count) {
     const uint16_t *restrict arrived = wire;
     int32_t worst = 0;
     for (int64_t i = 0; i < count; i++) {
         out[i] = from_bfloat16(arrived[i]);
         worst = larger(worst, size_of(out[i]));
     }
-    return worst > size_of(largest);
+    return worst >= INFINITE;
 }
 
 /* Whether encode_int8 may have written a block with this scale, whose largest step is this: a scale
@@ -118,7 +106,7 @@ INLINE int32_t canonical(float scale, int32_t largest_step) {
     return scale >= SMALLEST_SCALE ? largest_step == 127 : bits_of(scale) == 0 && largest_step == 0;
 }
 
-INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all, float largest) {
+INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
     int32_t worst = 0, sound = 1;
     for (int64_t start = 0; start < all; start += BLOCK) {
@@ -135,7 +123,7 @@ INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t al
         }
         sound &= canonical(scale, largest_step);
     }
-    if (worst > size_of(largest)) return TOO_LARGE;
+    if (worst >= INFINITE) return NOT_FINITE;
     return sound ? NUMBERS : NOT_CANONICAL;
 }
 
@@ -190,8 +178,8 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
 /* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
 #define ADD_ARGUMENTS                                                                            \
-    const void *wire, const float *own, float factor, float *out, int64_t count, float largest
-#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count, float largest
+    const void *wire, const float *own, float factor, float *out, int64_t count
+#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count
 #define ENCODE_ARGUMENTS const float *values, void *wire, float *lost, int64_t count
 #define SIZE_ARGUMENTS const float *values, int64_t count, float largest
 
@@ -199,11 +187,11 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
     ATTRIBUTE static int32_t NAME##_##SUFFIX(DECLARED) { return NAME(__VA_ARGS__); }
 
 #define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
-    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)     \
-    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)    \
-    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)        \
-    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)           \
-    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)               \
+    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)     \
+    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)    \
+    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
+    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)           \
+    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
     DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
     DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
     DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
@@ -217,11 +205,11 @@ DEFINE_ALL(avx512, AVX512)
 #define EXPORT(NAME, DECLARED, ...)                                                              \
     int32_t atom_##NAME(DECLARED, int32_t level) { return CHOOSE(level, NAME)(__VA_ARGS__); }
 
-EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
-EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
-EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
-EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count, largest)
-EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count, largest)
+EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count)
+EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count)
+EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count)
+EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count)
+EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count)
 EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)

@@ -19,9 +19,9 @@ SOURCE = Path(__file__).with_name("chunk_kernels.c")
 FORMATS = ("float32", "bfloat16", "int8")
 """How numbers look on the wire; float32 is neither encoded nor decoded."""
 
-_ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_float, c_int32)
+_ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
-_DECODE = (c_void_p, c_void_p, c_int64, c_float, c_int32)
+_DECODE = (c_void_p, c_void_p, c_int64, c_int32)
 _CHECK = (c_void_p, c_int64, c_float, c_int32)
 _NOT_CANONICAL = 2
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -50,14 +50,13 @@ class ChunkKernels:
         self._check = _declared(library, "too_large", _CHECK)
 
     def add(self, wire_format: str, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (decoded wire + own) · factor; `own` may be `out`.
+        """out = (decoded wire + own) · factor, which is not 0; `own` may be `out`.
 
         Raises: NotFinite.
         """
         count, addend = own.numel(), _address(own, own.numel())
-        target, level = _address(out, count), self._level
-        add = self._add[wire_format]
-        if add(wire.data_ptr(), addend, factor, target, count, LARGEST_FLOAT32, level):
+        target, add = _address(out, count), self._add[wire_format]
+        if add(wire.data_ptr(), addend, factor, target, count, self._level):
             raise NotFinite
 
     def encode(self, wire_format: str, values: Tensor, wire: Tensor, lost: Tensor | None) -> None:
@@ -78,7 +77,7 @@ class ChunkKernels:
         """
         count, decode = out.numel(), self._decode[wire_format]
         target = _address(out, count)
-        wrong = decode(wire.data_ptr(), target, count, LARGEST_FLOAT32, self._level)
+        wrong = decode(wire.data_ptr(), target, count, self._level)
         if wrong:
             raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
 
