@@ -28,11 +28,9 @@ class Reason(StrEnum):
     STATE_MISMATCH = "state-mismatch"
     BAD_CERTIFICATE = "bad-certificate"
     BAD_WEIGHT = "bad-weight"
-    BAD_VOTERS = "bad-voters"
     NOT_FINITE = "not-finite"
     RING_BROKEN = "ring-broken"
     TOO_SLOW = "too-slow"
-    EQUIVOCATION = "equivocation"
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"

@@ -42,7 +42,7 @@ MAX_WAITING = 4096
 """Events in the inbox beyond which strangers' messages are dropped."""
 Inbox = queue.SimpleQueue[Event | Callable[[], None] | None]
 """Events for the machine, and calls for the loop's thread. None: it ends."""
-_AT_WILL = frozenset({"commit-refused", "nack", "value-refused", "vote-refused"})
+_AT_WILL = frozenset({"nack", "value-refused"})
 """What any message of somebody's can have us write down: not all of a flood, which would push
 everything else out of the log."""
 

@@ -207,13 +207,13 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
 
 
 def test_reports_become_events_but_not_all_of_a_flood_of_refusals(stage: Stage) -> None:
-    """A forged commit is short, and whoever sends one can send a hundred each second."""
-    refused = [Report("commit-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
+    """Whoever has them refused can send a hundred each second."""
+    refused = [Report("value-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
     stage.machine.answers[LeaveRequested] = [*refused, Report("branch", {"round": 2})]
     stage.loop.leave()
     stage.settle()
     kinds = [event["event"] for event in stage.events.events]
-    assert 1 <= kinds.count("commit-refused") <= 20
+    assert 1 <= kinds.count("value-refused") <= 20
     assert stage.events.events[-1] == {"event": "branch", "round": 2}
 
 

@@ -105,13 +105,6 @@ def averages_moved(shares: Sequence[int], rank: int) -> float:
     return 1 + (len(shares) - 2) * shares[rank] / sum(shares)
 
 
-def is_possible(shares: Sequence[int], members: int) -> bool:
-    """Whether members could average by parts like these; empty: in a ring."""
-    if not shares:
-        return 0 < members <= MOST_IN_A_RING
-    return len(shares) == members <= MOST_MEMBERS and any(shares)
-
-
 def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, ...]:
     """Of each member, relative to each other. Some member may own a part."""
     members = len(rates)

@@ -32,7 +32,6 @@ OFFENCES = frozenset(
         Reason.BAD_CERTIFICATE,
         Reason.BAD_WEIGHT,
         Reason.HASH_MISMATCH,
-        Reason.EQUIVOCATION,
     }
 )
 """What is not here is no offence."""

@@ -7,8 +7,8 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
-from atom.swarm.chain.membership import standing
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter, vote_payload
+from atom.swarm.chain.membership import standing, voted
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
@@ -24,11 +24,10 @@ from atom.swarm.chain.messages import (
 )
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
-from atom.training.round.election import LeaderElection
+from atom.training.round.election import LeaderElection, objects_to_branch
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
-from atom.training.round.validation import objects_to_branch, vote_problem
 
 MOST_ONLOOKERS_TOLD = 32
 """Of a commit, of those that neither were at its parent nor had a part in it. Leases are free; a
@@ -272,11 +271,10 @@ class Coordinator:
         attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
         if attempt is None or attempt.value is None or sender not in attempt.electorate.voters:
             return
-        survivors = attempt.electorate.survivors
-        reason = vote_problem(self._context, attempt.value, survivors, sender, message)
-        if reason is not None:
-            self._context.report("vote-refused", peer=sender.peer_id, reason=reason.value)
-            self._context.offence(sender, reason)
+        digest, survivors = attempt.value.digest(), attempt.electorate.survivors
+        payload = vote_payload(message.parent, message.ballot, digest, survivors)
+        if not voted(sender, payload, message.signature):
+            self._context.offence(sender, Reason.BAD_SIGNATURE)
             return
         attempt.votes[sender] = message.signature
         self.peers.forgive(sender.peer_id, Stage.ACCEPT)

@@ -5,9 +5,11 @@ from atom.swarm.chain.membership import is_quorum
 from atom.swarm.records.lease import PeerState
 from atom.training.round.electorate import (
     Electorate,
+    Survivors,
     alive_voters,
     electorate,
     hidden_peers,
+    objection_to_branch,
     present_at,
     rank,
     same_head,
@@ -20,6 +22,20 @@ UNHEEDED = 2
 """Calls for promises without a quorum, at one head: then it is others' turn."""
 HOLD_OUT = 5
 """Times the grace time, what promises take, and an exchange: until a head is overdue."""
+_VIEW_SLACK_S = 2.0
+"""Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
+_OVERDUE_SLACK = 0.8
+"""And on how long a head is overdue: who proposes must have waited for all of it."""
+
+
+def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
+    """Whether we know better than these survivors that they have to go on alone."""
+    if context.behind:
+        return True
+    if context.state.overdue >= _OVERDUE_SLACK:
+        return False  # a voter that was left out may live: it does not help us
+    grace_s = context.patience.grace - _VIEW_SLACK_S if context.terms.branches else float("inf")
+    return objection_to_branch(context.head, context.me, context.view, survivors, max(grace_s, 0.0))
 
 
 class LeaderElection:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Commit, Value, Voter, vote_payload
-from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.membership import certificate_problem, signed_by
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
@@ -18,6 +18,8 @@ from atom.swarm.chain.messages import (
     Suspect,
 )
 from atom.training.round.coordinator import Coordinator
+from atom.training.round.election import objects_to_branch
+from atom.training.round.electorate import Survivors
 from atom.training.round.events import (
     BETWEEN_STATES,
     Apply,
@@ -33,12 +35,6 @@ from atom.training.round.events import (
 )
 from atom.training.round.faults import MOST_DONORS
 from atom.training.round.round_state import OwnExchange, RoundContext
-from atom.training.round.validation import (
-    call_problem,
-    commit_problem,
-    exchange_problem,
-    value_problem,
-)
 
 
 class Participant:
@@ -50,7 +46,6 @@ class Participant:
         self._coordinator = coordinator
         self._shown: Ballot | None = None
         """The last ballot whose coordinator's lease we saw."""
-        self._owns_a_part = True
 
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
@@ -130,14 +125,23 @@ class Participant:
         elif engaged or led or not idle:
             refusal = Reason.BUSY
         else:
-            refusal = call_problem(context, sender, message.survivors)
+            refusal = self._problem_of_call(sender, message.survivors)
         word = "" if refusal is None else refusal.value
         context.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, word))
+
+    def _problem_of_call(self, sender: Voter, survivors: Survivors) -> Reason | None:
+        """Why this peer may not lead, or not with these survivors."""
+        head = self._context.head
+        strangers = {voter.peer_id for voter in survivors} - head.known
+        if sender not in (survivors or head.voters) or strangers:
+            return Reason.NOT_A_VOTER
+        objected = survivors and objects_to_branch(self._context, survivors)
+        return Reason.VOTER_ALIVE if objected else None
 
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
         context, ballot, survivors = self._context, message.ballot, message.survivors
         state = context.state
-        if (problem := call_problem(context, sender, survivors)) is not None:
+        if (problem := self._problem_of_call(sender, survivors)) is not None:
             context.nack(sender, ballot, problem)
             return
         if ballot == state.acceptor.known(survivors).promised:
@@ -202,26 +206,16 @@ class Participant:
         ring = state.rings.get(message.ballot)
         if ring is not None and ring.members:
             return  # frames of its first run may still be about
-        problem = exchange_problem(context, message, None if ring is None else ring.counted)
-        if problem is not None or ring is None:
-            context.nack(sender, message.ballot, problem or Reason.BAD_WEIGHT)
+        ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
+        if ring is None or ours != [ring.counted]:
+            context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         self._make_room()
         context.enter_phase(Phase.REDUCING)
         ring.members = message.members
-        self._tell_whether_we_own_a_part(message)
         context.out.append(
             StartExchange(message.parent, message.ballot, message.members, message.shares)
         )
-
-    def _tell_whether_we_own_a_part(self, message: Ring) -> None:
-        """In the event log, when it changes."""
-        ranks = [member.peer_id for member in message.members]
-        owns = not message.shares or message.shares[ranks.index(self._context.me.peer_id)] > 0
-        if owns != self._owns_a_part:
-            kind = "owns-a-part" if owns else "owns-no-part"
-            self._context.report(kind, shares=[*message.shares])
-        self._owns_a_part = owns
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state
@@ -258,23 +252,19 @@ class Participant:
             context.nack(sender, message.ballot, reason)
             return
         self._notice(sender, message.ballot)
-        if not self._refused(sender, message):
-            context.state.pending_accept = (sender, message)
-            self.go_on()
+        context.state.pending_accept = (sender, message)
+        self.go_on()
 
-    def _refused(self, sender: Voter, message: Accept) -> bool:
-        context = self._context
-        survivors = context.state.acceptor.survivors_of(message.ballot)
-        problem = None if survivors is None else value_problem(context, message.value, survivors)
-        if problem is not None:
-            context.report("value-refused", reason=problem.value)
-            context.nack(sender, message.ballot, problem)
-        return survivors is None or problem is not None
-
-    def _accept(self, message: Accept) -> None:
+    def _vote(self, sender: Voter, message: Accept) -> None:
+        """With the value's result at hand, unless a higher ballot was promised meanwhile."""
         context, acceptor = self._context, self._context.state.acceptor
         survivors = acceptor.survivors_of(message.ballot)
-        assert survivors is not None, "refused before"
+        if survivors is None:
+            return
+        if (problem := self._problem_of_value(message.value)) is not None:
+            context.report("value-refused", reason=problem.value)
+            context.nack(sender, message.ballot, problem)
+            return
         acceptor.slot(survivors).accept(message.ballot, message.value)
         digest = message.value.digest()
         payload = vote_payload(context.head.digest, message.ballot, digest, survivors)
@@ -282,20 +272,25 @@ class Participant:
         vote = AcceptedVote(context.head.digest, message.ballot, digest, signature)
         context.send(message.ballot.coordinator, vote)
 
+    def _problem_of_value(self, value: Value) -> Reason | None:
+        """Why we do not vote for it: a memory, ours or the coordinator's, is damaged."""
+        state = self._context.state
+        if value.parent_state_digest != state.state_digest:
+            return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
+        ours = state.rings.get(value.origin)
+        if ours is not None and ours.result and ours.result != value.result_digest:
+            return Reason.DIGEST_MISMATCH
+        return None
+
     # ---- committing
 
     def on_commit(self, sender: Voter, commit: Commit) -> None:
-        context, value = self._context, commit.value
-        if value.parent != context.head.digest or value.round != context.head.round + 1:
-            return
-        problem = commit_problem(context, commit)
+        """It continues our head."""
+        problem = certificate_problem(self._context.head, commit)
         if problem is not None:
-            context.report("commit-refused", reason=problem.value, peer=sender.peer_id)
-            if problem is not Reason.VOTER_ALIVE:
-                context.offence(sender, problem)
-            return
-        if not self._leaves_a_quorums_round(commit):
-            context.state.pending_commit = commit
+            self._context.offence(sender, problem)
+        elif not self._leaves_a_quorums_round(commit):
+            self._context.state.pending_commit = commit
             self.go_on()
 
     def _leaves_a_quorums_round(self, commit: Commit) -> bool:
@@ -325,8 +320,7 @@ class Participant:
             vouchers = state.acceptor.survivors_of(message.ballot) or self._context.head.voters
             if self._is_at_hand(message.value, vouchers, committed=False):
                 state.pending_accept = None
-                if not self._refused(sender, message):
-                    self._accept(message)
+                self._vote(sender, message)
 
     def _is_at_hand(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
         """Whether the value's result is in memory; asks for it if no ring of ours brings it.

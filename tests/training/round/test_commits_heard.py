@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-from scene import GONE, HEAD, MATE, ME, STATE, US, Scene, certified, decided, strangers
+from scene import GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
 
-from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Contribution, Head, Voter, genesis
+from atom.swarm.chain.commit import Commit, Contribution, Head, genesis
 from atom.swarm.chain.messages import CommitNotice
-from atom.training.round import Terms
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Apply,
     CatchUp,
@@ -20,8 +17,6 @@ from atom.training.round.events import (
     Stepped,
 )
 from atom.training.round.faults import MOST_DONORS
-from atom.training.round.round_state import RoundContext, RoundState
-from atom.training.round.validation import commit_problem
 
 GENESIS = genesis(b"m" * 32, STATE, MATE)
 
@@ -100,16 +95,9 @@ FIRST = decided(HEAD, b"1" * 32, MATE, GONE)
 ALONE = decided(HEAD, b"2" * 32, GONE, survivors=(GONE,))
 
 
-def overdue() -> Scene:
-    """Nobody objects to a branch any more."""
-    scene = Scene()
-    scene.machine._context.state.overdue = 3.0
-    return scene
-
-
 def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -> None:
     """However long it has been waited for: who waits in vain catches up, and may follow then."""
-    scene = overdue()
+    scene = Scene()
     hear(scene, FIRST)
     hear(scene, ALONE)
     step(scene, FIRST)
@@ -117,17 +105,7 @@ def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -
 
 
 def test_who_knows_of_no_quorums_round_follows_the_branch() -> None:
-    scene = overdue()
+    scene = Scene()
     hear(scene, ALONE)
     step(scene, ALONE)
     assert scene.machine.head == HEAD.after(ALONE.value)
-
-
-def test_of_branches_that_are_refused_nothing_is_kept() -> None:
-    """A voter alone signs as many as it likes: each of another process of its own."""
-    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
-    for number in range(50):
-        alone = Voter(GONE.peer_id, number.to_bytes(16))
-        branch = decided(HEAD, b"2" * 32, alone, survivors=(alone,))
-        assert commit_problem(context, branch) is Reason.VOTER_ALIVE
-    assert context.state.acceptor.by_survivors == {}
