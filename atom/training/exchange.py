@@ -26,13 +26,37 @@ from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import LandingDigest
 from atom.swarm.transport.transport import Transport
-from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
+from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; by parts all of them at once."""
 PROGRESS_S = 1.3
 """A member with nothing to send says so every quarter of this: silence means frozen or cut off."""
+
+
+def start_task(
+    name: str,
+    work: Callable[[], Event],
+    failed: Callable[[Exception], Event],
+    post: Callable[[Event], None],
+) -> threading.Thread:
+    """Posts what `work` returns, from a thread of that name; or, whatever goes wrong with it, what
+    `failed` makes of that. A system that has no thread to give is such a failure, too."""
+
+    def run() -> None:
+        try:
+            outcome = work()
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the round must hear of it
+            outcome = failed(fault)
+        post(outcome)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as fault:
+        post(failed(fault))
+    return thread
 
 
 class ErrorFeedback:
@@ -110,7 +134,7 @@ class Exchange:
         transport: Transport,
         results: Results,
         gradients: Callable[[bytes], Tensor],
-        post: Callable[[ExchangeFinished | ExchangeFailed], None],
+        post: Callable[[Event], None],
         clock: Clock,
         style: RingStyle,
     ) -> None:
@@ -128,12 +152,19 @@ class Exchange:
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
-        run = _Run(start.ballot)
-        run.thread = threading.Thread(
-            target=self._reduce, args=(run, start), name="ring", daemon=True
-        )
-        self._run = run
-        run.thread.start()
+        self._run = run = _Run(start.ballot)
+
+        def work() -> Event:
+            return self._reduce(run, start)
+
+        def failed(fault: Exception) -> Event:
+            return self._failed(run, fault)
+
+        def post(outcome: Event) -> None:
+            if not run.cancelled.is_set():
+                self._post(outcome)
+
+        run.thread = start_task("ring", work, failed, post)
 
     def stop(self, ballot: Ballot) -> None:
         """Ends it. On return its thread does not read the gradients any more, nor ever will."""
@@ -150,22 +181,21 @@ class Exchange:
         if self._run is not None:
             self.stop(self._run.ballot)
 
-    def _reduce(self, run: _Run, start: StartExchange) -> None:
+    def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
         started = self._clock.now()
-        outcome: ExchangeFinished | ExchangeFailed
-        try:
-            outcome = self._all_reduce(run, start)
-            self.seconds = {outcome.digest: self._clock.now() - started}
-        except ExchangeBroken as broken:
-            if broken.reason is Reason.TOO_SLOW:
-                self.speeds.too_slow()
-            seen = broken.suspect if broken.suspect and not broken.told else ""
-            outcome = ExchangeFailed(run.ballot, seen, broken.reason.value)
-        except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
+        outcome = self._all_reduce(run, start)
+        self.seconds = {outcome.digest: self._clock.now() - started}
+        return outcome
+
+    def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
+        """Whatever it is, it voids this ring only. What is not the ring's is our own fault."""
+        if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            outcome = ExchangeFailed(run.ballot, self._transport.peer_id, detail)
-        if not run.cancelled.is_set():
-            self._post(outcome)
+            return ExchangeFailed(run.ballot, self._transport.peer_id, detail)
+        if fault.reason is Reason.TOO_SLOW:
+            self.speeds.too_slow()
+        seen = fault.suspect if fault.suspect and not fault.told else ""
+        return ExchangeFailed(run.ballot, seen, fault.reason.value)
 
     def _all_reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
         terms = self._terms(start)

@@ -27,7 +27,6 @@ from atom.training.round.events import (
     Event,
     LeaveRequested,
     Offence,
-    Phase,
     Received,
     Report,
     Send,
@@ -52,9 +51,6 @@ class Executor(Protocol):
     loop's inbox."""
 
     def carry_out(self, action: Action) -> None: ...
-    def unproven(self, view: View, head: Head) -> frozenset[str]:
-        """Who claims a better head than ours, and has not shown its chain."""
-
     def own_sequences(self, head: bytes) -> int:
         """Ours that count for the next round of `head`."""
 
@@ -175,9 +171,6 @@ class RoundLoop:
         count, pass_s = executor.own_sequences(machine.head.digest), executor.pass_seconds()
         seen = membership_view(self._book, machine.head, self._me, count, pass_s, now)
         self._view = replace(seen, aside=self._transport.quarantine.aside(now))
-        if machine.phase is not Phase.SYNCING:
-            unproven = executor.unproven(self._view, machine.head)
-            self._view = replace(self._view, unproven=unproven)
         self._has_looked = math.isfinite(self._seen_at)
         executor.tell_progress(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))

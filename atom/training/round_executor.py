@@ -9,6 +9,7 @@ state, and the worker waits for it before it changes the state or the journal ag
 """
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from typing import Any
 import torch
 
 from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
@@ -26,7 +30,7 @@ from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, RingStyle
+from atom.training.exchange import Exchange, RingStyle, start_task
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
@@ -36,23 +40,29 @@ from atom.training.round.events import (
     Apply,
     CatchUp,
     CaughtUp,
+    ChainFetched,
     Event,
+    FetchChain,
     FetchResult,
     Freeze,
     Frozen,
     KeepResults,
+    ResultFetched,
     StartExchange,
     Stepped,
     StopExchange,
     Thaw,
-    View,
 )
 from atom.training.round_stats import RoundStats
-from atom.training.state_sync.donors import ClaimCheck
-from atom.training.state_sync.state_sync import ResultFetch, StateSync
+from atom.training.state_sync.state_sync import StateSync
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
+PATIENCE_S, HASTE_S = 6.0, 4.0
+"""How long a round's result is asked for again, of holders that do not offer it yet: for a step, or
+for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
+that before the next attempt (a test holds them together)."""
+PAUSE_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -110,8 +120,7 @@ class RoundExecutor:
         self._style = style
         self._on_round_begun = on_round_begun
         self._post = post
-        self._fetch = ResultFetch(context.state_sync, clock, events)
-        self._claims = ClaimCheck(context.state_sync.prove, context.state_sync.has_proven, clock)
+        self._closing = threading.Event()
         self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
@@ -126,7 +135,7 @@ class RoundExecutor:
 
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
-        self._fetch.close()
+        self._closing.set()
         self._exchange.close()
         self._after_step.shutdown()
 
@@ -142,10 +151,10 @@ class RoundExecutor:
                 self._exchange.start(action)
             case StopExchange(ballot):
                 self._exchange.stop(ballot)
-            case FetchResult(digest, holders, committed):
-                # for a vote: a line's least
-                pace = self.speeds.pace() if committed else Pace()
-                self._fetch.start(digest, holders, pace, committed, self._post)
+            case FetchResult():
+                self._fetch_result(action)
+            case FetchChain(donor):
+                self._fetch_chain(donor)
             case KeepResults(digests):
                 self._results.keep(digests)
             case Apply(commit, head):
@@ -272,7 +281,7 @@ class RoundExecutor:
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
-        thread, before the first round. Raises: BrokenOff."""
+        thread, before the first round. Raises: PeerRefused(SUPERSEDED): we end."""
         self._storage.begin()
         self._state_sync.restore()
         self._account(0)
@@ -310,8 +319,38 @@ class RoundExecutor:
 
     # ---- catching up
 
-    def unproven(self, view: View, head: Head) -> frozenset[str]:
-        return self._claims.unproven(view, head)
+    def _fetch_result(self, wanted: FetchResult) -> None:
+        """What is fetched is held among the results before the round hears of it."""
+        digest = wanted.digest
+        pace = self.speeds.pace() if wanted.committed else Pace()  # for a vote: a line's least
+
+        def work() -> Event:
+            if not math.isfinite(gradient_norm(self._result_of(wanted, pace))):
+                raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
+            return ResultFetched(digest, is_here=True)
+
+        def failed(fault: Exception) -> Event:
+            detail = f"{type(fault).__name__}: {fault}"[:200]
+            self._events.emit("fetch-failed", detail=detail)
+            return ResultFetched(digest, is_here=False)
+
+        start_task("fetch", work, failed, self._post)
+
+    def _result_of(self, wanted: FetchResult, pace: Pace) -> torch.Tensor:
+        """Asks again for a while: a holder offers a result once it has averaged it."""
+        give_up_at = self._clock.now() + (PATIENCE_S if wanted.committed else HASTE_S)
+        while True:
+            try:
+                return self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
+            except (PeerRefused, OSError):
+                if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
+                    raise
+
+    def _fetch_chain(self, donor: str) -> None:
+        def work() -> Event:
+            return ChainFetched(donor, self._state_sync.proven_head(donor))
+
+        start_task("claim", work, lambda fault: ChainFetched(donor, None), self._post)
 
     def _catch_up(self, wanted: CatchUp) -> None:
         self._settling.result()

@@ -164,6 +164,7 @@ class ScriptedStateSync:
         self.restored = False
         self.on_run: Callable[[Sequence[str], bool], str | None] = lambda donors, discard: None
         self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
+        self.on_chain: Callable[[str], Head]
 
     def restore(self) -> None:
         self.restored = True
@@ -171,10 +172,8 @@ class ScriptedStateSync:
     def run(self, donors: Sequence[str], discard: bool) -> str:
         return self.on_run(donors, discard) or ""
 
-    def prove(self, donor: str) -> bool:
-        return False
-
-    has_proven = prove
+    def proven_head(self, donor: str) -> Head:
+        return self.on_chain(donor)
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
         return self.on_fetch(digest)

@@ -16,31 +16,32 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import (
-    Contribution,
-)
+from atom.swarm.chain.commit import Contribution, Head
 from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
+from atom.training import round_executor
 from atom.training.replica.worker import Batch, Pause
 from atom.training.round import Patience
 from atom.training.round.events import (
+    Action,
     CatchUp,
     CaughtUp,
+    ChainFetched,
     Event,
+    ExchangeFailed,
     ExchangeFinished,
-    Fetched,
-    FetchFailed,
+    FetchChain,
     FetchResult,
     Freeze,
     Frozen,
     KeepResults,
+    ResultFetched,
     StartExchange,
     Stepped,
     Thaw,
 )
 from atom.training.round_executor import Schedule
-from atom.training.state_sync import state_sync
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.run_storage import Snapshot, list_snapshots
 from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
@@ -477,10 +478,10 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
             raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
         return torch.ones(ELEMENTS)
 
-    monkeypatch.setattr(state_sync, "PAUSE_S", 0.0)
+    monkeypatch.setattr(round_executor, "PAUSE_S", 0.0)
     stage.state_sync.on_fetch = late
     stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
-    assert stage.next_event() == Fetched(b"r" * 32)
+    assert stage.next_event() == ResultFetched(b"r" * 32, is_here=True)
 
 
 @pytest.mark.parametrize(
@@ -494,17 +495,55 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
     def fail(digest: bytes) -> Tensor:
         raise fault
 
-    monkeypatch.setattr(state_sync, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(round_executor, "PATIENCE_S", 0.0)
     stage.state_sync.on_fetch = fail
     stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
-    assert stage.next_event() == FetchFailed(b"r" * 32)
+    assert stage.next_event() == ResultFetched(b"r" * 32, is_here=False)
     assert kinds(stage) == ["fetch-failed"]
     assert stage.results.get(b"r" * 32) is None
 
 
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (FetchResult(b"r" * 32, ("a",), True), ResultFetched(b"r" * 32, is_here=False)),
+        (FetchChain("a"), ChainFetched("a", None)),
+        (
+            StartExchange(b"p" * 32, BALLOT, (Contribution(ME.peer_id, ME.incarnation, 8, 1.0),)),
+            ExchangeFailed(BALLOT, ME.peer_id, "RuntimeError: can't start new thread"),
+        ),
+    ],
+    ids=["fetch", "chain", "ring"],
+)
+def test_without_a_thread_to_be_had_the_round_hears_of_a_failure(
+    stage: Stage, action: Action, outcome: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_more)
+        stage.executor.carry_out(action)
+    assert stage.next_event() == outcome
+
+
 def test_a_vote_does_not_outwait_its_attempt() -> None:
     """Else the next attempt is for the same value, though its result is nowhere."""
-    assert state_sync.HASTE_S < Patience().holding < state_sync.PATIENCE_S
+    assert round_executor.HASTE_S < Patience().holding < round_executor.PATIENCE_S
+
+
+@pytest.mark.parametrize("fault", [None, ConnectionError("gone"), RuntimeError("any")], ids=str)
+def test_of_every_chain_that_is_asked_for_the_round_hears(
+    stage: Stage, fault: Exception | None
+) -> None:
+    def served(donor: str) -> Head:
+        if fault is not None:
+            raise fault
+        return stage.start
+
+    stage.state_sync.on_chain = served
+    stage.executor.carry_out(FetchChain("a"))
+    assert stage.next_event() == ChainFetched("a", None if fault else stage.start)
 
 
 # ---- catching up, beginning
@@ -611,4 +650,4 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
     stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert asked.wait(WAIT_S)
     stage.executor.close()
-    assert stage.next_event() == FetchFailed(b"r" * 32)
+    assert stage.next_event() == ResultFetched(b"r" * 32, is_here=False)

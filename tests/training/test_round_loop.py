@@ -76,15 +76,11 @@ class RecordingExecutor:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
-        self.claiming = frozenset[str]()
         self.threads: set[str] = set()
 
     def carry_out(self, action: Action) -> None:
         self.threads.add(threading.current_thread().name)
         self.calls.put(action)
-
-    def unproven(self, view: View, head: Head) -> frozenset[str]:
-        return self.claiming
 
     def own_sequences(self, head: bytes) -> int:
         return 5
@@ -215,13 +211,6 @@ def test_reports_become_events_but_not_all_of_a_flood_of_refusals(stage: Stage) 
     kinds = [event["event"] for event in stage.events.events]
     assert 1 <= kinds.count("value-refused") <= 20
     assert stage.events.events[-1] == {"event": "branch", "round": 2}
-
-
-def test_the_view_says_whose_claims_nobody_has_proven(stage: Stage) -> None:
-    stage.executor.claiming = frozenset({BOB.peer_id})
-    assert stage.read(lease(BOB, head=b"b" * 32)).unproven == {BOB.peer_id}
-    stage.machine.phase = Phase.SYNCING
-    assert stage.read(lease(BOB, head=b"b" * 32)).unproven == frozenset()
 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.daemon.console import Console
 from atom.daemon.peer.beside_a_twin import HINT, NEW_S, WORDS, came_second
@@ -27,7 +28,6 @@ from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import Phase, View
-from atom.training.state_sync.state_sync import BrokenOff
 
 HANG_UP = "SIGHUP"
 """Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
@@ -144,7 +144,7 @@ class Life:
         digests: list[bytes] = []
 
         def restore() -> None:
-            with suppress(BrokenOff):  # then nobody waits for it
+            with suppress(PeerRefused):  # we end: then nobody waits for it
                 digests.append(self.parts.executor.begin())
                 restored.set()
 

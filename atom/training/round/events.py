@@ -45,8 +45,6 @@ class View:
     """Our own longest recent accumulation pass."""
     aside: frozenset[str] = frozenset()
     """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
-    unproven: frozenset[str] = frozenset()
-    """Peers that claim a better head than ours, and have not shown the chain that leads there."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
 
@@ -93,15 +91,21 @@ class ExchangeFailed:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A result asked for by `FetchResult` is in memory."""
+class ResultFetched:
+    """What came of `FetchResult`."""
 
     digest: bytes
+    is_here: bool
+    """It is in memory; else nobody gave it in time."""
 
 
 @dataclass(frozen=True)
-class FetchFailed:
-    digest: bytes
+class ChainFetched:
+    """What came of `FetchChain`."""
+
+    donor: str
+    head: Head | None
+    """Where its chain leads, every certificate of it checked; None: it served none that holds."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ Event = (
     | Frozen
     | ExchangeFinished
     | ExchangeFailed
-    | Fetched
-    | FetchFailed
+    | ResultFetched
+    | ChainFetched
     | Stepped
     | CaughtUp
     | Unreachable
@@ -194,6 +198,13 @@ class FetchResult:
 
 
 @dataclass(frozen=True)
+class FetchChain:
+    """Fetch and check the chain that this peer serves, beside the training."""
+
+    donor: str
+
+
+@dataclass(frozen=True)
 class KeepResults:
     """Of those in memory nothing else is waited for here. Never while a ring runs."""
 
@@ -242,6 +253,7 @@ Action = (
     | StartExchange
     | StopExchange
     | FetchResult
+    | FetchChain
     | KeepResults
     | Apply
     | CatchUp

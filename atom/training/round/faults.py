@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.records.lease import claims_better, preferred
+from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.transport.limits import FORGOTTEN_S, MOST_REMEMBERED, Backoff
 from atom.training.round.attempt import Stage, Way
 from atom.training.round.electorate import hidden_peers
-from atom.training.round.events import CaughtUp, View
+from atom.training.round.events import CaughtUp, ChainFetched, FetchChain
 from atom.training.round.round_state import RoundContext
 
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 20.0, 600.0
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
+SETTLED_S = 0.3
+"""A claim is looked into once there has been one for so long: the commit may be under way to us."""
+AT_ONCE = 2
+"""Chains that are fetched beside the training."""
 _ORDER = list(Stage)
 
 
@@ -129,36 +133,56 @@ def culprits(ways: Iterable[Way], me: str) -> set[str]:
         left = [way for way in left if worst not in way]
 
 
-def in_turn(peers: Iterable[str], view: View, head: Head, doubts: Backoff) -> list[str]:
-    """In which order to ask them for what they claim: those we know first, then those that failed
-    us least often, so that a crowd that claims the most hides nobody for ever. Those that cannot be
-    dialled come last: perhaps we have no line."""
-    hidden = hidden_peers(view)
-    return sorted(peers, key=lambda p: (p not in head.known, doubts.failures(p), p in hidden))
-
-
 class HeadCandidates:
-    """Which leases that claim a better head are worth leaving the round for.
+    """Peers that claim a better head. A claim costs nothing until it is proven: until the chain
+    behind it was fetched and checked, beside the training, and led as far as was claimed.
 
-    None, until the chain behind one of them was fetched and checked. Voters and last members are
-    asked before strangers, and a peer that could not help is left alone for a time that doubles.
+    Who proved nothing, or did not bring us there, is left alone for a time that doubles. Voters and
+    last members are asked before strangers, and who failed us less often before others, so that a
+    crowd that claims the most hides nobody for ever.
     """
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
+        self._asked: dict[str, Lease] = {}
+        """Whose chains are being fetched, and what they claimed."""
+        self._proven: dict[str, Head] = {}
+        """Peer id → the head that its chain led to, if that is better than ours."""
+        self._claimed_since = float("inf")
+
+    def check_claims(self) -> None:
+        """Has the chains fetched of peers that claim more than anybody has proven yet."""
+        context, head = self._context, self._context.head
+        self._proven = {p: proven for p, proven in self._proven.items() if proven.prefers(head)}
+        claims = self._claims()
+        self._claimed_since = min(self._claimed_since, context.now) if claims else float("inf")
+        if context.now < self._claimed_since + SETTLED_S:
+            return
+        best = max([head, *self._proven.values()], key=lambda proven: proven.rank)
+        more = [lease.peer_id for lease in claims if claims_better(lease, best)]
+        ready = [peer for peer in self._in_turn(more) if peer not in self._asked]
+        for peer in ready[: AT_ONCE - len(self._asked)]:
+            self._asked[peer] = context.view.fresh[peer]
+            context.out.append(FetchChain(peer))
+
+    def on_chain(self, fetched: ChainFetched) -> None:
+        """A chain that ends before what its peer claims proves nothing: else who serves the true
+        chain piece by piece could have us follow it round after round."""
+        peer, claim = fetched.donor, self._asked.pop(fetched.donor)
+        if fetched.head is None or claims_better(claim, fetched.head):
+            self._doubts.fail(peer, self._context.now)
+        else:
+            self._proven[peer] = fetched.head
 
     def better(self) -> list[str]:
-        """Peer ids whose leases claim a preferred head, in the order to ask them."""
-        head, view, doubted = self._context.head, self._context.view, self.doubted
-        found = [
-            lease
-            for lease in view.fresh.values()
-            if claims_better(lease, head) and lease.peer_id not in doubted
-        ]
-        if all(lease.peer_id in view.unproven for lease in found):
+        """Peer ids that claim a preferred head, in the order to ask them: those first that have
+        proven the best. Empty until one of them has proven what it claims."""
+        claims, head = [lease.peer_id for lease in self._claims()], self._context.head
+        if self._proven.keys().isdisjoint(claims):
             return []
-        return self._in_turn([lease.peer_id for lease in preferred(found, head)])
+        ranks = {peer: self._proven.get(peer, head).rank for peer in claims}
+        return sorted(self._in_turn(claims), key=ranks.__getitem__, reverse=True)
 
     def any_state(self) -> list[str]:
         """Whom to ask for a peer that has no state at all. A peer that is aside or doubted will do
@@ -170,19 +194,24 @@ class HeadCandidates:
         ready = [peer for peer in trusted if peer not in self.doubted]
         return self._in_turn(ready or trusted)
 
-    def _in_turn(self, ranked: list[str]) -> list[str]:
-        """Those that have proven what they claim first, then as `in_turn`."""
-        view, head = self._context.view, self._context.head
-        ranked = in_turn(ranked, view, head, self._doubts)
-        return sorted(ranked, key=lambda peer: peer in view.unproven)
+    def _claims(self) -> list[Lease]:
+        """Of a preferred head, best first, as far as they are believed."""
+        head, doubted = self._context.head, self.doubted
+        leases = preferred(self._context.view.fresh.values(), head)
+        return [e for e in leases if claims_better(e, head) and e.peer_id not in doubted]
+
+    def _in_turn(self, peers: Iterable[str]) -> list[str]:
+        """Those that cannot be dialled come last: perhaps we have no line."""
+        known, failures = self._context.head.known, self._doubts.failures
+        hidden = hidden_peers(self._context.view)
+        return sorted(peers, key=lambda p: (p not in known, failures(p), p in hidden))
 
     def learn(self, event: CaughtUp) -> None:
-        """What came of asking them. At another head everybody is believed anew."""
-        if event.head.digest != self._context.head.digest:
-            self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
-            return
-        for peer in event.failed:
-            self._doubts.fail(peer, self._context.now)
+        """What came of asking them. Who brought us on, though not there, may go on with it."""
+        if event.head.digest == self._context.head.digest:
+            for peer in event.failed:
+                self._proven.pop(peer, None)
+                self._doubts.fail(peer, self._context.now)
 
     @property
     def doubted(self) -> frozenset[str]:

@@ -33,15 +33,15 @@ from atom.training.round.events import (
     BETWEEN_STATES,
     Action,
     CaughtUp,
+    ChainFetched,
     Event,
     ExchangeFailed,
     ExchangeFinished,
-    Fetched,
-    FetchFailed,
     Frozen,
     LeaveRequested,
     Phase,
     Received,
+    ResultFetched,
     Stepped,
     Thaw,
     Tick,
@@ -149,10 +149,10 @@ class RoundMachine:
                 participant.on_exchange_finished(ballot, digest, norm)
             case ExchangeFailed():
                 participant.on_exchange_failed(event)
-            case Fetched(digest):
-                participant.on_fetched(digest)
-            case FetchFailed(digest):
-                participant.on_fetch_failed(digest)
+            case ResultFetched(digest, is_here):
+                participant.on_fetched(digest, is_here)
+            case ChainFetched():
+                self._candidates.on_chain(event)
             case Stepped(head, state_digest):
                 self._on_stepped(head, state_digest)
             case CaughtUp():
@@ -199,6 +199,7 @@ class RoundMachine:
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head was visible for a while; True if so."""
         context = self._context
+        self._candidates.check_claims()
         better = self._candidates.better()
         if context.state.pending_commit is not None:
             better = []  # one result is less to fetch than a state

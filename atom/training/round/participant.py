@@ -355,18 +355,19 @@ class Participant:
         state.held &= wanted
         context.out.append(KeepResults(frozenset(wanted | state.fetching)))
 
-    def on_fetched(self, digest: bytes) -> None:
-        state = self._context.state
-        if digest in state.fetching:  # else asked for at another head
-            state.fetching.remove(digest)
-            state.held.add(digest)
-            self.go_on()
-
-    def on_fetch_failed(self, digest: bytes) -> None:
+    def on_fetched(self, digest: bytes, is_here: bool) -> None:
         state = self._context.state
         if digest not in state.fetching:
-            return
+            return  # asked for at another head
         state.fetching.remove(digest)
+        if is_here:
+            state.held.add(digest)
+            self.go_on()
+        else:
+            self._on_missing(digest)
+
+    def _on_missing(self, digest: bytes) -> None:
+        state = self._context.state
         self._coordinator.on_result_missing(digest)
         accept, commit = state.pending_accept, state.pending_commit
         if accept is not None and accept[1].value.result_digest == digest:

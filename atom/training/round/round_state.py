@@ -186,7 +186,7 @@ class RoundContext:
         self.view = View()
         self.leaving = False
         self.behind = False
-        """A preferred head is claimed somewhere: neither lead nor branch before that is known."""
+        """A preferred head is proven: neither lead nor branch before that is known."""
         self.now = state.entered
         self.exchange_s = 0.0
         """How long the last exchange took that ended well here."""

@@ -1,5 +1,4 @@
-"""What others serve to catch up from, how it is fetched, and who claims to have better. The names
-are `RunStorage`'s."""
+"""What others serve to catch up from, and how it is fetched. The names are `RunStorage`'s."""
 
 import shutil
 import threading
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import torch
 
-from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.state_form import StateArena
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name
-from atom.swarm.records.lease import claims_better, preferred
 from atom.swarm.state.arenas import DIGEST_BYTES, named_digest
 from atom.swarm.state.blobs import RESULT_ARENA
 from atom.swarm.state.fetch import (
@@ -30,19 +27,13 @@ from atom.swarm.state.fetch import (
     refusal_of,
 )
 from atom.swarm.stream.frames import Pace
-from atom.swarm.transport.limits import Backoff
 from atom.swarm.transport.transport import Transport
-from atom.training.round.events import View
-from atom.training.round.faults import FIRST_DOUBT_S, LONGEST_DOUBT_S, in_turn
 from atom.training.storage.run_storage import OFFERS
 
 Arenas = Mapping[str, torch.Tensor]
 MAX_OFFERS = 64
 _ASKED, _ASKED_AT_ONCE = 64, 8
 """Donors that are asked what they offer."""
-SETTLED_S = 0.3
-"""A claim is looked into once there has been one for so long: the commit may be under way to us."""
-AT_ONCE = 2
 
 
 class PeerDonors:
@@ -160,50 +151,3 @@ class PeerDonors:
 
     def _folder(self, head: Head) -> Path:
         return self._downloads / head.digest.hex()[:16]
-
-
-class ClaimCheck:
-    """Proves claims of a better head beside the training: until then, whatever a lease says costs
-    nothing. Called by the round's loop alone; asks on threads of its own."""
-
-    def __init__(
-        self, prove: Callable[[str], bool], has_proven: Callable[[str], bool], clock: Clock
-    ) -> None:
-        """As `StateSync`'s methods."""
-        self._prove, self._has_proven = prove, has_proven
-        self._clock = clock
-        self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
-        self._asking: dict[str, threading.Thread] = {}
-        self._claimed_since = float("inf")
-
-    def unproven(self, view: View, head: Head) -> frozenset[str]:
-        """Of the peers whose leases claim a better head than `head`, those that have not shown how
-        it came about. Does not wait."""
-        now = self._clock.now()
-        leases = view.fresh.values()
-        claims = [e for e in leases if claims_better(e, head) and e.peer_id not in view.aside]
-        self._claimed_since = min(self._claimed_since, now) if claims else float("inf")
-        unproven = [e for e in claims if not self._has_proven(e.peer_id)]
-        settled = now >= self._claimed_since + SETTLED_S
-        if len(unproven) == len(claims) and settled:
-            self._ask([lease.peer_id for lease in preferred(claims, head)], view, head, now)
-        return frozenset([lease.peer_id for lease in unproven])
-
-    def _ask(self, claimants: Sequence[str], view: View, head: Head, now: float) -> None:
-        self._asking = {peer: each for peer, each in self._asking.items() if each.is_alive()}
-        waiting = self._asking.keys() | self._doubts.held(now)
-        ready = [peer for peer in claimants if peer not in waiting]
-        for peer in in_turn(ready, view, head, self._doubts)[: AT_ONCE - len(self._asking)]:
-            thread = threading.Thread(target=self._check, args=(peer,), name="claim", daemon=True)
-            self._asking[peer] = thread
-            thread.start()
-
-    def _check(self, peer: str) -> None:
-        try:
-            proven = self._prove(peer)
-        except (PeerRefused, OSError):
-            proven = False  # why, was said where it was found
-        if proven:
-            self._doubts.forgive(peer)
-        else:
-            self._doubts.fail(peer, self._clock.now())

@@ -8,37 +8,23 @@ How a peer recovers: a few missed rounds are replayed, from our own state. After
 fetches the newest state that a commit vouches for, and replays the rounds since.
 """
 
-import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from atom.base.clock import Clock
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import pages_beyond
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
-from atom.training.round.events import Event, Fetched, FetchFailed
 from atom.training.state_sync.donors import Arenas, PeerDonors
 from atom.training.storage.run_storage import RunStorage, Snapshot, load_snapshot
 
 DOWNLOADS = "downloads"
-PATIENCE_S, HASTE_S = 6.0, 4.0
-"""How long a round's result is asked for again, of holders that do not offer it yet: for a step, or
-for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
-that before the next attempt (a test holds them together)."""
-PAUSE_S = 0.4
-
-
-class BrokenOff(OSError):
-    """This peer ends before it has a state; its disk is as it was."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +48,7 @@ class _Chain:
 
 
 class StateSync:
-    """Used on the worker's thread, but for `prove`, `has_proven` and `fetch_result`."""
+    """Used on the worker's thread, but for `proven_head` and `fetch_result`."""
 
     def __init__(
         self,
@@ -86,14 +72,14 @@ class StateSync:
         """Whether the replica holds the state of the journal's head."""
         self._walked = _Chain([], [storage.journal.genesis])
         """The chain that was checked last, as far as it was checked: it is not asked for again."""
-        self._proven: dict[str, Head] = {}
-        """Peer id → the better head than ours that its chain led to."""
 
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
 
         Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if not
-        even the run's first state is at hand: then `run` has to bring one. Raises: BrokenOff.
+        even the run's first state is at hand: then `run` has to bring one.
+
+        Raises: PeerRefused(SUPERSEDED): we end.
         """
         base = self._from_disk()
         self.usable = base is not None
@@ -104,17 +90,14 @@ class StateSync:
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
 
     def run(self, donors: Sequence[str], discard: bool) -> str:
-        """To a better head that one of the donors proves, those first that have proven one: its
-        chain is asked for anew, for what it serves belongs to where it is now. `discard`: our state
-        is not to be trusted. Returns why nobody could bring us there; empty: we are there.
+        """To a better head that one of the donors proves, in this order: its chain is asked for
+        anew, for what it serves belongs to where it is now. `discard`: our state is not to be
+        trusted. Returns why nobody could bring us there; empty: we are there.
 
         Raises: StorageError.
         """
         problems: list[str] = []
-        left = list(donors)
-        while left:
-            donor = next(filter(self.has_proven, left), left[0])
-            left.remove(donor)
+        for donor in donors:
             try:
                 chain = self._chain_of(donor)
                 if not self._wanted(chain.heads[-1], discard):
@@ -131,18 +114,11 @@ class StateSync:
                 problems.append(f"{donor}: {problem}")
         return "; ".join(problems) or "no donors"
 
-    def prove(self, donor: str) -> bool:
-        """Fetches and checks what that donor's chain has beyond what was checked before. Whether it
-        leads to a better head than ours; then `run` can go there. From any thread.
-
-        Raises: PeerRefused, OSError.
+    def proven_head(self, donor: str) -> Head:
+        """Fetches and checks what that donor's chain has beyond what was checked before; where it
+        leads. From any thread. Raises: PeerRefused, OSError.
         """
-        return self._wanted(self._chain_of(donor).heads[-1], discard=False)
-
-    def has_proven(self, donor: str) -> bool:
-        """Whether it served a chain to a better head than ours. From any thread."""
-        proven = self._proven.get(donor)
-        return proven is not None and proven.prefers(self._journal.head)
+        return self._chain_of(donor).heads[-1]
 
     def fetch_result(
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
@@ -210,9 +186,6 @@ class StateSync:
         finally:
             if chain.heads[-1].prefers(self._walked.heads[-1]):
                 self._walked = chain
-        if chain.heads[-1].prefers(ours.head):
-            good = {peer: head for peer, head in self._proven.items() if self.has_proven(peer)}
-            self._proven = {**good, donor: chain.heads[-1]}
         return chain
 
     def _wanted(self, head: Head, discard: bool) -> bool:
@@ -309,7 +282,7 @@ class StateSync:
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> bool:
         """Applies these to our state, one after the other; False (with some applied) if a result is
-        neither here nor served. Raises: BrokenOff, PeerRefused, OSError."""
+        neither here nor served. Raises: PeerRefused, OSError."""
         done, total = 0, len(commits)
         try:
             for commit in commits:
@@ -339,61 +312,6 @@ class StateSync:
         return True
 
     def _go_on(self) -> None:
-        """Between two steps, each of which may take a while. Raises: BrokenOff."""
+        """Between two steps, each of which may take a while. Raises: PeerRefused(SUPERSEDED)."""
         if self._donors.closed:
-            raise BrokenOff("this peer ends")
-
-
-class ResultFetch:
-    """A round's result that others hold: asked for on a thread of its own, told of as an event.
-
-    What is fetched is held among the results before anybody hears of it.
-    """
-
-    def __init__(self, state_sync: StateSync, clock: Clock, events: EventSink) -> None:
-        self._state_sync = state_sync
-        self._clock = clock
-        self._events = events
-        self._closing = threading.Event()
-
-    def start(
-        self,
-        digest: bytes,
-        holders: Sequence[str],
-        pace: Pace,
-        committed: bool,
-        post: Callable[[Event], None],
-    ) -> None:
-        """`pace`: the least that the holders must give. `committed`: it is for a step, not for a
-        vote. `post` gets `Fetched` or `FetchFailed`, from the thread that asks."""
-        patience_s = PATIENCE_S if committed else HASTE_S
-
-        def task() -> None:
-            try:
-                result = self._fetched(digest, holders, pace, patience_s)
-                if not math.isfinite(gradient_norm(result)):
-                    raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
-            except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
-                detail = f"{type(problem).__name__}: {problem}"[:200]
-                self._events.emit("fetch-failed", detail=detail)
-                post(FetchFailed(digest))
-            else:
-                post(Fetched(digest))
-
-        threading.Thread(target=task, name="fetch", daemon=True).start()
-
-    def close(self) -> None:
-        """Nobody is asked again; what is under way ends by itself."""
-        self._closing.set()
-
-    def _fetched(
-        self, digest: bytes, holders: Sequence[str], pace: Pace, patience_s: float
-    ) -> torch.Tensor:
-        """Asks again for a while: a holder offers a result once it has averaged it."""
-        give_up_at = self._clock.now() + patience_s
-        while True:
-            try:
-                return self._state_sync.fetch_result(digest, holders, pace)
-            except (PeerRefused, OSError):
-                if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
-                    raise
+            raise PeerRefused(Reason.SUPERSEDED, "this peer ends")

@@ -27,17 +27,18 @@ from atom.training.round.events import (
     Apply,
     CatchUp,
     CaughtUp,
+    ChainFetched,
     Event,
     ExchangeFailed,
     ExchangeFinished,
-    Fetched,
-    FetchFailed,
+    FetchChain,
     FetchResult,
     Freeze,
     Frozen,
     KeepResults,
     Phase,
     Received,
+    ResultFetched,
     Send,
     StartExchange,
     Stepped,
@@ -231,6 +232,8 @@ class Adversary:
                 player.ring = None
             case FetchResult(digest):
                 player.due.append(lambda: self._fetch(player, digest))
+            case FetchChain(donor):
+                player.due.append(lambda: self._fetch_chain(donor))
             case KeepResults(digests):
                 assert player.ring is None
                 player.results = kept(player.results, digests, player.machine.head.digest)
@@ -266,8 +269,12 @@ class Adversary:
         for other in self.players.values():
             if digest in other.results and self.dice.random() < 0.7:
                 player.results[digest] = other.results[digest]
-                return Fetched(digest)
-        return FetchFailed(digest)
+                return ResultFetched(digest, is_here=True)
+        return ResultFetched(digest, is_here=False)
+
+    def _fetch_chain(self, donor: str) -> Event:
+        served = [p.chain.head for p in self.players.values() if p.me.peer_id == donor]
+        return ChainFetched(donor, served[0] if served and self.dice.random() < 0.7 else None)
 
     def _apply(self, player: _Player, action: Apply, commit: Commit) -> None:
         assert player.machine.phase is Phase.STEPPING

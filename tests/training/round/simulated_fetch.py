@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom.training.round.events import Fetched, FetchFailed, FetchResult
-from atom.training.state_sync.state_sync import HASTE_S, PATIENCE_S, PAUSE_S
+from atom.training.round.events import FetchResult, ResultFetched
+from atom.training.round_executor import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:
     from simulated_peer import Process
@@ -24,7 +24,7 @@ class Fetch:
         process, digest = self.process, self.wanted.digest
         own = process.results.get(digest)  # a catch-up in vain leaves it in memory
         if own is not None:
-            process.later(0.01, lambda: process.handle(Fetched(digest)))
+            process.later(0.01, lambda: process.handle(ResultFetched(digest, is_here=True)))
             return
         until = process.now() + (PATIENCE_S if self.wanted.committed else HASTE_S)
         process.later(process.dice.uniform(0.05, 0.4), lambda: self.try_holders(until))
@@ -37,12 +37,12 @@ class Fetch:
         for other in there:
             if other is not None and digest in other.results:
                 process.results[digest] = other.results[digest]
-                process.handle(Fetched(digest))
+                process.handle(ResultFetched(digest, is_here=True))
                 return
         if any(swarm.silent(process.peer_id, holder) for holder in holders):
             delay = process.dice.uniform(*SILENT_HOLDER_SECONDS)
-            process.later(delay, lambda: process.handle(FetchFailed(digest)))
+            process.later(delay, lambda: process.handle(ResultFetched(digest, is_here=False)))
         elif process.now() >= until:
-            process.handle(FetchFailed(digest))
+            process.handle(ResultFetched(digest, is_here=False))
         else:
             process.later(PAUSE_S, lambda: self.try_holders(until))

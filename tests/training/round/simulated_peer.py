@@ -28,7 +28,9 @@ from atom.training.round.events import (
     Apply,
     CatchUp,
     CaughtUp,
+    ChainFetched,
     Event,
+    FetchChain,
     FetchResult,
     Freeze,
     KeepResults,
@@ -44,6 +46,7 @@ from atom.training.round.events import (
     Tick,
     Unreachable,
 )
+from atom.training.round.faults import AT_ONCE
 
 if TYPE_CHECKING:
     from simulation import Swarm
@@ -87,6 +90,8 @@ class Process:
         self._lookout = Lookout(self)
         self._ring: StartExchange | None = None
         self._syncing = False
+        self._asked: set[str] = set()
+        """Whose chains are on their way."""
         self._goodbye = Goodbye(self)
 
     @property
@@ -224,6 +229,8 @@ class Process:
                 self._stop_ring(ballot)
             case FetchResult():
                 Fetch(self, action).start()
+            case FetchChain(donor):
+                self._fetch_chain(donor)
             case KeepResults(digests):
                 assert self._ring is None, "its result may be there already"
                 self.results = kept(self.results, digests, self.machine.head.digest)
@@ -310,30 +317,51 @@ class Process:
         self._adopt(chain)
         self.handle(Stepped(chain.head.digest, chain.state))
 
+    def _fetch_chain(self, donor: str) -> None:
+        assert donor not in self._asked, "asked twice at once"
+        self._asked.add(donor)
+        assert len(self._asked) <= AT_ONCE
+        self.later(self._delay_s(donor, 0.05), lambda: self._end_fetch_chain(donor))
+
+    def _end_fetch_chain(self, donor: str) -> None:
+        self._asked.remove(donor)
+        chain = self._chain_of(donor)
+        self.handle(ChainFetched(donor, chain and chain.head))
+
+    def _delay_s(self, donor: str, least_s: float) -> float:
+        """Until whatever is asked of it is there, or known not to come."""
+        silent = self.swarm.silent(self.peer_id, donor)
+        return self.dice.uniform(least_s, 1.5) + SILENT_DONOR_SECONDS * silent
+
     def _catch_up(self, action: CatchUp) -> None:
         assert not self._syncing, "two catch-ups at once"
         self._syncing = True
-        delay = self.dice.uniform(0.2, 1.5)
-        if self.swarm.silent(self.peer_id, action.donors[0]):
-            delay += SILENT_DONOR_SECONDS
-        self.later(delay, lambda: self._end_catch_up(action))
+        self.later(self._delay_s(action.donors[0], 0.2), lambda: self._end_catch_up(action))
 
     def _end_catch_up(self, action: CatchUp) -> None:
+        """To the first that serves a better chain, as a replica does."""
         self._syncing = False
-        failed, best = [], self.chain
-        for donor in action.donors:
-            other = self.swarm.reachable(self.peer_id, donor)
-            if other is None or not self.swarm.witness.vouches_for(other.chain):
-                failed.append(donor)
-            elif other.chain.head.prefers(best.head) or action.discard:
-                best = other.chain if not best.head.prefers(other.chain.head) else best
-            else:
-                failed.append(donor)
-        if best is not self.chain:
-            failed.clear()
-            self.gradients.drop(best.head)
-        self._adopt(best)
-        self.handle(CaughtUp(best.head, best.state, tuple(failed)))
+        ours = self.chain
+        served = filter(None, map(self._chain_of, action.donors))
+        better = (
+            chain
+            for chain in served
+            if chain.head.prefers(ours.head)
+            or (action.discard and chain.head.digest == ours.head.digest)
+        )
+        found = next(better, None)
+        if found is not None:
+            self.gradients.drop(found.head)
+        self._adopt(found or ours)
+        failed = () if found else action.donors
+        self.handle(CaughtUp(self.chain.head, self.chain.state, failed))
+
+    def _chain_of(self, donor: str) -> Chain | None:
+        """What it serves, checked."""
+        other = self.swarm.reachable(self.peer_id, donor)
+        if other is None or not self.swarm.witness.vouches_for(other.chain):
+            return None
+        return other.chain
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

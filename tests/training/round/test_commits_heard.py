@@ -10,10 +10,9 @@ from atom.training.round.events import (
     Apply,
     CatchUp,
     CaughtUp,
-    Fetched,
-    FetchFailed,
     FetchResult,
     Phase,
+    ResultFetched,
     Stepped,
 )
 from atom.training.round.faults import MOST_DONORS
@@ -38,7 +37,7 @@ def hear(scene: Scene, commit: Commit) -> list[bytes]:
 
 def step(scene: Scene, commit: Commit) -> list[bytes]:
     """Its result arrives, the step is taken; what it asks for next."""
-    fetched = scene.tell(Fetched(commit.value.result_digest))
+    fetched = scene.tell(ResultFetched(commit.value.result_digest, is_here=True))
     assert [action.commit for action in fetched if isinstance(action, Apply)] == [commit]
     acts = scene.tell(Stepped(scene.machine.head.digest, STATE))
     return [action.digest for action in acts if isinstance(action, FetchResult)]
@@ -84,7 +83,9 @@ def test_when_a_result_is_nowhere_few_of_its_members_are_asked_those_in_sight_fi
     )
     scene.tick()
     [digest] = hear(scene, commit)
-    [asked] = [act for act in scene.tell(FetchFailed(digest)) if isinstance(act, CatchUp)]
+    [asked] = [
+        act for act in scene.tell(ResultFetched(digest, is_here=False)) if isinstance(act, CatchUp)
+    ]
     assert (asked.donors[0], len(asked.donors)) == (MATE.peer_id, MOST_DONORS)
 
 

@@ -37,7 +37,7 @@ def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
 
 def test_what_only_the_leaver_has_is_handed_on_first() -> None:
     """It ends the ring well and decides the round; the other's part of the ring breaks off."""
-    swarm = arrived(2)
+    swarm = arrived(4)
     founder, joiner = swarm["A"], swarm["B"]
     before, decided = founder.chain.head.round, list[int]()
 

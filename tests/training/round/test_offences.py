@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from scene import (
     BALLOT,
-    BATCH,
     GONE,
     HEAD,
     MATE,
@@ -14,7 +13,6 @@ from scene import (
     RESULT,
     STATE,
     THEM,
-    US,
     VOTERS,
     Scene,
     lease,
@@ -44,13 +42,10 @@ from atom.swarm.chain.messages import (
     PrevoteAnswer,
     Ring,
 )
-from atom.training.round import RoundMachine, Terms
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     CatchUp,
-    CaughtUp,
     ExchangeFinished,
     Fetched,
     Freeze,
@@ -58,10 +53,7 @@ from atom.training.round.events import (
     Send,
     StartExchange,
     Stepped,
-    Tick,
-    View,
 )
-from atom.training.round.faults import MOST_DONORS
 
 
 def value(digest: bytes = RESULT, **changes: object) -> Value:
@@ -276,57 +268,3 @@ def test_of_a_crowd_few_are_told_of_a_commit() -> None:
     told = [act.to for act in scene.done(Send) if isinstance(act.message, CommitNotice)]
     assert MATE.peer_id in told
     assert len(crowd.keys() & told) == MOST_ONLOOKERS_TOLD
-
-
-def test_claims_cost_nothing_until_one_of_them_is_proven() -> None:
-    scene, crowd = Scene(), strangers(50)
-    for peer_id, voter in crowd.items():
-        scene.leases[peer_id] = replace(lease(voter, 0), head=b"c" * 32, round=10**9)
-    for _ in range(100):
-        scene.tick(unproven=frozenset(crowd))
-    assert scene.sent(Prevote), "it leads meanwhile"
-    assert not scene.done(CatchUp)
-    proven = sorted(crowd)[30]
-    acts = [act for _ in range(30) for act in scene.tick(unproven=crowd.keys() - {proven})]
-    [asked] = [action for action in acts if isinstance(action, CatchUp)]
-    assert (asked.donors[0], len(asked.donors)) == (proven, MOST_DONORS)
-
-
-def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
-    """They take their time, so that those who were asked first are free to be asked again."""
-    machine, now = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0), 0.0
-    crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
-    leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}
-    asked = set[str]()
-    for _ in range(12):
-        now += 60.0
-        [fetch] = [a for a in machine.handle(Tick(View(leases)), now) if isinstance(a, CatchUp)]
-        asked.update(fetch.donors)
-        now += 40.0
-        machine.handle(CaughtUp(HEAD, b"", fetch.donors), now)
-    assert MATE.peer_id in asked
-
-
-def test_a_voters_claim_is_heard_in_spite_of_all_strangers() -> None:
-    scene = Scene()
-    for peer_id, voter in strangers(50).items():
-        claim = replace(lease(voter, 0), head=peer_id.encode()[:32])
-        scene.leases[peer_id] = claim
-    scene.leases[MATE.peer_id] = replace(lease(MATE, 0), head=b"b" * 32)
-    asked = [a for _ in range(30) for a in scene.tick() if isinstance(a, CatchUp)]
-    assert asked[0].donors[0] == MATE.peer_id
-
-
-def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() -> None:
-    machine = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0)
-    first, *others = (voter for voter in VOTERS if voter != ME)
-    leases = {v.peer_id: lease(v, 0) for v in (first, *others)}
-
-    def asked(aside: set[str], at_s: float) -> set[str]:
-        view = View(leases, aside=frozenset(aside))
-        [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
-        machine.handle(CaughtUp(HEAD, b"", ()), at_s)
-        return set(fetch.donors)
-
-    assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}
-    assert asked(set(leases), 10.0) == set(leases)

@@ -134,18 +134,6 @@ def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     assert peer.at(ROUNDS)
 
 
-def test_who_has_proven_its_claim_is_followed_first(peer_of: Make) -> None:
-    peer, shorter = peer_of(at=1), Served()
-    shorter.chain = run().chain(2)
-    peer.with_donors(FakeDonors({"a": Served(), "b": shorter})).usable = True
-    assert not peer.state_sync.has_proven("a")
-    assert peer.state_sync.prove("a")
-    assert peer.state_sync.run(("b", "a"), discard=False) == ""
-    assert peer.at(ROUNDS)
-    assert not peer.state_sync.has_proven("a"), "it is our own head now"
-    assert not peer.state_sync.prove("a")
-
-
 def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
     peer_of: Make,
 ) -> None:
@@ -153,7 +141,7 @@ def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
     peer, served = peer_of(at=1), Served(offers=[4], results=[5])
     donors, served.chain = FakeDonors({"a": served}), run().chain(2)
     peer.with_donors(donors).usable = True
-    assert peer.state_sync.prove("a")
+    assert peer.state_sync.proven_head("a") == run().heads[2]
     served.chain = run().chain(ROUNDS)
     assert peer.state_sync.run(("a",), discard=False) == ""
     assert peer.at(ROUNDS)
@@ -166,7 +154,7 @@ def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> No
         def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
             def slowly(since: int) -> bytes:
                 if since:
-                    assert peer.state_sync.prove("fast")
+                    assert peer.state_sync.proven_head("fast") == run().heads[-1]
                     raise ConnectionError("gone")
                 return ask(since)
 
@@ -175,9 +163,9 @@ def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> No
 
     peer, donors = peer_of(at=0), Slow({"slow": Served(), "fast": Served()})
     with pytest.raises(ConnectionError):
-        peer.with_donors(donors).prove("slow")
+        peer.with_donors(donors).proven_head("slow")
     donors.chain_bytes.clear()
-    assert peer.state_sync.prove("fast")
+    assert peer.state_sync.proven_head("fast") == run().heads[-1]
     assert len(donors.chain_bytes) == 2, "its end, and that it is the end"
 
 
@@ -269,7 +257,7 @@ def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
     assert "results since" in peer.state_sync.run(("lost",), discard=False)
     assert peer.at(4)
     donors.table = {"going": going}
-    assert peer.state_sync.prove("going")
+    assert peer.state_sync.proven_head("going").branches
     assert peer.state_sync.run(("going",), discard=False) == ""
     assert peer.journal.head == story.heads[4].after(branch.value)
 

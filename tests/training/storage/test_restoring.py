@@ -2,8 +2,8 @@
 
 import pytest
 
+from atom.base.errors import PeerRefused
 from atom.swarm.state.arenas import state_digest
-from atom.training.state_sync.state_sync import BrokenOff
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.training.small_history import ROUNDS, run
 from tests.training.state_sync.catching_peer import FakeDonors, Make, peer_of
@@ -42,12 +42,12 @@ def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None
         donors.closed = done == 2
 
     sync._on_progress = told
-    with pytest.raises(BrokenOff):
+    with pytest.raises(PeerRefused, match="this peer ends"):
         sync.restore()
     assert peer.told == [(0, 5), (1, 5), (2, 5), (2, 0)]
     assert peer.journal.head == run().heads[ROUNDS]
     donors.closed = True
-    with pytest.raises(BrokenOff):
+    with pytest.raises(PeerRefused, match="this peer ends"):
         sync.restore()
     peer.with_donors(FakeDonors({})).restore()
     assert peer.at(ROUNDS)

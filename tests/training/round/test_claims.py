@@ -1,0 +1,163 @@
+"""Claims of a better head: looked into a few at a time, and followed once one of them is proven."""
+
+from dataclasses import replace
+
+import pytest
+from scene import BATCH, HEAD, MATE, ME, STATE, US, VOTERS, Scene, lease, strangers
+
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.messages import Prevote
+from atom.training.round import RoundMachine, Terms
+from atom.training.round.batch_policy import GlobalBatch
+from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
+from atom.training.round.faults import AT_ONCE, FIRST_DOUBT_S, LONGEST_DOUBT_S, SETTLED_S
+
+NEXT = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
+FAR = replace(HEAD, digest=b"f" * 32, round=HEAD.round + 100)
+NOWHERE = replace(HEAD, digest=b"x" * 32, round=10**9)
+FIRST, SECOND = strangers(2)
+CROWD = tuple(strangers(40))
+
+
+class Claims(Scene):
+    """Whose chain leads where, and how long it takes to fetch, is the test's to say. Whoever is not
+    named serves none that holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.serves: dict[str, Head] = {}
+        self.takes_s = 0.2
+        self.asked: list[str] = []
+        self._due: list[tuple[float, str]] = []
+
+    def claim(self, head: Head, *peers: str) -> None:
+        for peer in peers:
+            theirs = lease(Voter(peer, b"s" * 16), 0)
+            self.leases[peer] = replace(theirs, head=head.digest, round=head.round)
+
+    def go_on(self, seconds: float, aside: frozenset[str] = frozenset()) -> None:
+        for _ in range(round(seconds / 0.1)):
+            asked = [a.donor for a in self.tick(aside=aside) if isinstance(a, FetchChain)]
+            self.asked += asked
+            self._due += [(self.now + self.takes_s, donor) for donor in asked]
+            while self._due and self._due[0][0] <= self.now:
+                _, donor = self._due.pop(0)
+                self.tell(ChainFetched(donor, self.serves.get(donor)))
+
+    @property
+    def followed(self) -> list[tuple[str, ...]]:
+        return [action.donors for action in self.done(CatchUp)]
+
+
+@pytest.fixture
+def claims() -> Claims:
+    return Claims()
+
+
+def test_a_claim_is_looked_into_after_a_moment_and_followed_once_it_is_proven(
+    claims: Claims,
+) -> None:
+    claims.claim(FAR, FIRST)
+    claims.serves = {FIRST: FAR}
+    claims.go_on(SETTLED_S)
+    assert claims.asked == [], "the commit may be under way to us"
+    claims.go_on(0.2)
+    assert (claims.asked, claims.followed) == ([FIRST], [])
+    claims.go_on(1.0)
+    assert (claims.asked, claims.followed) == ([FIRST], [(FIRST,)])
+
+
+def test_claims_that_nobody_proves_cost_nothing(claims: Claims) -> None:
+    claims.claim(NOWHERE, *CROWD)
+    claims.go_on(10.0)
+    assert claims.sent(Prevote), "it leads meanwhile"
+    assert claims.followed == []
+
+
+def test_a_chain_that_ends_before_what_is_claimed_proves_nothing(claims: Claims) -> None:
+    """Else its peer could have us follow the true chain round after round, and never arrive."""
+    claims.claim(FAR, FIRST, SECOND)
+    claims.serves = {FIRST: NEXT}
+    claims.go_on(30.0)
+    assert FIRST in claims.asked
+    assert claims.followed == []
+    claims.serves[SECOND] = FAR
+    claims.go_on(LONGEST_DOUBT_S + 3.0)
+    assert claims.followed[0][0] == SECOND
+
+
+@pytest.mark.parametrize("first", [FIRST, SECOND])
+def test_the_best_that_is_proven_is_followed(claims: Claims, first: str) -> None:
+    claims.serves = {FIRST: NEXT, SECOND: FAR}
+    for peer in (first, *{FIRST, SECOND} - {first}):
+        claims.claim(claims.serves[peer], peer)
+    claims.go_on(3.0)
+    assert set(claims.asked) == {FIRST, SECOND}
+    assert claims.followed == [(SECOND, FIRST)]
+
+
+def test_of_a_crowd_few_are_asked_at_once_and_those_we_know_first(claims: Claims) -> None:
+    claims.takes_s = 60.0
+    claims.claim(NOWHERE, *CROWD, MATE.peer_id)
+    claims.go_on(10.0)
+    assert len(claims.asked) == AT_ONCE
+    assert claims.asked[0] == MATE.peer_id
+
+
+def test_a_crowd_hides_nobody(claims: Claims) -> None:
+    claims.claim(NOWHERE, *CROWD)
+    claims.claim(FAR, FIRST)
+    claims.serves = {FIRST: FAR}
+    claims.go_on(10.0)
+    assert [donors[0] for donors in claims.followed] == [FIRST]
+
+
+def test_who_proves_nothing_is_asked_again_soon_however_long_it_took(claims: Claims) -> None:
+    """It may have been cut off, or be slow: what it showed until then is kept."""
+    claims.claim(FAR, FIRST, SECOND)
+    claims.takes_s = 30.0
+    claims.go_on(500.0, aside=frozenset({SECOND}))
+    assert set(claims.asked) == {FIRST}, "nobody asks who is in quarantine"
+    most = 500 / (claims.takes_s + FIRST_DOUBT_S) + 1
+    assert 500 / (claims.takes_s + LONGEST_DOUBT_S + 2) <= len(claims.asked) <= most
+
+
+def test_who_did_not_bring_us_there_proves_its_claim_anew(claims: Claims) -> None:
+    claims.claim(FAR, FIRST)
+    claims.serves = {FIRST: FAR}
+    claims.go_on(2.0)
+    claims.serves.clear()
+    claims.tell(CaughtUp(HEAD, STATE, (FIRST,)))
+    claims.go_on(30.0)
+    assert len(claims.asked) > 1
+    assert claims.followed == [(FIRST,)]
+
+
+def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
+    """They take their time, so that those who were asked first are free to be asked again."""
+    machine, now = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0), 0.0
+    crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
+    leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}
+    asked = set[str]()
+    for _ in range(12):
+        now += 60.0
+        [fetch] = [a for a in machine.handle(Tick(View(leases)), now) if isinstance(a, CatchUp)]
+        asked.update(fetch.donors)
+        now += 40.0
+        machine.handle(CaughtUp(HEAD, b"", fetch.donors), now)
+    assert MATE.peer_id in asked
+
+
+def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() -> None:
+    machine = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0)
+    first, *others = (voter for voter in VOTERS if voter != ME)
+    leases = {v.peer_id: lease(v, 0) for v in (first, *others)}
+
+    def asked(aside: set[str], at_s: float) -> set[str]:
+        view = View(leases, aside=frozenset(aside))
+        [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
+        machine.handle(CaughtUp(HEAD, b"", ()), at_s)
+        return set(fetch.donors)
+
+    assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}
+    assert asked(set(leases), 10.0) == set(leases)
