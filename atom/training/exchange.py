@@ -154,17 +154,13 @@ class Exchange:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
         self._run = run = _Run(start.ballot)
 
-        def work() -> Event:
-            return self._reduce(run, start)
-
-        def failed(fault: Exception) -> Event:
-            return self._failed(run, fault)
-
         def post(outcome: Event) -> None:
             if not run.cancelled.is_set():
                 self._post(outcome)
 
-        run.thread = start_task("ring", work, failed, post)
+        run.thread = start_task(
+            "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
+        )
 
     def stop(self, ballot: Ballot) -> None:
         """Ends it. On return its thread does not read the gradients any more, nor ever will."""

@@ -317,7 +317,7 @@ class RoundExecutor:
             except PassVoided as void:  # tried again with fewer at a time
                 self.voided(void)
 
-    # ---- catching up
+    # ---- fetching
 
     def _fetch_result(self, wanted: FetchResult) -> None:
         """What is fetched is held among the results before the round hears of it."""
@@ -347,10 +347,14 @@ class RoundExecutor:
                     raise
 
     def _fetch_chain(self, donor: str) -> None:
-        def work() -> Event:
-            return ChainFetched(donor, self._state_sync.proven_head(donor))
+        start_task(
+            "claim",
+            lambda: ChainFetched(donor, self._state_sync.proven_head(donor)),
+            lambda fault: ChainFetched(donor, None),
+            self._post,
+        )
 
-        start_task("claim", work, lambda fault: ChainFetched(donor, None), self._post)
+    # ---- catching up
 
     def _catch_up(self, wanted: CatchUp) -> None:
         self._settling.result()

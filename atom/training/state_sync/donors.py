@@ -67,13 +67,14 @@ class PeerDonors:
 
     @contextmanager
     def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
-        """A function for pages of that peer's chain: the commits after a round."""
-        with asking(self._transport, peer_id, UNCHECKED_PACE, self._stop) as ask:
-            yield lambda since: ask(chain_name(since), PAGE_BYTES)
-
-    def dropped(self, peer_id: str, problem: PeerRefused | OSError) -> None:
-        """What became of its chain."""
-        self._watch.dropped(peer_id, "chain", refusal_of(problem))
+        """A function for pages of that peer's chain: the commits after a round. A refusal of what
+        they say, while it is open, tells on the peer."""
+        try:
+            with asking(self._transport, peer_id, UNCHECKED_PACE, self._stop) as ask:
+                yield lambda since: ask(chain_name(since), PAGE_BYTES)
+        except (PeerRefused, OSError) as problem:
+            self._watch.dropped(peer_id, "chain", refusal_of(problem))
+            raise
 
     def offered(self, heads: Sequence[Head], peers: Sequence[str]) -> list[Head]:
         """Of these heads, those whose states they offer: first those of which an earlier fetch left

@@ -100,7 +100,8 @@ class StateSync:
         for donor in donors:
             try:
                 chain = self._chain_of(donor)
-                if not self._wanted(chain.heads[-1], discard):
+                head, ours = chain.heads[-1], self._journal.head
+                if not (head.prefers(ours) or (discard and head.digest == ours.digest)):
                     problems.append(f"{donor} has nothing better")
                     continue
                 peers = [donor, *(peer for peer in donors if peer != donor)]
@@ -116,8 +117,7 @@ class StateSync:
 
     def proven_head(self, donor: str) -> Head:
         """Fetches and checks what that donor's chain has beyond what was checked before; where it
-        leads. From any thread. Raises: PeerRefused, OSError.
-        """
+        leads. From any thread. Raises: PeerRefused, OSError."""
         return self._chain_of(donor).heads[-1]
 
     def fetch_result(
@@ -180,25 +180,18 @@ class StateSync:
                         chain = _Chain(base.commits[:shared], base.heads[: shared + 1])
                     chain.commits.extend(page)
                     chain.heads.extend(along[1:])
-        except (PeerRefused, OSError) as problem:
-            self._donors.dropped(donor, problem)
-            raise
         finally:
             if chain.heads[-1].prefers(self._walked.heads[-1]):
                 self._walked = chain
         return chain
-
-    def _wanted(self, head: Head, discard: bool) -> bool:
-        ours = self._journal.head
-        return head.prefers(ours) or (discard and head.digest == ours.digest)
 
     def _follow(self, chain: _Chain, discard: bool) -> None:
         """A peer that offers what it does not have, or something else, must not stand in the way of
         another offer. Raises: PeerRefused, OSError, StorageError."""
         here = len(self._journal.commits)
         on_chain = here < len(chain.heads) and chain.heads[here].digest == self._journal.head.digest
-        ours = on_chain and self.usable and not discard
-        if ours and len(chain.commits) - here <= self._worth_replaying and self._replay_rest(chain):
+        ours, missed = on_chain and self.usable and not discard, chain.commits[here:]
+        if ours and len(missed) <= self._worth_replaying and self._replay(missed, chain.peers):
             return
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, chain.peers)
@@ -273,12 +266,9 @@ class StateSync:
     # ---- replaying
 
     def _replay_or_fail(self, chain: _Chain) -> None:
-        if not self._replay_rest(chain):
+        """What the chain has beyond our journal."""
+        if not self._replay(chain.commits[len(self._journal.commits) :], chain.peers):
             raise OSError("the donors do not serve the results since this state")
-
-    def _replay_rest(self, chain: _Chain) -> bool:
-        """What the chain has beyond our journal; as `_replay`."""
-        return self._replay(chain.commits[len(self._journal.commits) :], chain.peers)
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> bool:
         """Applies these to our state, one after the other; False (with some applied) if a result is

@@ -12,7 +12,7 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.fetch import LIES, refusal_of
+from atom.swarm.state.fetch import LIES
 from atom.swarm.stream.frames import Pace
 from atom.training.state_sync.donors import Arenas, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
@@ -70,12 +70,12 @@ class FakeDonors(PeerDonors):
             self.chain_bytes.append(len(found))
             return found
 
-        yield page
-
-    def dropped(self, peer_id: str, problem: PeerRefused | OSError) -> None:
-        reason = refusal_of(problem).reason
-        if reason in LIES:
-            self.liars.append((peer_id, reason))
+        try:
+            yield page
+        except PeerRefused as refused:
+            if refused.reason in LIES:
+                self.liars.append((peer_id, refused.reason))
+            raise
 
     def _offers(self, peer_id: str) -> list[bytes]:
         return self.table[peer_id].offers if peer_id in self.table else []

@@ -1,16 +1,14 @@
 """From others: always the very state the chain names, by the shortest way."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.stream.frames import Pace
 from tests.training.small_history import (
     ROUNDS,
     VOTERS,
@@ -24,17 +22,6 @@ from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Serv
 __all__ = ["peer_of"]
 
 
-def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
-    peer = peer_of(at=2)
-    donors = FakeDonors({"a": Served(offers=[4], results=[3, 4, 5])})
-    peer.with_donors(donors).usable = True
-    peer.state_sync.run(("a",), discard=False)
-    assert peer.at(ROUNDS)
-    assert donors.asked == [], "no state was needed"
-    assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert len(list(peer.results.folder.iterdir())) == ROUNDS
-
-
 def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     peer = peer_of(at=2)
     donors = FakeDonors({"a": Served(offers=[1, 3], results=[4, 5])})
@@ -44,20 +31,6 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     assert donors.asked == [3]
     assert donors.kept == set(), "downloads are gone"
     assert peer.told == [(0, 3), (0, 0), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
-
-
-def test_a_joiner_takes_the_newest_state_that_a_commit_vouches_for(peer_of: Make) -> None:
-    peer = peer_of(knows_start=False)
-    donors = FakeDonors({"a": Served(offers=[5, 3]), "b": Served(offers=[1])})
-    peer.with_donors(donors).run(("a", "b"), discard=False)
-    assert peer.at(ROUNDS)
-    assert donors.asked == [3]
-
-
-def test_a_state_that_no_commit_vouches_for_is_not_taken(peer_of: Make) -> None:
-    peer, donors = peer_of(knows_start=False), FakeDonors({"a": Served(offers=[5])})
-    assert "no commit vouches" in peer.with_donors(donors).run(("a",), discard=False)
-    assert donors.asked == []
 
 
 def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
@@ -176,15 +149,6 @@ def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) ->
     assert peer.at(3), "what was proven is kept"
 
 
-def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
-    peer = peer_of(at=0)
-    donors = FakeDonors({"a": Served(offers=[1, 4])})
-    peer.with_donors(donors).usable = True
-    peer.state_sync.run(("a",), discard=False)
-    assert peer.at(ROUNDS)
-    assert donors.asked == [4], "three results are worth a state, and five are not"
-
-
 def test_a_half_fetched_state_is_finished_first(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[3, 4])})
@@ -281,13 +245,6 @@ def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> No
     assert donors.chain_bytes == [sizes[until] - sizes[since] for since, until in parts]
 
 
-def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
-    peer = peer_of(at=3)
-    peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
-    assert "results since" in peer.state_sync.run(("a",), discard=False)
-    assert peer.at(3)
-
-
 @pytest.mark.parametrize(
     ("reason", "discard"),
     [(Reason.SUPERSEDED, False), (Reason.SUPERSEDED, True), (Reason.UNREACHABLE, False)],
@@ -314,17 +271,3 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     assert peer.state_sync.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
-
-
-def test_who_ends_replays_no_further(peer_of: Make) -> None:
-    """Also where every result is at hand."""
-    peer = peer_of(at=1)
-
-    class Ending(FakeDonors):
-        def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> Tensor:
-            self.closed = True
-            return super().result(digest, peers, pace)
-
-    peer.with_donors(Ending({"a": Served()})).usable = True
-    assert "this peer ends" in peer.state_sync.run(("a",), discard=False)
-    assert peer.at(2)

@@ -145,41 +145,6 @@ def test_who_returns_fetches_only_what_it_lacks(
     assert [event["bytes"] for event in fetched] == [sizes[what] for what in fetches]
 
 
-def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -> None:
-    lied = threading.Event()
-
-    class Lying(BlobStore):
-        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-            truth = super().chunk(name, arena, chunk)
-            if not name.startswith("state/"):
-                return truth
-            lied.set()
-            return memoryview(bytes(len(truth)))
-
-    class Late(BlobStore):
-        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-            assert not name.startswith("state/") or lied.wait(20.0)
-            return super().chunk(name, arena, chunk)
-
-    liar = street.open_door(store_of(peer_of(), into=Lying))
-    honest = street.open_door(store_of(peer_of(), into=Late))
-    street.peer.state_sync.run((liar, honest), discard=False)
-    assert street.peer.at(ROUNDS)
-    assert street.liars == [liar]
-    dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
-    assert {event["peer_id"] for event in dropped} == {liar}
-
-
-def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make) -> None:
-    street.peer.store(3, [1, 2, 3], [3])
-    street.peer.state_sync.restore()
-    asked: list[str] = []
-    donor = street.open_door(store_of(peer_of(), into=noting(asked)))
-    street.peer.state_sync.run((donor,), discard=False)
-    assert street.peer.at(ROUNDS)
-    assert [name for name in asked if name.startswith("chain/")] == ["chain/3", "chain/5"]
-
-
 @pytest.mark.parametrize("listed", [b"", b"[[1,2]]", b"x" * (MAX_OFFERS * 32 + 1)])
 def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed: bytes) -> None:
     odd = altered(peer_of())
