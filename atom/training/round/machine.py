@@ -200,9 +200,8 @@ class RoundMachine:
         """Starts catching up once a preferred head was visible for a while; True if so."""
         context = self._context
         self._candidates.check_claims()
-        better = self._candidates.better()
-        if context.state.pending_commit is not None:
-            better = []  # one result is less to fetch than a state
+        # one result is less to fetch than a state
+        better = [] if context.state.pending_commit is not None else self._candidates.better()
         if not better:
             self._behind_since = None
             return False

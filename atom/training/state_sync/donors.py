@@ -18,14 +18,7 @@ from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name
 from atom.swarm.state.arenas import DIGEST_BYTES, named_digest
 from atom.swarm.state.blobs import RESULT_ARENA
-from atom.swarm.state.fetch import (
-    UNCHECKED_PACE,
-    Wanted,
-    Watch,
-    asking,
-    fetch,
-    refusal_of,
-)
+from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch, refusal_of
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.run_storage import OFFERS
@@ -34,6 +27,15 @@ Arenas = Mapping[str, torch.Tensor]
 MAX_OFFERS = 64
 _ASKED, _ASKED_AT_ONCE = 64, 8
 """Donors that are asked what they offer."""
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """Raises: OSError when the system has no thread to give."""
+    try:
+        yield
+    except RuntimeError as fault:
+        raise OSError(str(fault)) from fault
 
 
 class PeerDonors:
@@ -82,7 +84,7 @@ class PeerDonors:
 
         Raises: PeerRefused(SUPERSEDED): we end. No answer means nothing then.
         """
-        with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
+        with _threads(), ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
             told = {each for digests in pool.map(self._offers, peers[:_ASKED]) for each in digests}
         if self.closed:
             raise PeerRefused(Reason.SUPERSEDED, "stopped here")
@@ -122,7 +124,8 @@ class PeerDonors:
 
     def _fetched(self, what: str, wanted: Wanted, into: Path | Arenas, watch: Watch) -> Arenas:
         started = time.monotonic()
-        fetched = fetch(self._transport, wanted, into, self._stop, watch)
+        with _threads():
+            fetched = fetch(self._transport, wanted, into, self._stop, watch)
         watch.events.emit(
             "fetched",
             what=what,

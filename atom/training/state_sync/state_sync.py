@@ -102,10 +102,8 @@ class StateSync:
                 chain = self._chain_of(donor)
                 head, ours = chain.heads[-1], self._journal.head
                 if not (head.prefers(ours) or (discard and head.digest == ours.digest)):
-                    problems.append(f"{donor} has nothing better")
-                    continue
-                peers = [donor, *(peer for peer in donors if peer != donor)]
-                self._follow(replace(chain, peers=peers), discard)
+                    raise OSError("nothing better")
+                self._follow(replace(chain, peers=[*dict.fromkeys([donor, *donors])]), discard)
                 self._donors.keep_only()
                 self._storage.room.give_up(DOWNLOADS)
                 return ""

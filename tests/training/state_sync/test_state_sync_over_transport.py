@@ -184,6 +184,24 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     assert not street.donors.keeps_something()
 
 
+@pytest.mark.parametrize("kind", ["atom-offers", "atom-fetch"])
+def test_without_a_thread_to_be_had_catching_up_fails_and_is_tried_again(
+    street: Street, peer_of: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    donor, start = street.open_door(store_of(peer_of())), threading.Thread.start
+
+    def no_more(thread: threading.Thread) -> None:
+        if thread.name.startswith(kind):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_more)
+        assert "can't start new thread" in street.peer.state_sync.run((donor,), discard=False)
+    street.peer.state_sync.run((donor,), discard=False)
+    assert street.peer.at(ROUNDS)
+
+
 def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:
     name, result = next(iter(run().results.items()))
     odd = Shelf()
