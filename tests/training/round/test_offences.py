@@ -47,9 +47,9 @@ from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     CatchUp,
     ExchangeFinished,
-    Fetched,
     Freeze,
     Phase,
+    ResultFetched,
     Send,
     StartExchange,
     Stepped,
@@ -138,7 +138,7 @@ def another_result_than_ours(scene: Scene) -> None:
     holding(scene)
     other = b"other".ljust(32)
     scene.hear(Accept(HEAD.digest, BALLOT, value(other)))
-    scene.tell(Fetched(other))
+    scene.tell(ResultFetched(other, is_here=True))
 
 
 def a_state_that_is_not_ours(scene: Scene) -> None:
