@@ -81,9 +81,8 @@ class OffloadedModel:
         """
         replica = self._replica
         replica.reset_gradients()
-        groups = _groups(batches, replica.micro_batches)
-        for some in groups:
-            replica.run_pass([_entries(batch) for batch in some], last=some is groups[-1])
+        for some in _groups(batches, replica.micro_batches):
+            replica.run_pass([_entries(batch) for batch in some])
         sequences, norm = replica.sequences, replica.gradient_norm()
         replica.begin_step(replica.gradients.div_(sequences), norm / sequences, self._steps + 1)
         self._steps += 1

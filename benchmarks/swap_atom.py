@@ -124,7 +124,7 @@ class Atom:
         starts = range(0, len(batches), self.at_once)
         for first in starts:
             some = batches[first : first + self.at_once]
-            replica.run_pass(some, last=first == starts[-1])
+            replica.run_pass(some)
         loss = replica.loss_sum / replica.sequences
         sequences = replica.sequences
         if sequences & (sequences - 1):  # dividing rounds: so does the norm's own sum

@@ -8,9 +8,6 @@ from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
 
-Landed = Callable[[int, int], None]
-"""Told that elements [start, stop) are final."""
-
 
 class LandedBlocks(Generic[Found]):
     """What `work` finds in each block, on threads of this object's own."""

@@ -10,7 +10,7 @@ additions follow, which every IEEE machine rounds alike:
     sum                = the blocks, in order
 
 So a block can be summed as soon as its own elements are final, whatever the others are: the norm is
-known shortly after the last gradient (`LandingNorm`).
+known shortly after the last part of an average (`LandingNorm`).
 """
 
 import math

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from atom.base.errors import AtomError
-from atom.base.landing import Landed
-from atom.optim.clipping import LandingNorm, gradient_norm
+from atom.optim.clipping import gradient_norm
 
 
 class GradientsPoisoned(AtomError):
@@ -31,8 +30,6 @@ class GradientArena:
     poisoned: bool = field(default=False, init=False)
     void: bool = field(default=False, init=False)
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
-    _landing: LandingNorm | None = field(default=None, init=False, repr=False)
-    """Of the latest pass, if it was to be the last."""
 
     @property
     def sums(self) -> torch.Tensor:
@@ -44,36 +41,25 @@ class GradientArena:
         return self.flat
 
     def norm(self) -> float:
-        """The global norm of `sums`, as the latest pass left them. Raises: GradientsPoisoned."""
-        sums, landing = self.sums, self._landing
-        self._landing = None
-        return gradient_norm(sums) if landing is None else landing.norm()
+        """The global norm of `sums`. Raises: GradientsPoisoned."""
+        return gradient_norm(self.sums)
 
     @contextmanager
-    def accumulating(
-        self, touched: Callable[[], bool], last: bool = False
-    ) -> Iterator[Landed | None]:
+    def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
         the pass leaves the arena poisoned if `touched()` says that a part of it may be there; what
         was void stays void.
 
-        Of the `last` pass it wants to be told what is final, for the norm.
-
         Raises: GradientsPoisoned when it already is.
         """
         self._require_whole()
-        self._forget_norm()
-        landing = LandingNorm(self.flat) if last else None
         self.poisoned = True
         try:
-            yield None if landing is None else landing.landed
+            yield
         except BaseException:
-            if landing is not None:
-                landing.close()
             self.poisoned = touched()
             raise
         self.poisoned = self.void = False
-        self._landing = landing
 
     def count(self, sequences: int, loss_sum: float) -> None:
         """Notes what the pass just added."""
@@ -86,7 +72,6 @@ class GradientArena:
         no memory, as `reset`."""
         self.void = True
         self.unspent = 0
-        self._forget_norm()
 
     def reset(self, tag: bytes = b"") -> None:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
@@ -94,11 +79,6 @@ class GradientArena:
         self.spend()
         self.sequences, self.loss_sum, self.poisoned = 0, 0.0, False
         self.tag = tag  # last: whoever reads it before the count never takes an old one for new
-
-    def _forget_norm(self) -> None:
-        if self._landing is not None:
-            self._landing.close()
-        self._landing = None
 
     def _require_whole(self) -> None:
         if self.poisoned:

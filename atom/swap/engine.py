@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.base.landing import Landed
 from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program
 from atom.swap.boundary_traffic import BoundaryTraffic
@@ -123,11 +122,9 @@ class Engine:
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = _never,
         first: bool = False,
-        landed: Landed | None = None,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
-        take the place of all it held if this is the `first` pass. `landed` is told, from another
-        thread, what parts of it are as the pass leaves them: each element once.
+        take the place of all it held if this is the `first` pass.
 
         Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
         sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
@@ -143,7 +140,7 @@ class Engine:
         self._gate = Gate()
         with voided_by_memory():
             begun = self._begin(micro_batches, seeds, self._gate)
-            current = replace(begun, terms=Terms(first, landed, seeds[0]))
+            current = replace(begun, terms=Terms(first, seeds[0]))
             schedule = training_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
 

@@ -1,6 +1,6 @@
-"""Where gradients land on the host: what is to be added to what, and who hears when it is there."""
+"""Where gradients land on the host: what is to be added to what."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from atom.swap.host_sums import add, add_rounded
 
 
 def at_once() -> None:
-    """For loads that have nothing to wait for, and sums that nobody asks about."""
+    """For loads that have nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class HostSum:
     replace: bool
     noise: Noise | None = None
     """Wanted where something is added to bfloat16."""
-    landed: Callable[[], None] = at_once
-    """Called when it is there, by the thread that has added it."""
 
 
 def landing(sums: Sequence[HostSum], staging: torch.Tensor) -> list[HostSum]:
@@ -66,7 +64,6 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bo
             _add(part)
         elif part.source is not part.destination:
             part.destination.copy_(part.source)
-        part.landed()
 
 
 def _add(part: HostSum) -> None:

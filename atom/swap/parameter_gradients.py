@@ -12,17 +12,15 @@ micro-batch's backward, and reaches the arena once, with the earliest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from atom.base.landing import Landed
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, Noise, at_once
+from atom.swap.host_landing import HostSum, Noise
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,6 @@ class Terms:
 
     first: bool = False
     """Of its round: it replaces what the arena held."""
-    landed: Landed | None = None
-    """Told of what the pass leaves as it is, by the thread that added it."""
     seed: int = 0
     """Where the noise comes from that sums in bfloat16 are rounded with."""
 
@@ -67,10 +63,8 @@ class _Part:
         if self.stretch is None:
             return HostSum(self.destination, self.source, replace=True)
         noise = Noise(_noise_key(terms.seed, sub_model), self.stretch[0])
-        tells = terms.landed is not None and self.role.last
-        told = partial(terms.landed, *self.stretch) if terms.landed and tells else at_once
         replaces = terms.first and self.role.first
-        return HostSum(self.destination, self.source, replaces, noise, told)
+        return HostSum(self.destination, self.source, replaces, noise)
 
 
 @dataclass(frozen=True)

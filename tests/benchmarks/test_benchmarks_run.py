@@ -121,17 +121,6 @@ def test_a_step_beside_the_state() -> None:
         assert side["ratio"] == pytest.approx(side["median_s"] / body["sides"]["step"]["median_s"])
 
 
-def test_the_norm_as_gradients_land_beside_the_norm_after() -> None:
-    program = str(BENCHMARKS / "gradient_norm.py")
-    body = run(program, "--layers", "2", "--model-dim", "16", "--runs", "2")
-    assert body["benchmark"] == "gradient_norm"
-    assert body["blocks"] == 1
-    for side in ("after the pass", "as they land"):
-        check_timing(body["exposed"][side], runs=2)
-        check_timing(body["pass_and_norm"][side], runs=2)
-    assert body["exposed_ratio"] > 0
-
-
 def test_what_a_start_takes_and_what_that_comes_to() -> None:
     body = run(str(BENCHMARKS / "start.py"), "--layers", "2", "--model-dim", "16")
     assert body["benchmark"] == "start"

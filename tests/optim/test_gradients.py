@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena, GradientsPoisoned
 
 
@@ -48,39 +47,3 @@ def test_a_pass_interrupted_before_it_added_anything_poisons_nothing() -> None:
         raise RuntimeError
     assert torch.equal(arena.sums, torch.ones(4))
     assert arena.sequences == 3
-
-
-def test_the_norm_of_a_last_pass_is_that_of_the_whole() -> None:
-    arena = GradientArena(torch.zeros(100))
-    for last in (False, True):
-        with arena.accumulating(lambda: True, last) as landed:
-            arena.flat += torch.arange(100)
-            assert (landed is not None) is last
-            if landed is not None:
-                landed(40, 100)
-                landed(0, 40)
-    assert arena.norm() == gradient_norm(2.0 * torch.arange(100)) == arena.norm()
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_pass_after_the_last_one_counts_in_the_norm(again: bool) -> None:
-    arena = GradientArena(torch.zeros(100))
-    for last in (True, again):
-        with arena.accumulating(lambda: True, last) as landed:
-            arena.flat += 1
-            if landed is not None:
-                landed(0, 100)
-    assert arena.norm() == 20.0
-
-
-def test_a_last_pass_that_failed_leaves_no_norm() -> None:
-    arena = GradientArena(torch.zeros(100))
-    with arena.accumulating(lambda: True):
-        arena.flat += 1
-    with pytest.raises(RuntimeError), arena.accumulating(lambda: False, last=True):
-        raise RuntimeError
-    assert arena.norm() == 10.0
-    with arena.accumulating(lambda: True, last=True):
-        arena.flat += 1
-    arena.reset()
-    assert arena.norm() == 0.0

@@ -155,11 +155,9 @@ class Replica:
         self,
         batches: Sequence[Batch],
         should_stop: Callable[[], bool] = lambda: False,
-        last: bool = False,
     ) -> PassResult:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
-        is under way, and ends after it. `last`: as far as the caller knows, no other pass comes
-        before the step; then most of `gradient_norm` is reckoned under this one.
+        is under way, and ends after it.
 
         A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
         gradients begin anew, without those of earlier passes either. Another exception
@@ -176,7 +174,7 @@ class Replica:
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
             with self.engines.using():
-                losses = self._accumulate(batches, seeds, should_stop, last)
+                losses = self._accumulate(batches, seeds, should_stop)
         except PassVoided as void:
             raise self._learnt(void, len(batches), self._drop_what_is_torn()) from void
         except (PassCancelled, DeviceTaken):
@@ -197,7 +195,6 @@ class Replica:
         batches: Sequence[Batch],
         seeds: Sequence[int],
         should_stop: Callable[[], bool],
-        last: bool,
     ) -> list[float]:
         engine, arena = self.engines.training, self._arena
         if arena.sequences == 0:
@@ -206,8 +203,8 @@ class Replica:
         engine.observer = self._observer or self.watch.begin()
         first = arena.void
         try:
-            with arena.accumulating(lambda: engine.touched, last) as landed:
-                return engine.run_pass(batches, seeds, should_stop, first, landed)
+            with arena.accumulating(lambda: engine.touched):
+                return engine.run_pass(batches, seeds, should_stop, first)
         finally:
             engine.observer = self._observer
 
@@ -254,7 +251,7 @@ class Replica:
         return self._arena.sums
 
     def gradient_norm(self) -> float:
-        """Of `gradients`, global, as the latest pass left them. Raises: GradientsPoisoned."""
+        """Of `gradients`, global. Raises: GradientsPoisoned."""
         self._let_a_step_end()
         return self._arena.norm()
 

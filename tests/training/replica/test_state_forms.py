@@ -86,7 +86,7 @@ def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[
     for round in rounds:
         replica.reset_gradients()
         replica.run_pass(batches(3, round % 3))
-        replica.run_pass(batches(1, round % 3 + 50), last=True)
+        replica.run_pass(batches(1, round % 3 + 50))
         losses.append(replica.loss_sum)
         norm = replica.gradient_norm() / replica.sequences
         replica.begin_step(replica.gradients.div_(replica.sequences), norm, round)
