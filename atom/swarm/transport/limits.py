@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from atom.base.clock import Clock
-from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
+from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 
 FIRST_HOLD_S = 5.0
@@ -252,29 +251,3 @@ class Endpoint:
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)
-
-
-class RefusalLog:
-    """Writes refusals as events, at most ten a second, so that a flood cannot fill the disk."""
-
-    def __init__(self, events: EventSink, clock: Clock) -> None:
-        self._events = events
-        self._clock = clock
-        self._bucket = TokenBucket(10.0, 50.0)
-        self._unwritten = 0
-        self._lock = threading.Lock()
-
-    def write(self, refused: PeerRefused, host: str, peer_id: str) -> None:
-        with self._lock:
-            if not self._bucket.allow(self._clock.now()):
-                self._unwritten += 1
-                return
-            unwritten, self._unwritten = self._unwritten, 0
-        self._events.emit(
-            "connection-refused",
-            reason=refused.reason.value,
-            detail=refused.detail[:200],
-            host=host,
-            peer_id=peer_id,
-            unwritten=unwritten,
-        )

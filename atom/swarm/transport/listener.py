@@ -17,7 +17,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, tune
-from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, RefusalLog
+from atom.swarm.transport.limits import ConnectionLimiter, Endpoint
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
 _BACKLOG = 64
@@ -27,6 +27,8 @@ MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
 longer than to send it."""
 _BYTES_PER_MESSAGE = 256
 """That each counts beside its own."""
+REFUSALS_PER_S, REFUSALS_AT_ONCE = 10.0, 50.0
+"""That become events: a flood of them must not fill the disk."""
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
@@ -180,7 +182,7 @@ class Listener:
         self._router = router
         self._reverse = reverse
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
-        self._refusals = RefusalLog(endpoint.events, endpoint.clock)
+        self._refusals_told = TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
         self._socket: socket.socket | None = None
@@ -217,7 +219,7 @@ class Listener:
     def _take(self, accepted: socket.socket, host: str) -> None:
         if not self._limiter.enter(host):
             accepted.close()
-            self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
+            self._tell_refusal(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host)
             return
         try:
             self._endpoint.threads.start("atom-inbound", lambda: self._serve(accepted, host))
@@ -266,7 +268,7 @@ class Listener:
         except OSError as error:
             late = isinstance(error, TimeoutError)
             reason = Reason.TIMEOUT if late else Reason.BAD_HANDSHAKE
-            self._refusals.write(PeerRefused(reason, str(error)), host, "")
+            self._tell_refusal(PeerRefused(reason, str(error)), host)
             channel.close()
             return True
         if not self._reverse.arrived(bytes(token), below):
@@ -296,12 +298,12 @@ class Listener:
             ring = channel.purpose is Purpose.RING
             channel.stream = self._endpoint.bandwidth.limit(stream, ring=ring)
         except PeerRefused as refused:
-            self._refusals.write(refused, host, channel.peer_id)
+            self._tell_refusal(refused, host, channel.peer_id)
             self._say_no(channel, refused)
         except TimeoutError:
-            self._refusals.write(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
+            self._tell_refusal(PeerRefused(Reason.TIMEOUT, "handshake"), host)
         except ConnectionError as error:
-            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
+            self._tell_refusal(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host)
         else:
             return True
         return False
@@ -311,6 +313,16 @@ class Listener:
         with contextlib.suppress(OSError, PeerRefused):
             handshake.refuse(channel, refused, patience)
             channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
+
+    def _tell_refusal(self, refused: PeerRefused, host: str, peer_id: str = "") -> None:
+        if self._refusals_told.allow(self._endpoint.clock.now()):
+            self._endpoint.events.emit(
+                "connection-refused",
+                reason=refused.reason.value,
+                detail=refused.detail[:200],
+                host=host,
+                peer_id=peer_id,
+            )
 
     def _left(self, channel: Channel, host: str) -> None:
         with self._lock:
