@@ -102,9 +102,14 @@ def _run(
     cancelled: threading.Event,
 ) -> None:
     """Runs all threads to their end; gives a failing one a moment for its last words."""
-    threads = [threading.Thread(target=work, name="atom-all-reduce") for work in works]
-    for thread in threads:
-        thread.start()
+    threads = list[threading.Thread]()
+    try:
+        for work in works:
+            thread = threading.Thread(target=work, name="atom-all-reduce")
+            thread.start()
+            threads.append(thread)
+    except RuntimeError as problem:  # those that were started must not outlive this call
+        reduction.fail(ExchangeBroken(reduction.terms.me, Reason.RING_BROKEN, str(problem)))
     while not reduction.over.wait(_WATCH_S):
         if cancelled.is_set():
             reduction.fail(ExchangeBroken(None, Reason.SUPERSEDED, "cancelled here"))

@@ -40,12 +40,15 @@ def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Chann
     ways = [*((terms.rank, peer) for peer in right), *((peer, terms.rank) for peer in left)]
     ours = [way for way in ways if _dials(terms, way) == terms.rank]
     opened = dict[_Way, Channel]()
+
+    def dial(way: _Way) -> None:
+        opened[way] = _open(transport, terms, way, deadline)
+
     try:
         with ThreadPoolExecutor(max(len(ours), 1), "atom-dial") as pool:  # round trips at once
-            dials = {way: pool.submit(_open, transport, terms, way, deadline) for way in ours}
-        opened = {way: dial.result() for way, dial in dials.items() if not dial.exception()}
-        for dial in dials.values():
-            dial.result()
+            dials = [pool.submit(dial, way) for way in ours]
+        for each in dials:
+            each.result()
         for way in ways:
             opened[way] = opened.get(way) or _open(transport, terms, way, deadline)
     except BaseException as failure:

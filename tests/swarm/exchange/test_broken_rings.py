@@ -10,6 +10,7 @@ from threaded_ring import SILENCE_S, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
+from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.plans import RingPlan, chunk_header, ring_tag
 from atom.swarm.stream.frames import Kind, Pace, Patience
 
@@ -36,6 +37,29 @@ def test_a_killed_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) 
         failure = broken(futures[rank])
         assert failure.suspect == swarm.order[2]
         assert failure.reason is Reason.RING_BROKEN
+
+
+def test_no_thread_outlives_a_ring_that_got_too_few(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write into a buffer that the next ring may have by then."""
+    swarm, start, started = swarm_of("tcp", 2), threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name == "atom-all-reduce":
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    other = swarm.pool.submit(swarm.open, 1)
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(ExchangeBroken, match="new thread") as failure:
+        swarm.member(0, sources(1, 100_000)[0], 100_000)
+    assert failure.value.suspect == swarm.order[0]
+    assert [thread.is_alive() for thread in started] == [False]
+    for channel in other.result(SOON):
+        channel.close()
 
 
 def test_who_has_said_something_is_through_with_opening(

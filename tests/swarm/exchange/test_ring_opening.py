@@ -56,6 +56,33 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
         arrived.recv_header(0, Patience(SOON))
 
 
+def test_without_a_thread_for_every_dial_no_connection_stays_open(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, made, refused = swarm_of("local", 3), list[Channel](), threading.Event()
+    swarm.shares = (1, 1, 1)
+    here, start = swarm.transports[0], threading.Thread.start
+    connect = here.connect
+
+    def start_but_second(thread: threading.Thread) -> None:
+        if thread.name == "atom-dial_1":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def late(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        assert refused.wait(SOON)
+        made.append(connect(peer_id, purpose, tag, timeout_s))
+        return made[-1]
+
+    monkeypatch.setattr(here, "connect", late)
+    monkeypatch.setattr(threading.Thread, "start", start_but_second)
+    with pytest.raises(RuntimeError, match="new thread"):
+        swarm.open_all(0)
+    assert made
+    assert all(channel.closed.is_set() for channel in made)
+
+
 def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm = swarm_of("local", 2)
     old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
