@@ -24,7 +24,7 @@ from atom.swarm.chain.messages import (
 )
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
-from atom.training.round.election import LeaderElection, objects_to_branch
+from atom.training.round.election import LeaderElection
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
@@ -106,14 +106,8 @@ class Coordinator:
         self._check_prevotes(attempt)
 
     def _check_prevotes(self, attempt: Attempt) -> None:
-        if not attempt.electorate.satisfied_by(attempt.agreeable):
-            return
-        survivors = attempt.electorate.survivors
-        objected = survivors and objects_to_branch(self._context, survivors)
-        if self.election.find_cause() and not objected:
+        if attempt.electorate.satisfied_by(attempt.agreeable):
             self._prepare(attempt.electorate, attempt.agreeable)
-        else:  # while we asked, whoever made up the batch has gone, or a voter has come back
-            self.attempt = None
 
     def _prepare(self, chosen: Electorate, agreeable: AbstractSet[Voter]) -> None:
         """Asks all that are at this head: by their leases, or by their word just now."""
@@ -139,9 +133,6 @@ class Coordinator:
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
-        lease = self._context.view.fresh.get(sender.peer_id)
-        if lease is not None and lease.incarnation != sender.incarnation:
-            return  # a newer process of that peer is there
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
         if attempt is None or sender.peer_id not in attempt.invited:
             return

@@ -21,7 +21,7 @@ from atom.training.round.round_state import RoundContext
 UNHEEDED = 2
 """Calls for promises without a quorum, at one head: then it is others' turn."""
 HOLD_OUT = 5
-"""Times the grace time, what promises take, and an exchange: until a head is overdue."""
+"""Times the grace time and what promises take: until a head is overdue."""
 _VIEW_SLACK_S = 2.0
 """Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
 _OVERDUE_SLACK = 0.8
@@ -168,7 +168,7 @@ class LeaderElection:
         if context.phase is Phase.REDUCING or (not engaged and self._others_average()):
             return
         self._stalled_s += passed
-        limit_s = context.patience.grace + context.exchange_s + context.promise_patience()
+        limit_s = context.patience.grace + context.promise_patience()
         before, context.state.overdue = context.state.overdue, self._stalled_s / HOLD_OUT / limit_s
         if before < 1.0 <= context.state.overdue:
             names = sorted(voter.peer_id for voter in self._given_up())

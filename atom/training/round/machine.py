@@ -207,9 +207,7 @@ class RoundMachine:
             return False
         if self._behind_since is None:
             self._behind_since = context.now
-        took_part = context.state.ballot is not None
-        patience = context.patience.behind if took_part else context.patience.behind_bystander
-        if context.now - self._behind_since < patience:
+        if context.now - self._behind_since < context.patience.behind:
             return False
         self._behind_since = None
         self._participant.catch_up(better, "a preferred head is out there")
@@ -310,7 +308,7 @@ class RoundMachine:
         self._candidates.learn(event)
         self._has_no_state = not event.state_digest
         if self._has_no_state:
-            self._seek_at = context.now + context.patience.behind
+            self._seek_at = context.now + context.patience.quiet
             return
         if event.head.digest == self.head.digest:
             context.state.state_digest = event.state_digest  # promises at this head still bind us

@@ -221,7 +221,6 @@ class Participant:
         context, state = self._context, self._context.state
         if context.phase is not Phase.REDUCING or state.ballot != ballot:
             return
-        context.exchange_s = context.now - state.since
         context.enter_phase(Phase.HOLDING)
         state.held.add(digest)
         state.rings[ballot].result = digest

@@ -37,10 +37,8 @@ class Patience:
     """Silence after which another coordinator takes over."""
     rank: float = 1.0
     holding: float = 5.0
-    behind: float = 1.5
-    """A better head must be visible this long: its commit notice may be under way."""
-    behind_bystander: float = 0.3
-    """The same for a peer that had no part in the round: a joiner must not stay a round behind."""
+    behind: float = 0.3
+    """A better head must be proven this long: its commit notice may be under way."""
     thaw_gap: float = 2.0
     """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
     thaw_rest: float = 4.0
@@ -188,8 +186,6 @@ class RoundContext:
         self.behind = False
         """A preferred head is proven: neither lead nor branch before that is known."""
         self.now = state.entered
-        self.exchange_s = 0.0
-        """How long the last exchange took that ended well here."""
         self.out: list[Action] = []
         self.inbox: deque[Message] = deque()
         """Messages to ourselves: handled after the present event."""

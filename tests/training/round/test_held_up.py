@@ -117,7 +117,7 @@ def test_who_gave_each_other_up_meet_again_though_a_third_knows_better(seed: int
     swarm.network.drop = lambda source, target, message: (
         {source, target} == pair and isinstance(message, AcceptedVote)
     )
-    swarm.run(68.0)
+    swarm.run(65.0)
     swarm.restart(third.seat.name)
     swarm.run(8.0)
     assert swarm.story(100_000).count("kind=held-up") == 2, swarm.story(60)

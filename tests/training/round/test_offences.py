@@ -43,7 +43,6 @@ from atom.swarm.chain.messages import (
     Ring,
 )
 from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
-from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     CatchUp,
     ExchangeFinished,
@@ -225,20 +224,6 @@ def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
     scene.hear(Prevote(HEAD.digest, 1), stranger)
     reasons = ["", Reason.VOTER_ALIVE, Reason.NOT_A_VOTER, Reason.WRONG_HEAD, Reason.NOT_A_VOTER]
     assert [answer.refusal for answer in scene.sent(PrevoteAnswer)] == reasons
-
-
-@pytest.mark.parametrize("overdue", [0.0, 2.0])
-def test_survivors_are_not_called_once_we_object_ourselves(overdue: float) -> None:
-    """The third voter is seen again since the branch began, and the mate, who did not see it yet,
-    agrees. Only where nothing was decided for too long does it not matter."""
-    scene = Scene()
-    scene.leases = {voter.peer_id: lease(voter, 96) for voter in (MATE, GONE)}
-    scene.tick()
-    context, survivors = scene.machine._context, tuple(sorted([ME, MATE]))
-    context.state.overdue = overdue
-    scene.machine._coordinator._begin(Electorate(survivors, survivors))
-    scene.hear(PrevoteAnswer(HEAD.digest, scene.machine._coordinator._serial))
-    assert bool(scene.sent(Prepare)) == bool(overdue)
 
 
 def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:

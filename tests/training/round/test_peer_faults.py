@@ -157,12 +157,6 @@ def test_time_in_an_exchange_does_not_count_nor_does_time_alone() -> None:
         assert waiting.wait(10 * LIMIT_S) == 0
 
 
-def test_a_head_is_overdue_later_where_exchanges_take_longer() -> None:
-    waiting = Waiting()
-    waiting.context.exchange_s = 100.0
-    assert waiting.wait(5 * LIMIT_S) < 1
-
-
 def test_of_an_overdue_head_those_are_given_up_that_owe_us_something() -> None:
     waiting = Waiting()
     waiting.wait(0.9 * LIMIT_S)
