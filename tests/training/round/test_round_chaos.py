@@ -5,7 +5,6 @@ More of them: `soak.py`.
 """
 
 import pytest
-from adversary import Adversary
 from histories import drawn, history
 from shrinking import explained
 from simulation import BrokenPromise
@@ -28,16 +27,6 @@ def test_realistic_faults(block: int) -> None:
         committed, triggers = committed + seen.rounds, triggers + seen.triggers
     assert committed >= ROUNDS // BLOCKS, "faults so bad that little happened prove little"
     assert triggers >= TRIGGERS // BLOCKS, "none of them early, or a promise were broken"
-
-
-@pytest.mark.parametrize("peers", [2, 3, 4, 5])
-def test_no_time_and_no_manners(peers: int) -> None:
-    committed = 0
-    for seed in range(8):
-        adversary = Adversary(seed, peers, faults=0.002 * (seed % 3))
-        adversary.play(2500)
-        committed += len(adversary.witness.ordinary)
-    assert committed > 8
 
 
 @pytest.mark.parametrize("seed", range(3))
