@@ -31,7 +31,7 @@ from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.channels import Channels
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, RingStyle
+from atom.training.exchange import Exchange, GradientEncoding
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
@@ -209,7 +209,7 @@ class Rounds:
         self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self._exchange = WatchedExchange(
             transport, self._results, lambda _: self._replica.gradients,
-            self._outcomes.put, self._clock, RingStyle(),
+            self._outcomes.put, self._clock, GradientEncoding(),
         )  # fmt: skip
         self.digest = b""
 

@@ -109,7 +109,7 @@ class ErrorFeedback:
 
 
 @dataclass(frozen=True)
-class RingStyle:
+class GradientEncoding:
     """How the run's gradients travel: the same for all of its peers."""
 
     codec: Codec = field(default_factory=Float32)
@@ -136,14 +136,14 @@ class Exchange:
         gradients: Callable[[bytes], Tensor],
         post: Callable[[Event], None],
         clock: Clock,
-        style: RingStyle,
+        encoding: GradientEncoding,
     ) -> None:
         self._transport = transport
         self._results = results
         self._gradients = gradients
         self._post = post
         self._clock = clock
-        self._style = style
+        self._encoding = encoding
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
@@ -223,7 +223,7 @@ class Exchange:
         try:
             gives = start.members[terms.rank].sequences > 0
             source = self._gradients(start.parent) if gives else None
-            feedback = self._style.feedback if source is not None else None
+            feedback = self._encoding.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
             arenas = Arenas(source, result, residual, landed)
             began = self._clock.now()
@@ -252,7 +252,7 @@ class Exchange:
             rank=members.index(self._transport.peer_id),
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
-            codec=self._style.codec,
+            codec=self._encoding.codec,
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,

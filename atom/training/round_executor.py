@@ -30,7 +30,7 @@ from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, RingStyle, start_task
+from atom.training.exchange import Exchange, GradientEncoding, start_task
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
@@ -98,7 +98,7 @@ class RoundExecutor:
         schedule: Schedule,
         clock: Clock,
         events: EventSink,
-        style: RingStyle,
+        encoding: GradientEncoding,
         me: Voter,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
@@ -117,11 +117,11 @@ class RoundExecutor:
         self._schedule = schedule
         self._clock = clock
         self._events = events
-        self._style = style
+        self._feedback = encoding.feedback
         self._on_round_begun = on_round_begun
         self._post = post
         self._closing = threading.Event()
-        self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
+        self._exchange = Exchange(transport, self._results, self._gradients, post, clock, encoding)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
@@ -189,8 +189,8 @@ class RoundExecutor:
     def _report_frozen(self, ballot: Ballot) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
-        if replica.sequences and self._style.feedback is not None:
-            self._style.feedback.fold(replica.contribution())
+        if replica.sequences and self._feedback is not None:
+            self._feedback.fold(replica.contribution())
         if replica.sequences and not math.isfinite(largest_size(replica.contribution())):
             self._events.emit("gradients-dropped", reason="not-finite")
             replica.reset_gradients(replica.gradients_tag)
@@ -212,9 +212,9 @@ class RoundExecutor:
             )
         return is_told
 
-    # ---- ring
+    # ---- exchange
 
-    def _gradients_of(self, parent: bytes) -> torch.Tensor:
+    def _gradients(self, parent: bytes) -> torch.Tensor:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
         return self._replica.contribution()
 
@@ -232,8 +232,8 @@ class RoundExecutor:
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
         self.stats.committed(value, counted, tokens, self._clock.now())
-        if self._style.feedback is not None:
-            self._style.feedback.committed(value.result_digest)
+        if self._feedback is not None:
+            self._feedback.committed(value.result_digest)
         self._start_round(head)
         if value.round != self._schedule.last_round:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
@@ -375,8 +375,8 @@ class RoundExecutor:
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""
-        if self._style.feedback is not None:
-            self._style.feedback.forget()
+        if self._feedback is not None:
+            self._feedback.forget()
         self._start_round(head)
         self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(

@@ -30,7 +30,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.swarm.stream.frames import Pace
-from atom.training.exchange import RingStyle
+from atom.training.exchange import GradientEncoding
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
@@ -211,7 +211,7 @@ class Stage:
         )  # fmt: skip
         self.executor = RoundExecutor(
             context, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, RingStyle(), ME, self._post, self._round_begun,
+            self.events, GradientEncoding(), ME, self._post, self._round_begun,
         )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None

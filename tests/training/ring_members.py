@@ -9,7 +9,7 @@ from torch import Tensor
 from atom.base.clock import BootClock
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, RingStyle
+from atom.training.exchange import Exchange, GradientEncoding
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
@@ -21,7 +21,7 @@ class Member:
     """Its gradients say when they are asked for, and may be held up."""
 
     def __init__(
-        self, transport: Transport, gradients: Tensor, folder: Path, style: RingStyle
+        self, transport: Transport, gradients: Tensor, folder: Path, encoding: GradientEncoding
     ) -> None:
         self.transport, self.gradients = transport, gradients
         self.transport.start()
@@ -32,7 +32,7 @@ class Member:
         self.fault: Exception | None = None
         self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self.exchange = Exchange(
-            transport, self.results, self._read, self.outcomes.put, BootClock(), style
+            transport, self.results, self._read, self.outcomes.put, BootClock(), encoding
         )
 
     def _read(self, parent: bytes) -> Tensor:

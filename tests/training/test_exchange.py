@@ -13,7 +13,7 @@ from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
-from atom.training.exchange import ErrorFeedback, RingStyle
+from atom.training.exchange import ErrorFeedback, GradientEncoding
 from atom.training.round.events import ExchangeFailed
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.training.ring_members import WAIT_S, Member, ballot
@@ -38,12 +38,12 @@ class Doorway(LocalTransport):
 class Circle:
     """Some members on one network: the gradients of number n are 10^n."""
 
-    def __init__(self, size: int, folder: Path, styles: Sequence[RingStyle]) -> None:
+    def __init__(self, size: int, folder: Path, encodings: Sequence[GradientEncoding]) -> None:
         network = LocalNetwork()
         self.doors = [Doorway(network, number) for number in range(size)]
         self.members = [
-            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), style)
-            for number, (door, style) in enumerate(zip(self.doors, styles, strict=True))
+            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), encoding)
+            for number, (door, encoding) in enumerate(zip(self.doors, encodings, strict=True))
         ]
 
     def start(
@@ -84,8 +84,9 @@ CircleOf = Callable[..., Circle]
 def circle_of(tmp_path: Path) -> Iterator[CircleOf]:
     made: list[Circle] = []
 
-    def make(size: int, styles: Sequence[RingStyle] = ()) -> Circle:
-        made.append(Circle(size, tmp_path / str(len(made)), styles or [RingStyle()] * size))
+    def make(size: int, encodings: Sequence[GradientEncoding] = ()) -> Circle:
+        each = encodings or [GradientEncoding()] * size
+        made.append(Circle(size, tmp_path / str(len(made)), each))
         return made[-1]
 
     before = set(threading.enumerate())
@@ -131,7 +132,7 @@ def test_all_members_hold_the_same_mean(
 
 def coarse(circle_of: CircleOf, size: int) -> tuple[Circle, list[ErrorFeedback]]:
     feedbacks = [ErrorFeedback(ELEMENTS) for _ in range(size)]
-    circle = circle_of(size, [RingStyle(codec_named("int8"), each) for each in feedbacks])
+    circle = circle_of(size, [GradientEncoding(codec_named("int8"), each) for each in feedbacks])
     for number, member in enumerate(circle.members):
         generator = torch.Generator().manual_seed(number)
         member.gradients.copy_(torch.randn(ELEMENTS, generator=generator))

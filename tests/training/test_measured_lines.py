@@ -18,7 +18,7 @@ from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream,
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import RingStyle
+from atom.training.exchange import GradientEncoding
 from tests.training.ring_members import Member
 
 ELEMENTS = 1 << 20
@@ -53,7 +53,7 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
         local = Local(Identity.create(), b"r" * 32, bytes(16))
         transport = SlowTo(local, ("127.0.0.1", 0), EventList())
         gradients = torch.full((ELEMENTS,), float(number))
-        three.append(Member(transport, gradients, tmp_path / str(number), RingStyle()))
+        three.append(Member(transport, gradients, tmp_path / str(number), GradientEncoding()))
     for one in three:
         for other in three:
             host, port = other.transport.address

@@ -37,7 +37,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import ErrorFeedback, RingStyle
+from atom.training.exchange import ErrorFeedback, GradientEncoding
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.worker import Deck, Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms, usual_policy
@@ -106,8 +106,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     life = Life(box.state, given.console, events, clock, given.address)
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
-    style = _ring_style(member.run, member.replica.elements)
-    terms, inbox = (_schedule(member), clock, events, style, box.me), Inbox()
+    encoding = _gradient_encoding(member.run, member.replica.elements)
+    terms, inbox = (_schedule(member), clock, events, encoding, box.me), Inbox()
     executor = RoundExecutor(replica.context, transport, *terms, inbox.put, life.on_round_begun)
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
@@ -231,12 +231,12 @@ def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> 
     return Transport(local, data_place(network, listen), events, bandwidth=bandwidth)
 
 
-def _ring_style(run: RunFile, elements: int) -> RingStyle:
+def _gradient_encoding(run: RunFile, elements: int) -> GradientEncoding:
     """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
     codec = codec_named(run.swarm.codec)
     feedback = ErrorFeedback(elements) if codec.feeds_back else None
-    return RingStyle(codec, feedback)
+    return GradientEncoding(codec, feedback)
 
 
 def _schedule(member: Membership) -> Schedule:
