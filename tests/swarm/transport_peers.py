@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from atom.base.errors import PeerRefused
 from atom.base.events import EventList
+from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
+from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -53,10 +57,15 @@ class Peer:
             on_unreachable=lambda *lost: self.lost.put(lost),
         )
 
+    @property
+    def peer_id(self) -> str:
+        return self.transport.peer_id
+
     def knows(self, *others: "Peer") -> None:
         for other in others:
-            host, port = other.transport.address
-            self.transport.set_addresses(other.transport.peer_id, [f"{host}:{port}"])
+            listens = other.transport.listens
+            addresses = ("{}:{}".format(*other.transport.address),) if listens else ()
+            self.transport.set_contact(other.peer_id, Contact(addresses, not listens))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -85,15 +94,19 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
     def make(
         run: bytes = RUN,
         limits: TransportLimits = QUICK,
+        identity: Identity | None = None,
+        allowed: AllowList = OPEN,
+        listens: bool = True,
     ) -> Peer:
-        identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
+        identity, events = identity or Identity.create(), EventQueue()
+        incarnation = bytes([len(made)]) * 16
         transport: Transport
         if kind == "tcp":
-            where = ("127.0.0.1", 0)
-            local = Local(identity, run, incarnation)
+            where = ("127.0.0.1", 0) if listens else None
+            local = Local(identity, run, incarnation, allowed=allowed)
             transport = Transport(local, where, events, limits=limits)
         else:
-            transport = LocalTransport(network, identity, incarnation, events, limits)
+            transport = LocalTransport(network, identity, incarnation, events, limits, allowed)
         made.append(Peer(transport, events))
         transport.start()
         return made[-1]
@@ -104,6 +117,13 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         peer.transport.close()
     assert set(threading.enumerate()) <= before
     assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
+
+
+def refusal(call: Callable[..., object], *given: object) -> Reason:
+    """What the call is refused with."""
+    with pytest.raises(PeerRefused) as refused:
+        call(*given)
+    return refused.value.reason
 
 
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:

@@ -1,16 +1,14 @@
 """Peers of a run with a list speak with each other, and with nobody else."""
 
 import asyncio
-import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from swarm_samples import TINY_RUN, a_lease, a_manifest
+from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, shake
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
@@ -22,20 +20,18 @@ from atom.swarm.records.manifest import (
     Manifest,
     seen_from_outside,
 )
-from atom.swarm.stream import handshake
-from atom.swarm.stream.frames import Channel, Patience, Purpose
+from atom.swarm.stream.frames import Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import make_credentials, wrap
+from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+
+__all__ = ["make_peer", "make_tcp_peer"]
 
 OWNER, ANN, BOB, STRANGER = (Identity.create() for _ in range(4))
 NAMES = (ANN.peer_id, BOB.peer_id)
 LIST = AllowList.of(OWNER.peer_id, NAMES)
-RUN = b"r" * 32
-SOON = 10.0
 
 Make = Callable[[Identity, AllowList], Transport]
 
@@ -45,39 +41,20 @@ def listed_manifest() -> Manifest:
     return a_manifest(OWNER, run_file=normalised_run_text(run))
 
 
-@pytest.fixture(params=["tcp", "local"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made: list[tuple[Transport, EventList]] = []
-    network = LocalNetwork()
+@pytest.fixture
+def make(make_peer: Callable[..., Peer]) -> Make:
+    made: list[Peer] = []
 
     def make(identity: Identity, allowed: AllowList) -> Transport:
-        transport: Transport
-        events = EventList()
-        if request.param == "tcp":
-            local = Local(identity, RUN, bytes(16), allowed=allowed)
-            transport = Transport(local, ("127.0.0.1", 0), events)
-        else:
-            transport = LocalTransport(network, identity, bytes(16), events, allowed=allowed)
-        transport.set_handlers(on_blobs=lambda channel: None)
-        transport.start()
-        for other, _ in made:
-            introduce(other, transport)
-        made.append((transport, events))
-        return transport
+        peer = make_peer(identity=identity, allowed=allowed, limits=TransportLimits())
+        peer.transport.set_handlers(on_blobs=lambda channel: None)
+        for other in made:
+            other.knows(peer)
+            peer.knows(other)
+        made.append(peer)
+        return peer.transport
 
-    before = set(threading.enumerate())
-    yield make
-    for transport, _ in made:
-        transport.close()
-    assert set(threading.enumerate()) <= before
-    for _, events in made:
-        assert not any(event["event"] == "thread-failed" for event in events.events)
-
-
-def introduce(one: Transport, two: Transport) -> None:
-    for here, there in ((one, two), (two, one)):
-        host, port = there.address
-        here.set_addresses(there.peer_id, [f"{host}:{port}"])
+    return make
 
 
 def refusal(one: Transport, two: Transport, purpose: Purpose) -> PeerRefused:
@@ -116,41 +93,25 @@ def test_the_dialler_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose
     assert heard == []
 
 
-def test_a_refused_client_has_proved_its_name_and_is_told_the_reason() -> None:
+def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(
+    make_tcp_peer: Callable[..., Peer],
+) -> None:
     """Nobody can be refused, and written down, in the name of another."""
-    events = EventList()
-    door = Transport(Local(ANN, RUN, bytes(16), allowed=LIST), ("127.0.0.1", 0), events)
-    door.start()
-    try:
-        for identity, claimed, reason in (
-            (STRANGER, STRANGER.peer_id, Reason.NOT_ON_THE_LIST),
-            (STRANGER, BOB.peer_id, Reason.BAD_SIGNATURE),
-        ):
-            with pytest.raises(PeerRefused, match="by the other end") as refused:
-                knock(door, identity, claimed)
-            assert refused.value.reason is reason
-    finally:
-        door.close()
-    told = [
-        (e["reason"], e["peer_id"]) for e in events.events if e["event"] == "connection-refused"
-    ]
-    assert told == [("not-on-the-list", STRANGER.peer_id), ("bad-signature", "")]
-
-
-def knock(door: Transport, identity: Identity, claimed: str) -> None:
-    plain = socket.create_connection(door.address)
-    stream = wrap(plain, make_credentials(identity), server_side=False)
-    channel = Channel(stream)
-    try:
-        stream.handshake(Patience.within(SOON))
-        certificate = stream.certificate()
-        assert certificate is not None
-        name = Identity(identity.private_key)
+    door = make_tcp_peer(identity=ANN, allowed=LIST, limits=TransportLimits())
+    for claimed, reason in (
+        (STRANGER.peer_id, Reason.NOT_ON_THE_LIST),
+        (BOB.peer_id, Reason.BAD_SIGNATURE),
+    ):
+        name = Identity(STRANGER.private_key)
         name.peer_id = claimed
-        local = Local(name, RUN, bytes(16))
-        handshake.greet(channel, local, door.peer_id, certificate, Patience.within(SOON))
-    finally:
-        channel.close()
+        with pytest.raises(PeerRefused, match="by the other end") as refused:
+            shake(door, Local(name, RUN, bytes(16)))
+        assert refused.value.reason is reason
+    told = [door.events.wait("connection-refused") for _ in range(2)]
+    assert [(each["reason"], each["peer_id"]) for each in told] == [
+        ("not-on-the-list", STRANGER.peer_id),
+        ("bad-signature", ""),
+    ]
 
 
 @pytest.mark.parametrize("founder", [True, False])

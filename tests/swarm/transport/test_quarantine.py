@@ -77,9 +77,9 @@ def test_a_peer_that_is_aside_may_connect(
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     two.transport.set_handlers(on_blobs=lambda channel: None)
-    here, now = one.transport.peer_id, BootClock().now()
+    here, now = one.peer_id, BootClock().now()
     assert two.transport.quarantine.offend(here, Reason.STATE_MISMATCH, now) > 0
-    one.transport.connect(two.transport.peer_id, purpose).close()
+    one.transport.connect(two.peer_id, purpose).close()
 
 
 def test_garbage_from_a_host_leaves_its_neighbours_a_way_in(
@@ -90,5 +90,5 @@ def test_garbage_from_a_host_leaves_its_neighbours_a_way_in(
     with socket.create_connection(two.transport.address) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         two.events.wait("connection-refused", reason="bad-handshake")
-    one.transport.send(two.transport.peer_id, b"hello")
+    one.transport.send(two.peer_id, b"hello")
     assert two.heard.get(timeout=SOON)[2] == b"hello"

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer
+from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, refusal
 
-from atom.base.errors import AddressError, PeerRefused, PortInUseError
+from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
@@ -29,14 +29,14 @@ def test_messages_arrive_with_sender_and_incarnation(make_peer: Callable[[], Pee
     one.knows(two)
     two.knows(one)
     for number in range(20):
-        assert one.transport.send(two.transport.peer_id, b"message %d" % number)
+        assert one.transport.send(two.peer_id, b"message %d" % number)
     for number in range(20):
         sender, incarnation, raw = two.heard.get(timeout=SOON)
-        assert (sender, incarnation) == (one.transport.peer_id, bytes([0]) * 16)
+        assert (sender, incarnation) == (one.peer_id, bytes([0]) * 16)
         assert raw == b"message %d" % number
-    two.transport.send(one.transport.peer_id, b"x" * (256 << 10))
+    two.transport.send(one.peer_id, b"x" * (256 << 10))
     assert one.heard.get(timeout=SOON) == (
-        two.transport.peer_id,
+        two.peer_id,
         bytes([1]) * 16,
         b"x" * (256 << 10),
     )
@@ -45,11 +45,11 @@ def test_messages_arrive_with_sender_and_incarnation(make_peer: Callable[[], Pee
 def test_a_peer_that_closed_is_refused_by_its_host(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
-    one.transport.send(two.transport.peer_id, b"hello")
+    one.transport.send(two.peer_id, b"hello")
     two.heard.get(timeout=SOON)
     two.transport.close()
-    one.transport.send(two.transport.peer_id, b"are you there?")
-    assert one.lost.get(timeout=SOON) == (two.transport.peer_id, True)
+    one.transport.send(two.peer_id, b"are you there?")
+    assert one.lost.get(timeout=SOON) == (two.peer_id, True)
 
 
 def test_an_unknown_peer_is_unreachable_but_not_refused(make_tcp_peer: Callable[[], Peer]) -> None:
@@ -65,12 +65,12 @@ def test_an_unknown_peer_is_unreachable_but_not_refused(make_tcp_peer: Callable[
 def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
-    early = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    claimed = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
+    early = one.transport.connect(two.peer_id, Purpose.RING, b"tag")
+    claimed = two.transport.accept_ring(one.peer_id, b"tag", SOON)
     early.send_frame(Kind.CHUNK, b"data", patience=Patience(SOON))
     assert claimed.recv_frame(Kind.CHUNK, 10, Patience(SOON)) == b"data"
-    assert (claimed.peer_id, claimed.tag) == (one.transport.peer_id, b"tag")
-    assert (early.peer_id, early.incarnation) == (two.transport.peer_id, bytes([1]) * 16)
+    assert (claimed.peer_id, claimed.tag) == (one.peer_id, b"tag")
+    assert (early.peer_id, early.incarnation) == (two.peer_id, bytes([1]) * 16)
     claimed.close()
     with pytest.raises(ConnectionError):
         early.recv_header(10, Patience(SOON))
@@ -79,8 +79,8 @@ def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> No
 def test_a_handshake_measures_the_way(make_tcp_peer: Callable[..., Peer]) -> None:
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
-    here = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    there = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
+    here = one.transport.connect(two.peer_id, Purpose.RING, b"tag")
+    there = two.transport.accept_ring(one.peer_id, b"tag", SOON)
     assert all(0.0 < end.round_trip_s < SOON for end in (here, there))
 
 
@@ -115,15 +115,15 @@ def test_a_mute_address_leaves_time_for_the_next(make_tcp_peer: Callable[..., Pe
     host, port = two.transport.address
     with socket.create_server(("127.0.0.1", 0)) as listening:
         mute = f"{host}:{listening.getsockname()[1]}"
-        one.transport.set_addresses(two.transport.peer_id, [mute, f"{host}:{port}"])
-        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag", timeout_s=2.0)
+        one.transport.set_addresses(two.peer_id, [mute, f"{host}:{port}"])
+        one.transport.connect(two.peer_id, Purpose.RING, b"tag", timeout_s=2.0)
 
 
 def test_rings_travel_in_tls(make_tcp_peer: Callable[..., Peer]) -> None:
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
-    outgoing = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    incoming = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
+    outgoing = one.transport.connect(two.peer_id, Purpose.RING, b"tag")
+    incoming = two.transport.accept_ring(one.peer_id, b"tag", SOON)
     for end in (outgoing, incoming):
         assert isinstance(end.stream, ThrottledStream)
         assert end.stream.ring
@@ -133,11 +133,9 @@ def test_rings_travel_in_tls(make_tcp_peer: Callable[..., Peer]) -> None:
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
-    stale = one.transport.connect(two.transport.peer_id, Purpose.RING, b"old")
-    with pytest.raises(PeerRefused) as refused:
-        two.transport.accept_ring(one.transport.peer_id, b"new", 0.05)
-    assert refused.value.reason is Reason.TIMEOUT
-    two.events.wait("ring-unclaimed", peer_id=one.transport.peer_id)
+    stale = one.transport.connect(two.peer_id, Purpose.RING, b"old")
+    assert refusal(two.transport.accept_ring, one.peer_id, b"new", 0.05) is Reason.TIMEOUT
+    two.events.wait("ring-unclaimed", peer_id=one.peer_id)
     with pytest.raises(ConnectionError):
         stale.recv_header(10, Patience(SOON))
 
@@ -161,9 +159,7 @@ def test_close_frees_a_waiting_accept(make_peer: Callable[[], Peer]) -> None:
 def test_blobs_are_refused_without_a_blob_server(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.transport.peer_id, Purpose.BLOBS)
-    assert refused.value.reason is Reason.NOT_FOUND
+    assert refusal(one.transport.connect, two.peer_id, Purpose.BLOBS) is Reason.NOT_FOUND
 
 
 def test_a_port_in_use_is_the_users_to_mend(make_tcp_peer: Callable[..., Peer]) -> None:

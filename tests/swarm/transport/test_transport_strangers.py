@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable
 
 import pytest
-from transport_peers import RUN, Peer, check_still_serving, make_tcp_peer, shake
+from transport_peers import RUN, Peer, check_still_serving, make_tcp_peer, refusal, shake
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -21,9 +21,7 @@ __all__ = ["make_tcp_peer"]
 def test_another_run_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> None:
     one, two = make_tcp_peer(), make_tcp_peer(run=b"q" * 32)
     one.knows(two)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.WRONG_RUN
+    assert refusal(one.transport.connect, two.peer_id, Purpose.RING, b"tag") is Reason.WRONG_RUN
     two.events.wait("connection-refused", reason="wrong-run")
 
 
@@ -32,9 +30,7 @@ def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., 
     host, port = two.transport.address
     expected = Identity.create().peer_id
     one.transport.set_addresses(expected, [f"{host}:{port}"])
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(expected, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.WRONG_IDENTITY
+    assert refusal(one.transport.connect, expected, Purpose.RING, b"tag") is Reason.WRONG_IDENTITY
 
 
 def test_a_signature_for_another_server_is_refused(make_tcp_peer: Callable[..., Peer]) -> None:
@@ -49,9 +45,7 @@ def test_claiming_another_peers_name_is_refused(make_tcp_peer: Callable[..., Pee
     peer = make_tcp_peer()
     impostor = Identity.create()
     impostor.peer_id = Identity.create().peer_id
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, Local(impostor, RUN, bytes(16)))
-    assert refused.value.reason is Reason.BAD_SIGNATURE
+    assert refusal(shake, peer, Local(impostor, RUN, bytes(16))) is Reason.BAD_SIGNATURE
 
 
 def test_another_version_is_refused_by_both_sides(
@@ -63,9 +57,7 @@ def test_another_version_is_refused_by_both_sides(
         handshake._check_hello(handshake.wire.Hello(version=handshake.PROTOCOL_VERSION + 1), local)
     assert refused.value.reason is Reason.WRONG_VERSION
     monkeypatch.setattr(handshake.wire, "Challenge", lambda **_: NewerChallenge())
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, local)
-    assert refused.value.reason is Reason.WRONG_VERSION
+    assert refusal(shake, peer, local) is Reason.WRONG_VERSION
 
 
 class NewerChallenge:

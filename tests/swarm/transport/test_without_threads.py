@@ -42,7 +42,7 @@ def test_the_door_stays_open(make_tcp_peer: Callable[..., Peer], refused: Counte
     one, two = make_tcp_peer(), make_tcp_peer()
     two.knows(one)
     refused["atom-inbound"] = 1
-    until(lambda: two.transport.send(one.transport.peer_id, b"hello") and not one.heard.empty())
+    until(lambda: two.transport.send(one.peer_id, b"hello") and not one.heard.empty())
     assert refused["atom-inbound"] == 0
     assert one.heard.get(timeout=SOON)[2] == b"hello"
 
@@ -51,6 +51,6 @@ def test_messages_go_on(make_tcp_peer: Callable[..., Peer], refused: Counter[str
     one, two = make_tcp_peer(), make_tcp_peer()
     two.knows(one)
     refused["atom-lane"] = 1
-    assert not two.transport.send(one.transport.peer_id, b"lost")
-    assert two.transport.send(one.transport.peer_id, b"hello")
+    assert not two.transport.send(one.peer_id, b"lost")
+    assert two.transport.send(one.peer_id, b"hello")
     assert one.heard.get(timeout=SOON)[2] == b"hello"
