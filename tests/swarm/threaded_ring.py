@@ -65,6 +65,12 @@ class Swarm:
         tag = ring_tag(PARENT, self.ballot)
         return replace(Terms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
 
+    def plan(self, elements: int) -> RingPlan | PartsPlan:
+        """With several buckets also of a small arena."""
+        if self.shares:
+            return PartsPlan(elements, self.shares, 48 * 1024, 4 * 1024)
+        return RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
+
     def open_all(self, rank: int, timeout_s: float = SOON) -> Channels:
         return open_exchange(self.transports[rank], self.terms(rank), timeout_s)
 
@@ -95,12 +101,9 @@ class Swarm:
             pace=pace,
         )
         terms = terms if tag is None else replace(terms, tag=tag)
-        plan: RingPlan | PartsPlan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
-        if self.shares:
-            plan = PartsPlan(elements, self.shares, 48 * 1024, 4 * 1024)
         channels = self.open_all(rank)
         arenas = Arenas(source, result, residual, landed(result))
-        all_reduce(arenas, terms, channels, cancelled, plan)
+        all_reduce(arenas, terms, channels, cancelled, self.plan(elements))
         return result
 
     def start(self, work: Callable[[int], Tensor]) -> list["Future[Tensor]"]:
@@ -113,11 +116,12 @@ class Swarm:
 
 
 @pytest.fixture
-def swarm_of() -> Iterator[Callable[[str, int], Swarm]]:
+def swarm_of() -> Iterator[Callable[..., Swarm]]:
     made: list[Swarm] = []
 
-    def make(kind: str, size: int) -> Swarm:
+    def make(kind: str, size: int, shares: tuple[int, ...] = ()) -> Swarm:
         made.append(Swarm(kind, size))
+        made[-1].shares = shares
         return made[-1]
 
     before = set(threading.enumerate())

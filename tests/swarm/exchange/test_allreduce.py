@@ -16,14 +16,21 @@ __all__ = ["swarm_of"]
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize(
-    ("kind", "size", "elements"),
-    [("tcp", 2, 100_000), ("tcp", 3, 100_000), ("tcp", 4, 100_000), ("local", 2, 16),
-     ("local", 3, 32), ("local", 5, 70_016), ("local", 1, 4096)],
+    ("kind", "size", "elements", "shares"),
+    [("tcp", 2, 100_000, ()), ("tcp", 3, 100_000, ()), ("tcp", 4, 100_000, ()),
+     ("local", 2, 16, ()), ("local", 3, 32, ()), ("local", 5, 70_016, ()), ("local", 1, 4096, ()),
+     ("tcp", 3, 200_000, (1, 1, 1)), ("local", 2, 200_000, (3, 0)),
+     ("local", 5, 200_000, (0, 1, 7, 2, 0))],
 )  # fmt: skip
 def test_all_members_get_the_same_mean(
-    swarm_of: Callable[[str, int], Swarm], kind: str, size: int, elements: int, codec: Codec
+    swarm_of: Callable[..., Swarm],
+    kind: str,
+    size: int,
+    elements: int,
+    shares: tuple[int, ...],
+    codec: Codec,
 ) -> None:
-    swarm, parts = swarm_of(kind, size), sources(size, elements)
+    swarm, parts = swarm_of(kind, size, shares), sources(size, elements)
     kept = [part.clone() for part in parts]
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], elements, codec))
     results = [future.result(SOON) for future in work]
@@ -39,7 +46,7 @@ def test_all_members_get_the_same_mean(
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sources_in_sixteen_bits_count_as_what_they_say(
-    swarm_of: Callable[[str, int], Swarm], size: int
+    swarm_of: Callable[..., Swarm], size: int
 ) -> None:
     swarm, parts = swarm_of("local", size), [p.bfloat16() for p in sources(size, 50_000)]
 
@@ -54,7 +61,7 @@ def test_sources_in_sixteen_bits_count_as_what_they_say(
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_element_is_told_of_once_when_it_is_final(
-    swarm_of: Callable[[str, int], Swarm], size: int
+    swarm_of: Callable[..., Swarm], size: int
 ) -> None:
     swarm, parts = swarm_of("local", size), sources(size, 100_000)
     told: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
@@ -72,7 +79,7 @@ def test_every_element_is_told_of_once_when_it_is_final(
         assert torch.equal(torch.cat([piece for _, piece in pieces]), result)
 
 
-def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[[str, int], Swarm]) -> None:
+def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[..., Swarm]) -> None:
     swarm, parts = swarm_of("local", 3), sources(3, 20_000)
     work = swarm.start(lambda rank: swarm.member(rank, None if rank == 1 else parts[rank], 20_000))
     results = [future.result(SOON) for future in work]
@@ -80,12 +87,12 @@ def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[[str, int], 
     torch.testing.assert_close(results[0], (parts[0] + parts[2]) / 64)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("size", "shares"), [(1, ()), (2, ()), (3, ()), (5, ()), (3, (2, 1, 0))])
 def test_what_rounding_takes_away_is_kept_for_the_next_round(
-    swarm_of: Callable[[str, int], Swarm], size: int
+    swarm_of: Callable[..., Swarm], size: int, shares: tuple[int, ...]
 ) -> None:
     """Result · weight + everybody's residuals = the exact sum: nothing is lost for good."""
-    swarm, parts, elements = swarm_of("local", size), sources(size, 50_000), 50_000
+    swarm, parts, elements = swarm_of("local", size, shares), sources(size, 50_000), 50_000
     residuals = [torch.full((elements,), float("nan")) for _ in range(size)]
     work = swarm.start(
         lambda rank: swarm.member(
@@ -100,7 +107,7 @@ def test_what_rounding_takes_away_is_kept_for_the_next_round(
 
 
 def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
-    swarm_of: Callable[[str, int], Swarm],
+    swarm_of: Callable[..., Swarm],
 ) -> None:
     parts, rounds, elements = sources(3, 20_000), 12, 20_000
 

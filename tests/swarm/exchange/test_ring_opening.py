@@ -17,7 +17,7 @@ from atom.swarm.stream.frames import Channel, Patience, Purpose
 __all__ = ["swarm_of"]
 
 
-def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
+def test_an_absent_neighbour_is_named(swarm_of: Callable[..., Swarm]) -> None:
     swarm = swarm_of("tcp", 3)
     with pytest.raises(ExchangeBroken) as failure:
         swarm.open_all(0, 0.1)
@@ -29,10 +29,9 @@ def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> 
 
 
 def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
-    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, made = swarm_of("local", 3), list[Channel]()
-    swarm.shares = (1, 1, 1)
+    swarm, made = swarm_of("local", 3, (1, 1, 1)), list[Channel]()
     here, there = swarm.transports[:2]
     connect = here.connect
 
@@ -57,10 +56,9 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
 
 
 def test_without_a_thread_for_every_dial_no_connection_stays_open(
-    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, made, refused = swarm_of("local", 3), list[Channel](), threading.Event()
-    swarm.shares = (1, 1, 1)
+    swarm, made, refused = swarm_of("local", 3, (1, 1, 1)), list[Channel](), threading.Event()
     here, start = swarm.transports[0], threading.Thread.start
     connect = here.connect
 
@@ -83,7 +81,7 @@ def test_without_a_thread_for_every_dial_no_connection_stays_open(
     assert all(channel.closed.is_set() for channel in made)
 
 
-def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
+def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[..., Swarm]) -> None:
     swarm = swarm_of("local", 2)
     old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
     stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
@@ -95,7 +93,7 @@ def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], 
 
 @pytest.mark.parametrize("kind", ["local", "tcp"])
 def test_who_is_long_in_opening_is_not_taken_for_frozen(
-    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The last reaches the first only after a while; the others' connections stand."""
     swarm, elements = swarm_of(kind, 3), 1 << 20

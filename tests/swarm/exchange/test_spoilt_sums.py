@@ -19,11 +19,13 @@ __all__ = ["swarm_of"]
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("shares", "poison"), [((), float("nan")), ((), float("inf")), ((1, 0, 1), float("nan"))]
+)
 def test_a_member_with_bad_numbers_is_named_by_all(
-    swarm_of: Callable[[str, int], Swarm], culprit: int, poison: float
+    swarm_of: Callable[..., Swarm], culprit: int, shares: tuple[int, ...], poison: float
 ) -> None:
-    swarm, parts = swarm_of("local", 3), sources(3, 60_000)
+    swarm, parts = swarm_of("local", 3, shares), sources(3, 60_000)
     parts[culprit][31_000] = poison
     for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
         failure = broken(future)
@@ -63,7 +65,7 @@ class Roundabout(Int8):
     [(Float32, Liar, Reason.NOT_FINITE), (Int8, Roundabout, Reason.MALFORMED)],
 )
 def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
-    swarm_of: Callable[[str, int], Swarm],
+    swarm_of: Callable[..., Swarm],
     size: int,
     honest: type[Codec],
     culprit: Callable[[int], Codec],
@@ -77,7 +79,7 @@ def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
         assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
 
 
-def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int], Swarm]) -> None:
+def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[..., Swarm]) -> None:
     swarm, parts = swarm_of("local", 3), sources(3, 60_000)
     parts[1].fill_(1e31)
     for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
@@ -87,15 +89,13 @@ def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int]
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize("size", [2, 5])
-def test_the_largest_numbers_pass(
-    swarm_of: Callable[[str, int], Swarm], size: int, codec: Codec
-) -> None:
+def test_the_largest_numbers_pass(swarm_of: Callable[..., Swarm], size: int, codec: Codec) -> None:
     swarm, part = swarm_of("local", size), torch.full((4096,), LARGEST_PART)
     for future in swarm.start(lambda rank: swarm.member(rank, part, 4096, codec)):
         assert torch.isfinite(future.result(SOON)).all()
 
 
-def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[[str, int], Swarm]) -> None:
+def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[..., Swarm]) -> None:
     swarm = swarm_of("local", 1)
     with pytest.raises(ExchangeBroken) as failure:
         swarm.member(0, torch.full((64,), float("nan")), 64)

@@ -12,7 +12,7 @@ __all__ = ["swarm_of"]
 
 
 def test_a_ring_opens_in_time_whatever_a_stranger_leaves_at_the_door(
-    swarm_of: Callable[[str, int], Swarm],
+    swarm_of: Callable[..., Swarm],
 ) -> None:
     """Over real sockets: a fourth peer opens as many ring connections to all as it is let."""
     swarm = swarm_of("tcp", 4)
