@@ -1,10 +1,9 @@
 """Who is put aside, and for how long: bounded, doubling, forgotten."""
 
-import socket
 from collections.abc import Callable
 
 import pytest
-from transport_peers import SOON, Peer, make_tcp_peer
+from transport_peers import Peer, make_tcp_peer
 
 from atom.base.clock import BootClock
 from atom.base.reasons import Reason
@@ -80,15 +79,3 @@ def test_a_peer_that_is_aside_may_connect(
     here, now = one.peer_id, BootClock().now()
     assert two.transport.quarantine.offend(here, Reason.STATE_MISMATCH, now) > 0
     one.transport.connect(two.peer_id, purpose).close()
-
-
-def test_garbage_from_a_host_leaves_its_neighbours_a_way_in(
-    make_tcp_peer: Callable[..., Peer],
-) -> None:
-    one, two = make_tcp_peer(), make_tcp_peer()
-    one.knows(two)
-    with socket.create_connection(two.transport.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        two.events.wait("connection-refused", reason="bad-handshake")
-    one.transport.send(two.peer_id, b"hello")
-    assert two.heard.get(timeout=SOON)[2] == b"hello"

@@ -76,12 +76,18 @@ def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> No
         early.recv_header(10, Patience(SOON))
 
 
-def test_a_handshake_measures_the_way(make_tcp_peer: Callable[..., Peer]) -> None:
+def test_rings_travel_in_tls_and_the_handshake_measures_the_way(
+    make_tcp_peer: Callable[..., Peer],
+) -> None:
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     here = one.transport.connect(two.peer_id, Purpose.RING, b"tag")
     there = two.transport.accept_ring(one.peer_id, b"tag", SOON)
-    assert all(0.0 < end.round_trip_s < SOON for end in (here, there))
+    for end in (here, there):
+        assert 0.0 < end.round_trip_s < SOON
+        assert isinstance(end.stream, ThrottledStream)
+        assert end.stream.ring
+        assert isinstance(end.stream.below, TlsStream)
 
 
 def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[..., Peer]) -> None:
@@ -117,17 +123,6 @@ def test_a_mute_address_leaves_time_for_the_next(make_tcp_peer: Callable[..., Pe
         mute = f"{host}:{listening.getsockname()[1]}"
         one.transport.set_addresses(two.peer_id, [mute, f"{host}:{port}"])
         one.transport.connect(two.peer_id, Purpose.RING, b"tag", timeout_s=2.0)
-
-
-def test_rings_travel_in_tls(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(), make_tcp_peer()
-    one.knows(two)
-    outgoing = one.transport.connect(two.peer_id, Purpose.RING, b"tag")
-    incoming = two.transport.accept_ring(one.peer_id, b"tag", SOON)
-    for end in (outgoing, incoming):
-        assert isinstance(end.stream, ThrottledStream)
-        assert end.stream.ring
-        assert isinstance(end.stream.below, TlsStream)
 
 
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:
