@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.schema import MAX_INT, decode, encode
+from tests.swarm.refusals import refusal
 
 Pair = Annotated[bytes, lambda raw: len(raw) == 2]
 
@@ -68,9 +68,7 @@ def test_a_message_survives_the_journey(drawing: Drawing) -> None:
     ],
 )
 def test_a_field_out_of_its_bounds_is_refused(changes: dict[str, Any], reason: Reason) -> None:
-    with pytest.raises(PeerRefused) as refused:
-        decode(Drawing, encode(a_drawing(**changes)), 200)
-    assert refused.value.reason is reason
+    assert refusal(decode, Drawing, encode(a_drawing(**changes)), 200) is reason
 
 
 UNBOUNDED = [bytes, str, tuple[int, ...], Annotated[tuple[Pair, ...], bool]]

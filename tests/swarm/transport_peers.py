@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from atom.base.errors import PeerRefused
 from atom.base.events import EventList
-from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream import handshake
@@ -117,13 +115,6 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         peer.transport.close()
     assert set(threading.enumerate()) <= before
     assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
-
-
-def refusal(call: Callable[..., object], *given: object) -> Reason:
-    """What the call is refused with."""
-    with pytest.raises(PeerRefused) as refused:
-        call(*given)
-    return refused.value.reason
 
 
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:

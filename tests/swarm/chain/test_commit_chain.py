@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit, Head
@@ -20,6 +19,7 @@ from atom.swarm.chain.commit_chain import (
 )
 from atom.swarm.identity import Identity
 from tests.swarm.chain_samples import a_commit, beginning, heads_along
+from tests.swarm.refusals import refusal
 
 ME = Identity.create()
 GENESIS = beginning(ME)
@@ -44,16 +44,9 @@ def continued(commits: Sequence[Commit], rounds: int, gives: int) -> list[Commit
     return longer
 
 
-def refusal(call: Callable[[], object]) -> PeerRefused:
-    with pytest.raises(PeerRefused) as refused:
-        call()
-    return refused.value
-
-
 def test_a_strangers_bytes_are_refused_by_name() -> None:
-    refusal(lambda: parse_commits((10).to_bytes(4, "big") + b"0123456789"))
-    endless = refusal(lambda: parse_commits((1 << 30).to_bytes(4, "big")))
-    assert endless.reason is Reason.TOO_LARGE
+    assert refusal(parse_commits, (10).to_bytes(4, "big") + b"0123456789") is Reason.MALFORMED
+    assert refusal(parse_commits, (1 << 30).to_bytes(4, "big")) is Reason.TOO_LARGE
 
 
 @pytest.mark.parametrize("stripped", range(10))
@@ -62,9 +55,8 @@ def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
     heads, commits = grown([[ME]] + [OLD] * 9)
     assert verified_heads(GENESIS, commits) == heads
     commits[stripped] = dataclasses.replace(commits[stripped], votes=())
-    refused = refusal(lambda: verified_heads(GENESIS, commits))
-    assert refused.reason is Reason.BAD_CERTIFICATE
-    assert refused.detail == f"round {stripped + 1}"
+    told = rf"round {stripped + 1}$"
+    assert refusal(verified_heads, GENESIS, commits, match=told) is Reason.BAD_CERTIFICATE
 
 
 def test_strangers_vouch_for_nothing() -> None:
@@ -75,8 +67,7 @@ def test_strangers_vouch_for_nothing() -> None:
         for _ in range(5):
             forged.append(a_commit(head, {NEW[0]: 8}, NEW))
             head = head.after(forged[-1].value)
-        refused = refusal(lambda chain=forged: verified_heads(GENESIS, chain))  # type: ignore[misc]
-        assert refused.reason is Reason.BAD_CERTIFICATE
+        assert refusal(verified_heads, GENESIS, forged) is Reason.BAD_CERTIFICATE
 
 
 def test_old_voters_vouch_only_for_what_was_committed() -> None:
@@ -84,14 +75,12 @@ def test_old_voters_vouch_only_for_what_was_committed() -> None:
     five = [*OLD, *NEW[:2]]
     heads, commits = grown([[ME], [ME], five, five])
     alone = a_commit(heads[3], {ME: 8}, [ME], following=five)
-    refused = refusal(lambda: verified_heads(GENESIS, [*commits[:3], alone]))
-    assert refused.reason is Reason.BAD_CERTIFICATE
+    assert refusal(verified_heads, GENESIS, [*commits[:3], alone]) is Reason.BAD_CERTIFICATE
 
 
 def test_a_gap_ends_a_chain() -> None:
     commits = continued([], 3, 8)
-    refused = refusal(lambda: verified_heads(GENESIS, [commits[0], commits[2]]))
-    assert refused.reason is Reason.WRONG_HEAD
+    assert refusal(verified_heads, GENESIS, [commits[0], commits[2]]) is Reason.WRONG_HEAD
 
 
 # ---- in pages
@@ -145,7 +134,7 @@ def test_whoever_repeats_itself_or_us_is_not_listened_to() -> None:
     def repeats(since: int) -> bytes:
         return b"".join(map(record_of, own[:3]))
 
-    assert refusal(lambda: list(pages_beyond([GENESIS], repeats))).reason is Reason.WRONG_HEAD
+    assert refusal(lambda: list(pages_beyond([GENESIS], repeats))) is Reason.WRONG_HEAD
 
     def feigns(since: int) -> bytes:
         """Our own chain, from genesis on, as if it had nothing newer."""
@@ -156,7 +145,6 @@ def test_whoever_repeats_itself_or_us_is_not_listened_to() -> None:
 
 def test_a_chain_of_another_run_is_named_and_so_is_half_a_commit() -> None:
     other = Donor(continued([], 3, 8)[1:])
-    assert refusal(lambda: list(pages_beyond([GENESIS], other))).reason is Reason.WRONG_HEAD
+    assert refusal(lambda: list(pages_beyond([GENESIS], other))) is Reason.WRONG_HEAD
     torn = record_of(continued([], 1, 8)[0])[:-1]
-    refused = refusal(lambda: list(pages_beyond([GENESIS], lambda since: torn)))
-    assert refused.reason is Reason.MALFORMED
+    assert refusal(lambda: list(pages_beyond([GENESIS], lambda since: torn))) is Reason.MALFORMED

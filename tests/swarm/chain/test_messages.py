@@ -31,6 +31,7 @@ from atom.swarm.chain.messages import (
     encode,
 )
 from atom.swarm.identity import is_peer_id
+from tests.swarm.refusals import refusal
 
 EXAMPLES: list[Message] = [
     Prevote(PARENT, 1),
@@ -89,31 +90,23 @@ BAD = [
 
 @pytest.mark.parametrize("message", BAD)
 def test_a_field_out_of_bounds_is_refused(message: Message) -> None:
-    with pytest.raises(PeerRefused) as refused:
-        decode(encode(message))
-    assert refused.value.reason in (Reason.MALFORMED, Reason.NOT_FINITE)
+    assert refusal(decode, encode(message)) in (Reason.MALFORMED, Reason.NOT_FINITE)
 
 
 def test_too_many_voters_or_members_are_too_large() -> None:
     crowd = dataclasses.replace(VALUE, voters_next=VOTERS * 3)
     for message in (Accept(PARENT, BALLOT, crowd), Prepare(PARENT, BALLOT, VOTERS * 3)):
-        with pytest.raises(PeerRefused) as refused:
-            decode(encode(message))
-        assert refused.value.reason is Reason.TOO_LARGE
+        assert refusal(decode, encode(message)) is Reason.TOO_LARGE
 
 
 def test_no_message_may_be_long() -> None:
     wide = encode(Ring(PARENT, BALLOT, PARTS * 1000))
     assert len(wide) > MAX_MESSAGE_BYTES
-    with pytest.raises(PeerRefused) as refused:
-        decode(wide)
-    assert refused.value.reason is Reason.TOO_LARGE
+    assert refusal(decode, wide) is Reason.TOO_LARGE
 
 
 def test_the_empty_message_is_malformed() -> None:
-    with pytest.raises(PeerRefused) as refused:
-        decode(b"")
-    assert refused.value.reason is Reason.MALFORMED
+    assert refusal(decode, b"") is Reason.MALFORMED
 
 
 def test_a_peer_has_one_name() -> None:

@@ -8,7 +8,6 @@ import pytest
 from swarm_samples import TINY_RUN, a_lease, a_manifest
 from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, shake
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
@@ -26,6 +25,7 @@ from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
+from tests.swarm.refusals import refusal
 
 __all__ = ["make_peer", "make_tcp_peer"]
 
@@ -57,13 +57,6 @@ def make(make_peer: Callable[..., Peer]) -> Make:
     return make
 
 
-def refusal(one: Transport, two: Transport, purpose: Purpose) -> PeerRefused:
-    with pytest.raises(PeerRefused) as refused:
-        one.connect(two.peer_id, purpose, b"t" * 8, SOON)
-    assert refused.value.reason is Reason.NOT_ON_THE_LIST
-    return refused.value
-
-
 def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
     assert LIST.peer_ids == frozenset({OWNER.peer_id, *NAMES})
     assert not LIST.holds(STRANGER.peer_id)
@@ -77,7 +70,8 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
 @pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS])
 def test_the_door_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose) -> None:
     member, stranger = make(ANN, LIST), make(STRANGER, OPEN)
-    refusal(stranger, member, purpose)
+    call = stranger.connect, member.peer_id, purpose, b"t" * 8, SOON
+    assert refusal(*call) is Reason.NOT_ON_THE_LIST
     assert not member.quarantine.aside(0.0), "no offence: it may not know"
     owner = make(OWNER, LIST)
     owner.connect(ANN.peer_id, purpose, b"t" * 8, SOON).close()
@@ -89,7 +83,8 @@ def test_the_dialler_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose
     member, stranger = make(ANN, LIST), make(STRANGER, OPEN)
     heard: list[object] = []
     stranger.set_handlers(on_message=lambda *words: heard.append(words))
-    assert "by the other end" not in refusal(member, stranger, purpose).detail
+    call = member.connect, stranger.peer_id, purpose, b"t" * 8, SOON
+    assert refusal(*call, match="^(?!.*by the other end)") is Reason.NOT_ON_THE_LIST
     assert heard == []
 
 
@@ -104,9 +99,8 @@ def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(
     ):
         name = Identity(STRANGER.private_key)
         name.peer_id = claimed
-        with pytest.raises(PeerRefused, match="by the other end") as refused:
-            shake(door, Local(name, RUN, bytes(16)))
-        assert refused.value.reason is reason
+        local = Local(name, RUN, bytes(16))
+        assert refusal(shake, door, local, match="by the other end") is reason
     told = [door.events.wait("connection-refused") for _ in range(2)]
     assert [(each["reason"], each["peer_id"]) for each in told] == [
         ("not-on-the-list", STRANGER.peer_id),

@@ -40,6 +40,7 @@ from atom.swarm.records.lease import (
     Reached,
 )
 from atom.swarm.records.manifest import DataAmount, Manifest, PackageVersion, manifest_digest
+from tests.swarm.refusals import refusal
 
 OWNER = Identity.create()
 PEER = Identity.create()
@@ -63,12 +64,6 @@ def signed_lease(identity=PEER, run=RUN, owner=OWNER.peer_id, expires_at=100.0, 
 
 def payload_of(record):
     return schema.decode(SignedRecord, record, len(record)).payload
-
-
-def refusal(decode, *arguments):
-    with pytest.raises(PeerRefused) as caught:
-        decode(*arguments)
-    return caught.value.reason
 
 
 def test_a_lease_survives_the_journey():

@@ -1,6 +1,5 @@
 """Digests name contents: any change of bytes, type, length or name shows."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from atom.swarm.state.arenas import (
     describe,
     state_digest,
 )
+from tests.swarm.refusals import refusal
 
 CHUNK = CHUNK_BYTES // 4
 
@@ -71,18 +71,17 @@ def test_a_manifest_survives_the_wire() -> None:
 def test_a_manifest_is_bounded() -> None:
     good = describe("w", arena(16))
     manifest = BlobManifest((good,))
-    with pytest.raises(PeerRefused) as refused:
-        decode_manifest(schema.encode(manifest), manifest.byte_count - 1)
-    assert refused.value.reason is Reason.TOO_LARGE
+    assert (
+        refusal(decode_manifest, schema.encode(manifest), manifest.byte_count - 1)
+        is Reason.TOO_LARGE
+    )
     bad = [
         BlobManifest((describe("x" * 300, arena(16)),)),
         BlobManifest((good, good)),
         BlobManifest((good, describe("a", arena(16)))),
     ]
     for wrong in bad:
-        with pytest.raises(PeerRefused) as refused:
-            decode_manifest(schema.encode(wrong), 1 << 30)
-        assert refused.value.reason is Reason.MALFORMED
+        assert refusal(decode_manifest, schema.encode(wrong), 1 << 30) is Reason.MALFORMED
 
 
 def test_an_arena_that_claims_too_much_is_refused() -> None:
@@ -91,9 +90,7 @@ def test_an_arena_that_claims_too_much_is_refused() -> None:
         huge = BlobManifest((describe("w", arena(16)),))
         object.__setattr__(huge.arenas[0], "elements", elements)
         assert schema.encode(huge) != message
-        with pytest.raises(PeerRefused) as refused:
-            decode_manifest(schema.encode(huge), 1 << 62)
-        assert refused.value.reason is reason
+        assert refusal(decode_manifest, schema.encode(huge), 1 << 62) is reason
 
 
 @given(st.binary(max_size=300), st.booleans())

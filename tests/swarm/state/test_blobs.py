@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
@@ -14,6 +13,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
 from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
 
 SOON = 10.0
@@ -50,17 +50,13 @@ def test_what_is_found_is_hashed_once_and_gone_when_it_is_not_found_any_more() -
     store.contents["small"] = plain_bytes(b"new")
     assert store.manifest("small").digest() == state_digest(plain_bytes(b"new"))
     del store.contents["state/x"]
-    with pytest.raises(PeerRefused) as refused:
-        store.manifest("state/x")
-    assert refused.value.reason is Reason.NOT_FOUND
+    assert refusal(store.manifest, "state/x") is Reason.NOT_FOUND
 
 
 def test_unknown_names_and_places_are_not_found() -> None:
     store = Shelf({"chain": plain_bytes(b"commits")})
     for name, arena, chunk in (("chain", 0, 1), ("chain", 1, 0), ("chain", 2**31, 9), ("x", 0, 0)):
-        with pytest.raises(PeerRefused) as refused:
-            store.chunk(name, arena, chunk)
-        assert refused.value.reason is Reason.NOT_FOUND
+        assert refusal(store.chunk, name, arena, chunk) is Reason.NOT_FOUND
 
 
 def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
@@ -98,9 +94,7 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
     server = BlobServer(Shelf())
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
-    with pytest.raises(PeerRefused) as refused:
-        server.serve(serving)
-    assert refused.value.reason in (Reason.MALFORMED, Reason.TOO_LARGE)
+    assert refusal(server.serve, serving) in (Reason.MALFORMED, Reason.TOO_LARGE)
 
 
 def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:

@@ -25,6 +25,7 @@ from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
 
@@ -147,12 +148,6 @@ def towns(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
     assert set(threading.enumerate()) <= before
 
 
-def refusal(call: Callable[[], object]) -> Reason:
-    with pytest.raises(PeerRefused) as refused:
-        call()
-    return refused.value.reason
-
-
 def test_a_state_comes_from_several_donors(town: Town) -> None:
     donors = [town.donor() for _ in range(3)]
     steps: list[tuple[int, int]] = []
@@ -208,7 +203,7 @@ def test_a_donor_may_take_its_time_for_the_manifest_if_it_says_so(
     if says_so:
         town.fetch([donor])
     else:
-        assert refusal(lambda: town.fetch([donor])) is Reason.TIMEOUT
+        assert refusal(town.fetch, [donor]) is Reason.TIMEOUT
 
 
 def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
@@ -223,7 +218,7 @@ def test_a_donor_too_slow_for_a_piece_is_given_up(
     monkeypatch.setattr(fetch_module, "_PIECE_S", 0.2)
     monkeypatch.setattr(fetch_module, "TRIES", 1)
     donor = local_town.donor(throttle=Trickle(1024.0 * 1024))
-    assert refusal(lambda: local_town.fetch([donor])) is Reason.TIMEOUT
+    assert refusal(local_town.fetch, [donor]) is Reason.TIMEOUT
 
 
 def test_a_donor_with_a_bad_moment_is_asked_again(local_town: Town) -> None:
@@ -250,17 +245,17 @@ def test_what_a_liar_costs_is_told(local_town: Town) -> None:
 def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
     stop = threading.Event()
     stop.set()
-    assert refusal(lambda: local_town.fetch([])) is Reason.NOT_FOUND
+    assert refusal(local_town.fetch, []) is Reason.NOT_FOUND
     nothing, liar = local_town.donor(Shelf()), local_town.donor(Scripted(lie))
-    assert refusal(lambda: local_town.fetch([nothing])) is Reason.NOT_FOUND
-    assert refusal(lambda: local_town.fetch([liar])) is Reason.HASH_MISMATCH
+    assert refusal(local_town.fetch, [nothing]) is Reason.NOT_FOUND
+    assert refusal(local_town.fetch, [liar]) is Reason.HASH_MISMATCH
     stuck = local_town.donor(Scripted(local_town.stuck))
     assert refusal(lambda: local_town.fetch([stuck], stop=stop)) is Reason.SUPERSEDED
 
 
 def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
     wanted = Wanted(NAME, [local_town.donor()], state_digest(state()), CHUNK_BYTES)
-    assert refusal(lambda: fetch(local_town.me, wanted, state())) is Reason.TOO_LARGE
+    assert refusal(fetch, local_town.me, wanted, state()) is Reason.TOO_LARGE
 
 
 def test_an_interrupted_fetch_resumes_on_disk(local_town: Town, tmp_path: Path) -> None:
@@ -293,7 +288,7 @@ def test_a_state_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
     donors = [local_town.donor(throttle=Trickle(64 * 1024.0))]
     quick = Wanted(NAME, donors, state_digest(state()), STATE_BYTES, Pace(0.5, 1e9))
     into = {name: torch.zeros_like(each) for name, each in state().items()}
-    assert refusal(lambda: fetch(local_town.me, quick, into)) is Reason.TOO_SLOW
+    assert refusal(fetch, local_town.me, quick, into) is Reason.TOO_SLOW
 
 
 def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> None:
@@ -302,8 +297,8 @@ def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> No
     with asking(town.me, donor, LEISURE) as ask:
         assert ask("chain", len(raw)) == raw
         assert ask("empty", 10) == b""
-        assert refusal(lambda: ask("nothing", 10)) is Reason.NOT_FOUND
-        assert refusal(lambda: ask("chain", len(raw) - 1)) is Reason.TOO_LARGE
+        assert refusal(ask, "nothing", 10) is Reason.NOT_FOUND
+        assert refusal(ask, "chain", len(raw) - 1) is Reason.TOO_LARGE
 
 
 def test_plain_bytes_must_come_at_the_pace_of_all_that_came(local_town: Town) -> None:

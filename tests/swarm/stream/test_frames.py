@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
 from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.refusals import refusal
 
 SOON = 5.0
 
@@ -50,17 +50,13 @@ def test_frames_arrive_in_order_and_whole(pair: tuple[Channel, Channel]) -> None
 def test_an_oversized_frame_is_refused_before_its_payload(pair: tuple[Channel, Channel]) -> None:
     here, there = pair
     here.send_frame(Kind.MESSAGE, b"x" * 11, patience=Patience(SOON))
-    with pytest.raises(PeerRefused) as refused:
-        there.recv_header(10, Patience(SOON))
-    assert refused.value.reason is Reason.TOO_LARGE
+    assert refusal(there.recv_header, 10, Patience(SOON)) is Reason.TOO_LARGE
 
 
 def test_another_kind_is_malformed(pair: tuple[Channel, Channel]) -> None:
     here, there = pair
     here.send_frame(Kind.HELLO, b"", patience=Patience(SOON))
-    with pytest.raises(PeerRefused) as refused:
-        there.recv_frame(Kind.MESSAGE, 10, Patience(SOON))
-    assert refused.value.reason is Reason.MALFORMED
+    assert refusal(there.recv_frame, Kind.MESSAGE, 10, Patience(SOON)) is Reason.MALFORMED
 
 
 def test_silence_and_deadlines_end_a_wait(pair: tuple[Channel, Channel]) -> None:

@@ -15,11 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Interrupted, Patience
 from atom.swarm.stream.tls import TlsStream, make_credentials, peer_of_certificate, wrap
+from tests.swarm.refusals import refusal
 
 SOON = 5.0
 SERVER = make_credentials(Identity.create())
@@ -38,9 +38,7 @@ def test_the_key_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("der", [None, b"", b"garbage", b"0" * 5000])
 def test_unreadable_certificates_are_a_wrong_identity(der: bytes | None) -> None:
-    with pytest.raises(PeerRefused) as refused:
-        peer_of_certificate(der)
-    assert refused.value.reason is Reason.WRONG_IDENTITY
+    assert refusal(peer_of_certificate, der) is Reason.WRONG_IDENTITY
 
 
 def test_another_kind_of_key_is_a_wrong_identity() -> None:
@@ -51,9 +49,7 @@ def test_another_kind_of_key_is_a_wrong_identity() -> None:
     builder = builder.not_valid_before(ours.not_valid_before_utc)
     builder = builder.not_valid_after(ours.not_valid_after_utc)
     der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
-    with pytest.raises(PeerRefused) as refused:
-        peer_of_certificate(der)
-    assert refused.value.reason is Reason.WRONG_IDENTITY
+    assert refusal(peer_of_certificate, der) is Reason.WRONG_IDENTITY
 
 
 @pytest.fixture

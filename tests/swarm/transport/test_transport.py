@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, refusal
+from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer
 
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventList
@@ -20,6 +20,7 @@ from atom.swarm.transport.limits import TransportLimits, Unreachable
 from atom.swarm.transport.listener import listening
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.refusals import refusal
 
 __all__ = ["make_peer", "make_tcp_peer"]
 

@@ -12,7 +12,6 @@ from transport_peers import (
     Peer,
     check_still_serving,
     make_tcp_peer,
-    refusal,
     shake,
 )
 
@@ -23,6 +22,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import listener
 from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, TransportLimits
 from atom.swarm.transport.transport import Transport
+from tests.swarm.refusals import refusal
 
 __all__ = ["make_tcp_peer"]
 

@@ -5,15 +5,15 @@ import ssl
 from collections.abc import Callable
 
 import pytest
-from transport_peers import RUN, Peer, check_still_serving, make_tcp_peer, refusal, shake
+from transport_peers import RUN, Peer, check_still_serving, make_tcp_peer, shake
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Kind, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import TransportLimits
+from tests.swarm.refusals import refusal
 
 __all__ = ["make_tcp_peer"]
 
@@ -36,9 +36,7 @@ def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., 
 def test_a_signature_for_another_server_is_refused(make_tcp_peer: Callable[..., Peer]) -> None:
     peer = make_tcp_peer()
     local = Local(Identity.create(), RUN, bytes(16))
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, local, server=Identity.create().peer_id)
-    assert refused.value.reason is Reason.BAD_SIGNATURE
+    assert refusal(shake, peer, local, Identity.create().peer_id) is Reason.BAD_SIGNATURE
 
 
 def test_claiming_another_peers_name_is_refused(make_tcp_peer: Callable[..., Peer]) -> None:
@@ -53,9 +51,8 @@ def test_another_version_is_refused_by_both_sides(
 ) -> None:
     peer = make_tcp_peer()
     local = Local(Identity.create(), RUN, bytes(16))
-    with pytest.raises(PeerRefused) as refused:
-        handshake._check_hello(handshake.wire.Hello(version=handshake.PROTOCOL_VERSION + 1), local)
-    assert refused.value.reason is Reason.WRONG_VERSION
+    hello = handshake.wire.Hello(version=handshake.PROTOCOL_VERSION + 1)
+    assert refusal(handshake._check_hello, hello, local) is Reason.WRONG_VERSION
     monkeypatch.setattr(handshake.wire, "Challenge", lambda **_: NewerChallenge())
     assert refusal(shake, peer, local) is Reason.WRONG_VERSION
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain import commit_chain
@@ -19,6 +18,7 @@ from atom.swarm.stream.frames import Pace
 from atom.training.state_sync import donors as serving
 from atom.training.state_sync.donors import MAX_OFFERS, PeerDonors
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
 from tests.training.small_history import ROUNDS, run
@@ -207,9 +207,7 @@ def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: 
     odd = Shelf()
     odd.contents[f"result/{name.hex()}"] = {"other": result}
     liar = street.open_door(odd)
-    with pytest.raises(PeerRefused) as refused:
-        street.donors.result(name, [liar])
-    assert refused.value.reason is Reason.HASH_MISMATCH
+    assert refusal(street.donors.result, name, [liar]) is Reason.HASH_MISMATCH
     honest = Shelf()
     honest.contents[f"result/{name.hex()}"] = {RESULT_ARENA: result}
     fetched = street.donors.result(name, [liar, street.open_door(honest)])

@@ -1,0 +1,15 @@
+"""What a call is refused with, by name."""
+
+from collections.abc import Callable
+
+import pytest
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+
+
+def refusal(call: Callable[..., object], *given: object, match: str | None = None) -> Reason:
+    """The reason; `match`: of its words."""
+    with pytest.raises(PeerRefused, match=match) as refused:
+        call(*given)
+    return refused.value.reason
