@@ -9,7 +9,6 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
@@ -21,7 +20,8 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.transport.transport import Transport
-from atom.training.replica.pacing import SwarmCount, count_swarm
+from atom.training.replica.pacing import count_swarm
+from atom.training.replica.worker import Worker
 from atom.training.round.events import (
     Action,
     Event,
@@ -46,26 +46,14 @@ _AT_WILL = frozenset({"nack", "value-refused"})
 everything else out of the log."""
 
 
-class Executor(Protocol):
-    """Does what the machine asks for on the replica's side. What comes of it is an event in the
-    loop's inbox."""
-
-    def carry_out(self, action: Action) -> None: ...
-    def own_sequences(self, head: bytes) -> int:
-        """Ours that count for the next round of `head`."""
-
-    def pass_seconds(self) -> float: ...
-    def tell_progress(self, swarm: SwarmCount) -> None: ...
-
-
 class RoundLoop:
     """Owns the machine and the book of leases; `post` may be called from any thread."""
 
     def __init__(
         self,
         machine: RoundMachine,
-        me: Voter,
-        executor: Executor,
+        worker: Worker,
+        execute: Callable[[Action], None],
         transport: Transport,
         clock: Clock,
         events: EventSink,
@@ -73,11 +61,12 @@ class RoundLoop:
         on_change: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_change`: head or phase are others, the lease should say so soon. `on_failure`: the
-        loop has ended of this. Both are called on its thread."""
+        """`execute`: does what the machine asks for on the replica's side; what comes of it is an
+        event in `inbox`. `on_change`: head or phase are others, the lease should say so soon.
+        `on_failure`: the loop has ended of this. All are called on its thread."""
         self._machine = machine
-        self._me = me
-        self._executor = executor
+        self._worker = worker
+        self._execute = execute
         self._transport = transport
         self._clock = clock
         self._events = events
@@ -166,13 +155,15 @@ class RoundLoop:
         return event is not None
 
     def _tick(self) -> None:
-        now, executor, machine = self._clock.now(), self._executor, self._machine
+        now, worker, machine = self._clock.now(), self._worker, self._machine
         self._next_tick = now + TICK_S
-        count, pass_s = executor.own_sequences(machine.head.digest), executor.pass_seconds()
-        seen = membership_view(self._book, machine.head, self._me, count, pass_s, now)
+        count = worker.own_sequences(machine.head.digest)
+        seen = membership_view(
+            self._book, machine.head, machine.me, count, worker.pass_seconds, now
+        )
         self._view = replace(seen, aside=self._transport.quarantine.aside(now))
         self._has_looked = math.isfinite(self._seen_at)
-        executor.tell_progress(count_swarm(machine, self._view, self._seen_at))
+        worker.update_swarm(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))
 
     def _handle(self, event: Event) -> None:
@@ -201,7 +192,7 @@ class RoundLoop:
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
                     self._events.emit(kind, **fields)
             case _:
-                self._executor.carry_out(action)
+                self._execute(action)
 
     def _set_aside(self, peer_id: str, reason: Reason) -> None:
         now = self._clock.now()

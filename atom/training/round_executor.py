@@ -32,9 +32,8 @@ from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, GradientEncoding, start_task
 from atom.training.replica.engines import DeviceTaken
-from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
-from atom.training.replica.worker import Deck, Worker
+from atom.training.replica.worker import Worker
 from atom.training.round.events import (
     Action,
     Apply,
@@ -72,7 +71,6 @@ class Schedule:
     snapshot_rounds: int
     validation_rounds: int | None
     validation_batches: int
-    micro_batch: int
     sequence_tokens: int
     last_round: int | None = None
 
@@ -81,25 +79,24 @@ class Schedule:
 class TrainingContext:
     """A replica and what stands around it."""
 
+    me: Voter
     replica: Replica
     worker: Worker
-    deck: Deck
     storage: RunStorage
     state_sync: StateSync
+    transport: Transport
+    clock: Clock
+    events: EventSink
 
 
 class RoundExecutor:
-    """See `atom.training.loop.Executor`."""
+    """Carries out what the machine asks for on the replica's side."""
 
     def __init__(
         self,
         context: TrainingContext,
-        transport: Transport,
         schedule: Schedule,
-        clock: Clock,
-        events: EventSink,
         encoding: GradientEncoding,
-        me: Voter,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
     ) -> None:
@@ -108,25 +105,25 @@ class RoundExecutor:
         step may still be under way."""
         self._replica = context.replica
         self._worker = context.worker
-        self._deck = context.deck
-        self._journal = context.storage.journal
-        self._results = context.storage.results
         self._storage = context.storage
+        self._results = context.storage.results
         self._state_sync = context.state_sync
-        self._transport = transport
+        self._transport = context.transport
         self._schedule = schedule
-        self._clock = clock
-        self._events = events
+        self._clock = context.clock
+        self._events = context.events
         self._feedback = encoding.feedback
         self._on_round_begun = on_round_begun
         self._post = post
         self._closing = threading.Event()
-        self._exchange = Exchange(transport, self._results, self._gradients, post, clock, encoding)
+        self._exchange = Exchange(
+            self._transport, self._results, self._gradients, post, self._clock, encoding
+        )
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
         self._settling.set_result(None)
-        self.stats = RoundStats(me)
+        self.stats = RoundStats(context.me)
 
     @property
     def speeds(self) -> SpeedBook:
@@ -167,24 +164,6 @@ class RoundExecutor:
                 raise AssertionError(action)
 
     # ---- counting
-
-    def own_sequences(self, head: bytes) -> int:
-        """Ours that count for the next round of `head`. The machine is at a new head before the
-        worker has begun its step: until then our count is the old one's. From any thread."""
-        return self._replica.sequences if self._replica.gradients_tag == head else 0
-
-    @property
-    def uncommitted_sequences(self) -> int:
-        """Ours that no step has taken yet."""
-        return self._replica.sequences
-
-    def pass_seconds(self) -> float:
-        return self._worker.pass_seconds
-
-    def tell_progress(self, swarm: SwarmCount) -> None:
-        if swarm != self._worker.swarm:
-            self._worker.swarm = swarm
-            self._worker.nudge()
 
     def _report_frozen(self, ballot: Ballot) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
@@ -285,7 +264,7 @@ class RoundExecutor:
         self._storage.begin()
         self._state_sync.restore()
         self._account(0)
-        self._start_round(self._journal.head)
+        self._start_round(self._storage.journal.head)
         if not self._state_sync.usable:
             return b""
         digest = self._state_digest()
@@ -296,18 +275,18 @@ class RoundExecutor:
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
         self._replica.reset_gradients(head.digest)
-        self._deck.deal(head)
+        self._worker.work.deck.deal(head)
 
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
     def _validation(self, round_number: int) -> dict[str, Any]:
         """If it is due: with the new weights, as soon as they are stepped."""
-        s = self._schedule
+        s, work = self._schedule, self._worker.work
         due = s.validation_rounds is not None and round_number % s.validation_rounds == 0
         if not due or self._worker.called_off:
             return {}
-        batches = self._deck.validation_batches(s.validation_batches, s.micro_batch)
+        batches = work.deck.validation_batches(s.validation_batches, work.micro_batch)
         while True:
             try:
                 loss = self._replica.evaluate(batches, lambda: self._worker.called_off)
@@ -359,15 +338,15 @@ class RoundExecutor:
     def _catch_up(self, wanted: CatchUp) -> None:
         self._settling.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
-        before = self._journal.head
+        before = self._storage.journal.head
         problem = self._state_sync.run(wanted.donors, wanted.discard)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
-        head = self._journal.head
+        head = self._storage.journal.head
         moved = head != before
         begins = self._state_sync.usable and (moved or (wanted.discard and not problem))
         if begins or moved:
-            self._account(self.own_sequences(before.digest))
+            self._account(self._worker.own_sequences(before.digest))
         digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
@@ -386,4 +365,4 @@ class RoundExecutor:
 
     def _account(self, counted: int) -> None:
         """For the chain as it is now."""
-        self.stats.caught_up([commit.value for commit in self._journal.commits], counted)
+        self.stats.caught_up([commit.value for commit in self._storage.journal.commits], counted)

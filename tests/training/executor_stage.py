@@ -51,6 +51,8 @@ ELEMENTS = 64
 IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
+EVERY_SECOND_ROUND = Schedule(2, None, 0, 16)
+"""It leaves a snapshot, and none validates."""
 WAIT_S = 20.0
 """Thrice what the passes of a round of 8 sequences add to its mean."""
 
@@ -183,7 +185,10 @@ class Stage:
     """Executor with everything around them, begun and standing still."""
 
     def __init__(
-        self, folder: Path, schedule: Schedule | None = None, room: type[DiskRoom] = DiskRoom
+        self,
+        folder: Path,
+        schedule: Schedule = EVERY_SECOND_ROUND,
+        room: type[DiskRoom] = DiskRoom,
     ) -> None:
         self.replica, self.deck, self.state_sync = SmallReplica(), SmallDeck(), ScriptedStateSync()
         self.clock, self.events = ManualClock(100.0), EventList()
@@ -206,13 +211,13 @@ class Stage:
         self.folder, self.room = folder, room(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room)
         self.blobs = BlobStore(self.storage.content)
-        context: Any = TrainingContext(
-            self.replica, self.worker, self.deck, self.storage, self.state_sync,  # type: ignore[arg-type]
+        context = TrainingContext(
+            ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]
+            self.transport, self.clock, self.events,
         )  # fmt: skip
         self.executor = RoundExecutor(
-            context, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, GradientEncoding(), ME, self._post, self._round_begun,
-        )  # fmt: skip
+            context, schedule, GradientEncoding(), self._post, self._round_begun
+        )
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None
         self.worker.start()

@@ -61,7 +61,7 @@ def new_stage(tmp_path: Path) -> Iterator[NewStage]:
     before, stages = set(threading.enumerate()), list[Stage]()
 
     def make(snapshots: int = 2, validations: int | None = None, last: int | None = None) -> Stage:
-        stages.append(Stage(tmp_path, Schedule(snapshots, validations, 5, 4, 16, last)))
+        stages.append(Stage(tmp_path, Schedule(snapshots, validations, 5, 16, last)))
         return stages[-1]
 
     yield make
@@ -91,9 +91,8 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stag
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
-    assert stage.executor.uncommitted_sequences == 8
-    assert stage.executor.own_sequences(stage.replica.gradients_tag) == 8
-    assert stage.executor.own_sequences(b"the next head") == 0, "another round's"
+    assert stage.worker.own_sequences(stage.replica.gradients_tag) == 8
+    assert stage.worker.own_sequences(b"the next head") == 0, "another round's"
     stage.on_worker(stage.replica.reset_gradients)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     stage.passed.clear()

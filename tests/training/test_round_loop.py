@@ -51,6 +51,8 @@ WAIT_S = 20.0
 class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
+    me = ME
+
     def __init__(self) -> None:
         self.head: Head = START
         self.phase = Phase.ACCUMULATING
@@ -70,26 +72,17 @@ class ScriptedMachine:
         return self.answers.pop(type(event), [])
 
 
-class RecordingExecutor:
-    """Notes the actions and what else it is told, in order."""
+class IdleWorker:
+    """What a loop asks a worker, and tells it."""
 
-    def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.progress: list[SwarmCount] = []
-        self.threads: set[str] = set()
-
-    def carry_out(self, action: Action) -> None:
-        self.threads.add(threading.current_thread().name)
-        self.calls.put(action)
+    pass_seconds = 0.75
+    swarm = SwarmCount()
 
     def own_sequences(self, head: bytes) -> int:
         return 5
 
-    def pass_seconds(self) -> float:
-        return 0.75
-
-    def tell_progress(self, swarm: SwarmCount) -> None:
-        self.progress.append(swarm)
+    def update_swarm(self, swarm: SwarmCount) -> None:
+        self.swarm = swarm
 
 
 class RecordingTransport:
@@ -107,23 +100,34 @@ class RecordingTransport:
 
 class Stage:
     def __init__(self) -> None:
-        self.machine, self.executor = ScriptedMachine(), RecordingExecutor()
-        self.transport: Any = RecordingTransport(self.executor.calls)
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Actions and messages, in order."""
+        self.threads: set[str] = set()
+        self.execution_fails: Exception | None = None
+        self.machine, self.worker = ScriptedMachine(), IdleWorker()
+        self.transport: Any = RecordingTransport(self.calls)
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         machine: Any = self.machine
+        worker: Any = self.worker
         self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.loop = RoundLoop(
-            machine, ME, self.executor, self.transport, self.clock, self.events, self.inbox,
+            machine, worker, self._execute, self.transport, self.clock, self.events, self.inbox,
             lambda: self.changes.put(True), self.failures.put,
         )  # fmt: skip
+
+    def _execute(self, action: Action) -> None:
+        if self.execution_fails is not None:
+            raise self.execution_fails
+        self.threads.add(threading.current_thread().name)
+        self.calls.put(action)
 
     def next_event(self) -> Event:
         return self.machine.events.get(timeout=WAIT_S)
 
     def next_call(self) -> Any:
-        return self.executor.calls.get(timeout=WAIT_S)
+        return self.calls.get(timeout=WAIT_S)
 
     def read(self, *leases: Lease) -> View:
         """The view after a reading of the directory: the last one that it brought about."""
@@ -199,7 +203,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     stage.loop.leave()
     carried_out = [stage.next_call() for _ in range(8)]
     assert carried_out == [*ours, (ANN.peer_id, encode(message))]
-    assert stage.executor.threads == {"round"}
+    assert stage.threads == {"round"}
 
 
 def test_reports_become_events_but_not_all_of_a_flood_of_refusals(stage: Stage) -> None:
@@ -283,29 +287,29 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
 def test_others_at_our_head_are_counted(stage: Stage) -> None:
     elsewhere = lease(CAT, head=b"x" * 32, sequences=100, round=9)
     stage.read(lease(ME), lease(ANN), lease(BOB, sequences=2), elsewhere)
-    assert stage.executor.progress[-1] == SwarmCount(7 + 2, 3, 1000.0, 2.0)
+    assert stage.worker.swarm == SwarmCount(7 + 2, 3, 1000.0, 2.0)
 
 
 def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> None:
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
-    assert stage.executor.progress[-1] == SwarmCount(0, 2, 1000.0, 0.0)
+    assert stage.worker.swarm == SwarmCount(0, 2, 1000.0, 0.0)
 
 
 def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> None:
     leaving = PeerState.LEAVING
     stage.read(lease(ANN, state=leaving), lease(BOB, state=leaving, sequences=0))
-    assert stage.executor.progress[-1].peers == 2, "Ann has counted something, and sees to it"
+    assert stage.worker.swarm.peers == 2, "Ann has counted something, and sees to it"
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.settle()
     stage.clock.advance(1.0)
     stage.read(lease(ANN, 2, state=leaving))
-    assert stage.executor.progress[-1].peers == 1
+    assert stage.worker.swarm.peers == 1
 
 
 def test_who_is_paused_has_no_share_and_what_it_counted_counts(stage: Stage) -> None:
     stage.read(lease(ANN), lease(BOB, state=PeerState.PAUSED, sequences=3))
-    assert stage.executor.progress[-1] == SwarmCount(10, 2, 1000.0, 2.0)
+    assert stage.worker.swarm == SwarmCount(10, 2, 1000.0, 2.0)
 
 
 def test_a_silent_voter_lapses_while_we_look(stage: Stage) -> None:
@@ -337,14 +341,11 @@ def test_who_left_or_lives_on_as_another_is_dead(stage: Stage) -> None:
 
 @pytest.mark.parametrize("failing", ["machine", "executor"])
 def test_a_failure_ends_the_loop_and_is_reported(idle: Stage, failing: str) -> None:
-    def full(action: Action) -> None:
-        raise failure
-
     failure = OSError("no space left")
     if failing == "machine":
         idle.machine.failure = failure
     else:
-        idle.executor.carry_out = full  # type: ignore[method-assign]
+        idle.execution_fails = failure
         idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
     idle.loop.start()
     idle.loop.leave()

@@ -84,7 +84,6 @@ class _ReplicaSide:
     """The model, what computes with it, and what of the run is kept."""
 
     context: TrainingContext
-    journal: Journal
     donors: PeerDonors
     blobs: BlobStore
 
@@ -107,8 +106,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
     encoding = _gradient_encoding(member.run, member.replica.elements)
-    terms, inbox = (_schedule(member), clock, events, encoding, box.me), Inbox()
-    executor = RoundExecutor(replica.context, transport, *terms, inbox.put, life.on_round_begun)
+    schedule, inbox = _schedule(member), Inbox()
+    executor = RoundExecutor(replica.context, schedule, encoding, inbox.put, life.on_round_begun)
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
         me=box.me,
@@ -148,10 +147,11 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     batch = member.run.batch
     work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, deck)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
+    state_sync = _state_sync(base, storage, donors)
     context = TrainingContext(
-        member.replica, worker, deck, storage, _state_sync(base, storage, donors)
+        box.me, member.replica, worker, storage, state_sync, base.transport, base.clock, base.events
     )
-    return _ReplicaSide(context, storage.journal, donors, blobs)
+    return _ReplicaSide(context, donors, blobs)
 
 
 def _storage(base: _Base) -> RunStorage:
@@ -210,13 +210,14 @@ def _loop_maker(
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
+    context = replica.context
     server = BlobServer(replica.blobs, transport.known, transport.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
-        head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()
+        head, sign, now = context.storage.journal.head, box.identity.sign, base.clock.now()
         machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
         terms = (base.clock, base.events, inbox, base.life.on_change, base.life.fail)
-        loop = RoundLoop(machine, box.me, executor, transport, *terms)
+        loop = RoundLoop(machine, context.worker, executor.carry_out, transport, *terms)
         transport.set_handlers(loop.receive, loop.unreachable, server.serve)
         return machine, loop
 
@@ -245,7 +246,6 @@ def _schedule(member: Membership) -> Schedule:
         snapshot_rounds=run.snapshot.every_rounds,
         validation_rounds=run.validation.every_rounds if run.validation else None,
         validation_batches=run.validation.batches if run.validation else 0,
-        micro_batch=run.batch.micro_batch_sequences,
         sequence_tokens=member.samples.tokens_per_sample,
         last_round=run.run.rounds,
     )

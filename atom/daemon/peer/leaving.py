@@ -7,7 +7,6 @@ from typing import Any
 
 from atom.base.clock import Clock
 from atom.daemon.peer.lifecycle import Facts
-from atom.training.round_executor import RoundExecutor
 
 LEAVE_S = 60.0
 """How long a requested leave may take to see the counted work committed."""
@@ -55,11 +54,12 @@ class Leaving:
             self._shared.update(leave_by=due)
         return due < before, max(due - now, 0.0)
 
-    def settles(self, executor: RoundExecutor) -> bool:
-        """Whether nothing of ours is uncommitted any more; once."""
-        if executor.stats.sequences_dropped > self._dropped_before:
+    def settles(self, counted: int, dropped: int) -> bool:
+        """Whether nothing of ours, `counted` sequences, is uncommitted any more; once. `dropped`:
+        as for `begin`."""
+        if dropped > self._dropped_before:
             self._shared.update(work_dropped=True)
-        if executor.uncommitted_sequences or self._shared.facts.settled_at is not None:
+        if counted or self._shared.facts.settled_at is not None:
             return False
         self._shared.update(settled_at=self._clock.now())
         return True

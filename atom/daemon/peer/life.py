@@ -252,7 +252,7 @@ class Life:
             phase=self._machine.phase,
             now=now,
             paused=bool(reason),
-            sequences=self.parts.executor.own_sequences(head.digest),
+            sequences=self.parts.worker.own_sequences(head.digest),
             laggards=behind,
             others_stuck=leaves_them_stuck(head, self.parts.me, self._loop.view),
         )
@@ -296,11 +296,11 @@ class Life:
 
     def counted(self) -> int:
         """Sequences of ours that no round has committed yet. From any thread."""
-        return self.parts.executor.uncommitted_sequences
+        return self.parts.member.replica.sequences
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
-        if self._leaving.settles(self.parts.executor):
+        if self._leaving.settles(self.counted(), self.parts.executor.stats.sequences_dropped):
             self.parts.worker.hold("leaving")
 
     def _say_goodbye(self, verdict: Ending) -> Ending:

@@ -28,7 +28,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         state=PeerState.LEFT if gone else peer_state(replace(facts, phase=machine.phase)),
         head=head.digest,
         round=head.round,
-        sequences=parts.executor.own_sequences(head.digest),
+        sequences=parts.worker.own_sequences(head.digest),
         sequences_per_s=rate,
         tokens_per_s=rate * parts.member.samples.tokens_per_sample,
         pass_seconds=parts.worker.pass_seconds,
@@ -57,7 +57,7 @@ def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:
     """Seconds until the others' leases are read again."""
     if machine.phase is not Phase.ACCUMULATING:
         return READ_S
-    own, swarm = parts.executor.own_sequences(machine.head.digest), parts.worker.swarm
+    own, swarm = parts.worker.own_sequences(machine.head.digest), parts.worker.swarm
     return reading_pause(own, parts.worker.rate(), swarm, machine.policy)
 
 
@@ -86,7 +86,7 @@ def info_of(
         "optimizer_state": run.optimizer.state,
         "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,
-        "mini_batches": parts.executor.own_sequences(machine.head.digest) if machine else 0,
+        "mini_batches": parts.worker.own_sequences(machine.head.digest) if machine else 0,
         "rounds_joined": stats.rounds_joined,
         "sequences_committed": stats.sequences_committed,
         "sequences_per_s": round(rate, 3),

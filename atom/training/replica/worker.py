@@ -168,7 +168,7 @@ class Worker:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._replica = replica
-        self._work = work
+        self.work = work
         self._clock = clock
         self._on_pass = on_pass
         self._on_void = on_void
@@ -185,7 +185,7 @@ class Worker:
         self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.swarm = SwarmCount()
-        """Replaced by the loop at every look at the directory."""
+        """As of the last `update_swarm`."""
 
     def start(self) -> None:
         self._thread.start()
@@ -219,8 +219,19 @@ class Worker:
         return self.gate.paused or self._closing.is_set()
 
     def nudge(self) -> None:
-        """Look again: the counts of the others are news."""
+        """Look again whether there is something to train."""
         self.submit(lambda: None)
+
+    def update_swarm(self, swarm: SwarmCount) -> None:
+        """The counts of the others, at every look at the directory. From the loop's thread."""
+        if swarm != self.swarm:
+            self.swarm = swarm
+            self.nudge()
+
+    def own_sequences(self, head: bytes) -> int:
+        """Ours that count for the next round of `head`. The machine is at a new head before the
+        step to it has begun: until then our count is the old one's. From any thread."""
+        return self._replica.sequences if self._replica.gradients_tag == head else 0
 
     @property
     def pass_seconds(self) -> float:
@@ -270,20 +281,20 @@ class Worker:
             self._replica.sequences,
             self._last_pass_ended,
             self.swarm,
-            self._work.policy,
-            self._work.micro_batch,
+            self.work.policy,
+            self.work.micro_batch,
             self._replica.micro_batches,
         )
 
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
-        batches = [self._work.deck.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
+        batches = [self.work.deck.next_batch(self.work.micro_batch) for _ in range(micro_batches)]
         try:
             result = self._replica.run_pass(batches, self._should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
-            self._work.deck.put_back(self._work.micro_batch * micro_batches)
+            self.work.deck.put_back(self.work.micro_batch * micro_batches)
             return
         except PassVoided as void:
             self._pass_ended()

@@ -101,6 +101,10 @@ class RoundMachine:
     # ---- what others may see
 
     @property
+    def me(self) -> Voter:
+        return self._context.me
+
+    @property
     def phase(self) -> Phase:
         return self._context.phase
 

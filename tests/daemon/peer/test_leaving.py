@@ -50,11 +50,9 @@ def life_in(
 ) -> Life:
     life = Life(StateDirectory(folder), console or Silence(), EventList(), ManualClock(), "")
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
-    executor = SimpleNamespace(
-        stats=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
-    )
     life.parts = SimpleNamespace(  # type: ignore[assignment]
-        executor=executor,
+        member=SimpleNamespace(replica=SimpleNamespace(sequences=uncommitted)),
+        executor=SimpleNamespace(stats=SimpleNamespace(sequences_dropped=0)),
         donors=donors,
         worker=SimpleNamespace(submit=nothing),
         pauses=SimpleNamespace(end=nothing),

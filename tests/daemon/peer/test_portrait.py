@@ -37,11 +37,12 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         me=ME,
         member=member,
         worker=SimpleNamespace(
-            rate=lambda: RATE, pass_seconds=0.5, gate=SimpleNamespace(why_not="")
+            own_sequences=lambda head: 3,
+            rate=lambda: RATE,
+            pass_seconds=0.5,
+            gate=SimpleNamespace(why_not=""),
         ),
-        executor=SimpleNamespace(
-            stats=RoundStats(ME), own_sequences=lambda head: 3, speeds=SpeedBook()
-        ),
+        executor=SimpleNamespace(stats=RoundStats(ME), speeds=SpeedBook()),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN),
         data_addresses=none,
         ended_attempts=SimpleNamespace(last=()),

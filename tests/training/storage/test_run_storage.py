@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.training.round_executor import Schedule
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.run_storage import OFFERS, RunStorage, list_snapshots
@@ -16,7 +15,6 @@ from tests.training.executor_stage import ELEMENTS, Stage, kinds
 
 STATE_BYTES = 3 * 4 * ELEMENTS
 RESULTS_BYTES = 2 * 4 * ELEMENTS
-SCHEDULE = Schedule(2, None, 0, 4, 16)
 
 
 class SmallDisk(DiskRoom):
@@ -30,7 +28,7 @@ class SmallDisk(DiskRoom):
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, SCHEDULE, SmallDisk)
+    stage = Stage(tmp_path, room=SmallDisk)
     yield stage
     stage.close()
     assert stage.failures.empty(), stage.failures.get()
