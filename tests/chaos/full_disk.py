@@ -20,7 +20,7 @@ from test_faults import at_one_head, contributes, contribution, say
 from atom.base.errors import ControlError
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.run_storage import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots
 
 RUN = "full"
 EVERYTHING = {"snapshots", "results", "chain"}
@@ -93,7 +93,7 @@ def check_what_is_there(peer: Peer) -> tuple[int, list[bytes]]:
     snapshots = list_snapshots(peer.state / "snapshots")
     assert snapshots, "the only one must never go"
     for snapshot in snapshots:
-        assert state_digest(load_snapshot(snapshot)) == snapshot.state_digest
+        assert state_digest(snapshot.load()) == snapshot.state_digest
     return snapshots[0].round, [head.digest for head in heads]
 
 

@@ -22,7 +22,7 @@ from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import trace_run
 from atom.swarm.identity import Identity
-from atom.training.storage.run_storage import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 
@@ -149,7 +149,7 @@ def relative_change(before: torch.nn.Module, after: torch.nn.Module) -> float:
 def weights_of(state: Path, run: RunFile) -> dict[str, torch.Tensor]:
     """By name, from the newest snapshot's arena and the layout of a trace of our own."""
     layout = trace_run(run, open_source(run, None)).layout
-    master = load_snapshot(list_snapshots(state / "snapshots")[0])["master"]
+    master = list_snapshots(state / "snapshots")[0].load()["master"]
     return {spec.name: layout.view(master, spec.name) for spec in layout.specs}
 
 

@@ -24,7 +24,7 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swarm.records.manifest import Manifest
-from atom.training.storage.run_storage import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 
@@ -154,5 +154,5 @@ def final_weights(peer: Peer, manifest: Manifest) -> dict[str, torch.Tensor]:
         for name in ("tokens", "targets")
     }
     layout = build_program(trace(GPT3(config, device="meta"), batch)).layout
-    master = load_snapshot(snapshot)["master"]
+    master = snapshot.load()["master"]
     return {spec.name: layout.view(master, spec.name) for spec in layout.specs}

@@ -11,7 +11,7 @@ from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch import Watch
 from atom.training.replica.replica import Replica
 from atom.training.state_sync.donors import PeerDonors
-from atom.training.storage.run_storage import Snapshot, load_snapshot
+from atom.training.storage.run_storage import Snapshot
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 HEAD = b"h" * 32
@@ -20,7 +20,7 @@ HEAD = b"h" * 32
 def fetched(snapshot: Snapshot, joiner: Replica, folder: Path) -> dict[str, Tensor]:
     """Of the snapshot at `HEAD`. Raises: PeerRefused."""
     network = LocalNetwork()
-    store = BlobStore({f"state/{HEAD.hex()}": load_snapshot(snapshot)}.get)
+    store = BlobStore({f"state/{HEAD.hex()}": snapshot.load()}.get)
     me, donor = (
         LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
     )

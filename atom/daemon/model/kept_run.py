@@ -32,7 +32,7 @@ from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import Manifest, first_head
 from atom.swarm.state.arenas import BlobManifest, describe
-from atom.training.storage.run_storage import Snapshot, list_snapshots, load_snapshot
+from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 Progress = Callable[[int, int], None]
 
@@ -73,7 +73,7 @@ class KeptRun:
     def snapshots(self) -> list[Snapshot]:
         """Those of states on the chain, newest first."""
         found = list_snapshots(self.state.snapshots)
-        return [snapshot for snapshot in found if self._is_ours(snapshot)]
+        return [snapshot for snapshot in found if snapshot.is_on(self.heads)]
 
     def source(self, trust: str | None) -> ModelSource:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this
@@ -103,7 +103,7 @@ class KeptRun:
 
         Raises: StorageError.
         """
-        arenas = load_snapshot(snapshot)
+        arenas = snapshot.load()
         total = sum(arena.nbytes for arena in arenas.values())
         described, done = [], 0
         for name, arena in arenas.items():
@@ -121,10 +121,6 @@ class KeptRun:
         if not state_form(self.run).weight_dtypes.keys() <= arenas.keys():
             raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
         return KeptWeights(arenas)
-
-    def _is_ours(self, snapshot: Snapshot) -> bool:
-        number = snapshot.round
-        return 0 <= number < len(self.heads) and self.heads[number].digest == snapshot.head
 
     def _certified(self, snapshot: Snapshot) -> set[bytes]:
         """What the state's digest must be, where the chain says it."""

@@ -22,7 +22,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
 from atom.training.state_sync.donors import Arenas, PeerDonors
-from atom.training.storage.run_storage import RunStorage, Snapshot, load_snapshot
+from atom.training.storage.run_storage import RunStorage, Snapshot
 
 DOWNLOADS = "downloads"
 
@@ -140,8 +140,6 @@ class StateSync:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
         for snapshot in self._storage.snapshots():
             self._go_on()
-            if not self._storage.leads_to(snapshot):
-                continue
             if self._load(snapshot):
                 return snapshot.round
             self._events.emit("snapshot-damaged", path=snapshot.path.name)
@@ -151,7 +149,7 @@ class StateSync:
     def _load(self, snapshot: Snapshot) -> bool:
         """Only the state that the file's own name and the next commit vouch for."""
         try:
-            arenas = load_snapshot(snapshot)
+            arenas = snapshot.load()
         except StorageError:
             return False
         certified = self._certified(snapshot.round, self._journal.commits)

@@ -12,7 +12,7 @@ the oldest snapshot covers them. A full disk stops the writing, never the traini
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +38,20 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A file, and what it says of itself."""
+    """A state's file, and what it says of itself."""
 
     path: Path
     round: int
     head: bytes
     state_digest: bytes
+
+    def is_on(self, heads: Sequence[Head]) -> bool:
+        """Whether its state is one of the chain with these heads, from genesis on."""
+        return 0 <= self.round < len(heads) and heads[self.round].digest == self.head
+
+    def load(self) -> dict[str, Tensor]:
+        """The arenas by name. Raises: StorageError if the file does not read back."""
+        return read_tensors(self.path)
 
 
 def write_snapshot(
@@ -61,30 +69,9 @@ def write_snapshot(
 
 
 def list_snapshots(folder: Path) -> list[Snapshot]:
-    """Readable snapshots, newest first; a damaged one is passed over."""
+    """Readable snapshots, of whatever branch, newest first; a damaged one is passed over."""
     found = [_describe(path) for path in folder.glob("round-*.safetensors")]
     return sorted((s for s in found if s), key=lambda s: s.round, reverse=True)
-
-
-def load_snapshot(snapshot: Snapshot) -> dict[str, Tensor]:
-    """The arenas by name. Raises: StorageError if the file does not read back."""
-    return read_tensors(snapshot.path)
-
-
-def prune_snapshots(
-    folder: Path, is_ours: Callable[[Snapshot], bool], keep: int = KEPT
-) -> list[Snapshot]:
-    """Deletes all but `keep`; returns those kept that are ours, newest first.
-
-    `is_ours` says whether our chain leads there. What a discarded branch left, be its rounds ever
-    so high, goes first, but not before there is something of ours in its place.
-    """
-    newest_first = list_snapshots(folder)
-    ours = [snapshot for snapshot in newest_first if is_ours(snapshot)]
-    others = [snapshot for snapshot in newest_first if snapshot not in ours]
-    for old in (ours + others)[keep:]:
-        remove_leftover(old.path)
-    return ours[:keep]
 
 
 def _describe(path: Path) -> Snapshot | None:
@@ -114,22 +101,17 @@ class RunStorage:
         self.room = room
         self._folder = folder
         self._keep = keep
-        self._offered: tuple[Snapshot, ...] = ()
 
     def begin(self) -> None:
-        """Removes what a crash left half-written, and offers the states that are whole."""
+        """Removes what a crash left half-written, and snapshots beyond as many as are kept."""
         remove_partial(self.results.folder)
         remove_partial(self._folder)
         self._prune(self._keep)
 
     def snapshots(self) -> list[Snapshot]:
-        """Those on disk, newest first."""
-        return list_snapshots(self._folder)
-
-    def leads_to(self, snapshot: Snapshot) -> bool:
-        """Whether its state is one of our chain."""
-        heads, number = self.journal.heads, snapshot.round
-        return 0 <= number < len(heads) and heads[number].digest == snapshot.head
+        """Those of our chain, newest first. From any thread."""
+        heads = self.journal.heads
+        return [found for found in list_snapshots(self._folder) if found.is_on(heads)]
 
     def content(self, name: str) -> Content | None:
         """What others get under this name. None: nothing."""
@@ -150,16 +132,14 @@ class RunStorage:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
         the round after it."""
         reached = self.journal.head.round
-        return b"".join(s.head for s in self._offered if s.round == 0 or s.round < reached)
+        return b"".join(s.head for s in self.snapshots() if s.round == 0 or s.round < reached)
 
     def _state(self, head: bytes) -> Content | None:
-        for snapshot in self._offered:
-            if snapshot.head == head:
-                try:
-                    return load_snapshot(snapshot)
-                except StorageError:
-                    return None
-        return None
+        found = next((each for each in self.snapshots() if each.head == head), None)
+        try:
+            return None if found is None else found.load()
+        except StorageError:
+            return None
 
     def replace_chain(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
         """The journal is the first so many of these (verified) commits from here on."""
@@ -171,8 +151,7 @@ class RunStorage:
         digest = commit.value.result_digest
         self.room.attempt(RESULTS, lambda: self.results.save(digest))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
-        if len(self._offered) > self._keep:
-            self._prune(self._keep)
+        self._prune(self._keep)
 
     def settle(self, digest: bytes, arenas: Mapping[str, Tensor], due: bool) -> None:
         """After each step: a snapshot if it is due; else the step's result is to survive a power
@@ -206,8 +185,15 @@ class RunStorage:
         return written
 
     def _prune(self, keep: int) -> None:
-        kept = prune_snapshots(self._folder, self.leads_to, keep)
-        if kept:
-            since = self.journal.commits[kept[-1].round :]
+        """Deletes all snapshots but `keep`, and the results that all of ours cover.
+
+        What a discarded branch left, be its rounds ever so high, goes first, but not before there
+        is something of ours in its place.
+        """
+        heads = self.journal.heads
+        ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
+        for old in ours_first[keep:]:
+            remove_leftover(old.path)
+        if ours := self.snapshots():
+            since = self.journal.commits[ours[-1].round :]
             self.results.prune({commit.value.result_digest for commit in since})
-        self._offered = tuple(kept)

@@ -23,7 +23,7 @@ from atom.daemon.peer.founding import Membership
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import ModelSource
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.run_storage import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, run_text
 
@@ -83,7 +83,7 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     assert run_from_text(member.manifest.run_file).model.weights == "given"
     (snapshot,) = list_snapshots(folder.root / "tuned" / "snapshots")
     assert (snapshot.round, snapshot.head) == (0, member.genesis.digest)
-    assert state_digest(load_snapshot(snapshot)) == member.manifest.initial_state_digest
+    assert state_digest(snapshot.load()) == member.manifest.initial_state_digest
 
     shutil.rmtree(path)  # nobody but the founder ever had it, and its snapshot will do
     joiner = folder.enter(member, "joiner")

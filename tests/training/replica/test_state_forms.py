@@ -23,7 +23,7 @@ from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import load_snapshot, write_snapshot
+from atom.training.storage.run_storage import write_snapshot
 from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
 from tests.training.state_from_a_peer import HEAD, fetched
 
@@ -135,7 +135,7 @@ def test_a_restored_replica_and_a_joiner_go_on_alike(
     snapshot = write_snapshot(tmp_path, 3, HEAD, digest, one.state_arenas())
     state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
     assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
-    restored.load_state(load_snapshot(snapshot), 3)
+    restored.load_state(snapshot.load(), 3)
     joiner.load_state(fetched(snapshot, joiner, tmp_path / "downloads"), 3)
     mean = step_once(one, batches(1, 4), 4)
     for replica in (restored, joiner):

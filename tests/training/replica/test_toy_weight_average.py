@@ -18,7 +18,7 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import load_snapshot, write_snapshot
+from atom.training.storage.run_storage import write_snapshot
 from tests.training.conftest import NewDevice
 from tests.training.small_replica import (
     SEED,
@@ -157,7 +157,7 @@ def test_a_joiner_takes_the_snapshot_and_missed_results(
     snapshot = write_snapshot(tmp_path, 1, b"h" * 32, digest, giver.state_arenas())
     missed = play_round([giver, other], 2)
 
-    joiner.load_state(load_snapshot(snapshot), 1)
+    joiner.load_state(snapshot.load(), 1)
     joiner.apply(missed, gradient_norm(missed), 2)
     assert same(joiner, giver)
 

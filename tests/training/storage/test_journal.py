@@ -2,12 +2,13 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.chain.commit import Commit, Head, genesis
+from atom.swarm.chain.commit import Commit, genesis
 from atom.swarm.chain.commit_chain import verified_heads
 from atom.swarm.identity import Identity
 from atom.training.storage.journal import Journal
@@ -17,14 +18,10 @@ ME = Identity.create()
 GENESIS = beginning(ME)
 
 
-def commit_on(head: Head, sequences: int = 8) -> Commit:
-    return a_commit(head, {ME: sequences}, [ME])
-
-
-def chain(length: int) -> list[Commit]:
-    commits, head = [], GENESIS
+def chain(length: int, sequences: int = 8) -> list[Commit]:
+    commits, head = list[Commit](), GENESIS
     for _ in range(length):
-        commits.append(commit_on(head))
+        commits.append(a_commit(head, {ME: sequences}, [ME]))
         head = head.after(commits[-1].value)
     return commits
 
@@ -36,15 +33,6 @@ def written(path: Path, length: int) -> Journal:
     return journal
 
 
-def test_reads_back_what_was_appended(tmp_path: Path) -> None:
-    journal = written(tmp_path / "chain.bin", 5)
-    again = Journal.open(tmp_path / "chain.bin", GENESIS)
-    assert again.commits == journal.commits
-    assert again.head == journal.head
-    assert again.head.round == 5
-    assert again.head.work == 40
-
-
 @pytest.mark.parametrize("lost", [1, 3, 50])
 def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "chain.bin"
@@ -53,6 +41,7 @@ def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None
     path.write_bytes(whole[:-lost])
     again = Journal.open(path, GENESIS)
     assert again.commits == journal.commits[:2]
+    assert again.heads == journal.heads[:3]
     again.append(journal.commits[2])
     assert path.read_bytes() == whole
 
@@ -76,44 +65,24 @@ def test_damage_inside_is_refused_not_guessed_at(tmp_path: Path, place: int) -> 
     assert path.read_bytes() == raw, "whoever looks into it finds what we found"
 
 
-def test_replace_takes_over_another_chain(tmp_path: Path) -> None:
-    journal = written(tmp_path / "chain.bin", 2)
-    other = [commit_on(GENESIS, sequences=99)]
-    journal.replace(other, verified_heads(GENESIS, other))
-    assert Journal.open(tmp_path / "chain.bin", GENESIS).commits == other
-
-
-def test_what_the_disk_did_not_take_counts_and_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "another"), [("fsync", False), ("fsync", True), ("replace", True)]
+)
+def test_what_the_disk_does_not_take_counts_and_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, another: bool
 ) -> None:
-    path, commits = tmp_path / "chain.bin", chain(3)
-    journal = written(path, 1)
+    """A commit, or another chain."""
+    path, commits = tmp_path / "chain.bin", chain(3, 99 if another else 8)
+    journal, heads = written(path, 1), verified_heads(GENESIS, commits)
 
-    def full(descriptor: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, call, full)
+        take = partial(journal.replace, commits[:2], heads[:3])
         with pytest.raises(StorageError, match="the disk is full"):
-            journal.append(commits[1])
+            take() if another else journal.append(commits[1])
     assert journal.head.round == 2
     journal.append(commits[2])
     assert Journal.open(path, GENESIS).commits == commits
-
-
-def test_another_chain_that_the_disk_did_not_take_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, other = tmp_path / "chain.bin", [commit_on(GENESIS, sequences=99)]
-    journal = written(path, 2)
-
-    def full(*paths: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(StorageError):
-            journal.replace(other, verified_heads(GENESIS, other))
-    other.append(commit_on(journal.head))
-    journal.append(other[1])
-    assert Journal.open(path, GENESIS).commits == other

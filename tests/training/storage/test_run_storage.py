@@ -1,15 +1,25 @@
-"""A bounded number of snapshots; a full disk stops the writing, never the training."""
+"""Files are whole or not there, and bounded in number; a full disk stops the writing, never the
+training."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from atom.base.errors import StorageError
-from atom.training.storage.disk import DiskRoom
+from atom.base.events import EventList
+from atom.swarm.state.arenas import arena_digest
+from atom.training.storage.disk import DiskRoom, remove_partial
 from atom.training.storage.journal import Journal
-from atom.training.storage.run_storage import OFFERS, RunStorage, list_snapshots
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import (
+    OFFERS,
+    RunStorage,
+    list_snapshots,
+    write_snapshot,
+)
 from tests.read_only_disk import turn_read_only
 from tests.training.executor_stage import ELEMENTS, Stage, kinds
 
@@ -48,57 +58,61 @@ def rounds(stage: Stage) -> list[int]:
     return [snapshot.round for snapshot in list_snapshots(stage.snapshots)]
 
 
+def offered(stage: Stage) -> list[int]:
+    """Rounds of the states that others hear of."""
+    raw = bytes(stage.blobs.chunk(OFFERS, 0, 0))
+    heads = [head.digest for head in stage.journal.heads]
+    return [heads.index(raw[at : at + 32]) for at in range(0, len(raw), 32)]
+
+
+def keeping_one(stage: Stage) -> RunStorage:
+    return RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1)
+
+
 def of(stage: Stage, kind: str) -> list[str]:
     return [event["what"] for event in stage.events.events if event["event"] == kind]
 
 
 def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
-    one = RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1)
+    """With one, the one before it stays until a commit vouches for the newest."""
     steps(stage, 7)
     assert rounds(stage) == [6, 4]
     assert len(stage.stored()) == 3, "since the older one"
+    stage.storage = one = keeping_one(stage)
     one.begin()
     assert rounds(stage) == [6]
     assert len(stage.stored()) == 1
+    for found in ([8, 6], [8], [10, 8]):
+        commit = stage.commit(stage.hold(9.0 + stage.journal.head.round))
+        one.record(commit)
+        one.settle(b"d" * 32, stage.replica.arenas, stage.journal.head.round % 2 == 0)
+        assert rounds(stage) == found
 
 
-def test_what_a_power_cut_left_of_a_result_is_served_once_it_is_whole(stage: Stage) -> None:
-    steps(stage, 3)
-    result = stage.journal.commits[-1].value.result_digest
-    whole, name = stage.results.path(result).read_bytes(), f"result/{result.hex()}"
-    stage.results.path(result).write_bytes(b"")
-    assert not stage.serves(name)
-    stage.results.path(result).write_bytes(whole)
-    assert stage.serves(name)
+def test_a_discarded_branch_never_outlives_our_own_state(stage: Stage) -> None:
+    steps(stage, 1)
+    for number in (115, 120):  # of a branch that had got further, with less work
+        write_snapshot(stage.snapshots, number, b"x" * 32, b"d" * 32, stage.replica.arenas)
+    stage.storage.begin()
+    assert rounds(stage) == [120, 115], "nothing of ours takes their place yet"
+    assert offered(stage) == []
+    steps(stage, 1)
+    assert rounds(stage) == [120, 2]
+    steps(stage, 2)
+    assert rounds(stage) == [4, 2]
+    journal = stage.journal
+    stage.storage.replace_chain(journal.commits, journal.heads, 3)
+    assert offered(stage) == [2], "the other is on a branch that we have left"
 
 
 def test_only_states_that_a_commit_vouches_for_are_offered(stage: Stage) -> None:
-    def offered() -> list[int]:
-        raw = bytes(stage.blobs.chunk(OFFERS, 0, 0))
-        found = [raw[at : at + 32] for at in range(0, len(raw), 32)]
-        return [[head.digest for head in stage.journal.heads].index(each) for each in found]
-
     stage.storage.snapshot(b"d" * 32, stage.replica.arenas)
-    assert offered() == [0], "the run's manifest vouches for it"
+    assert offered(stage) == [0], "the run's manifest vouches for it"
     steps(stage, 2)
-    assert offered() == [0]
+    assert offered(stage) == [0]
     steps(stage, 1)
-    assert offered() == [2, 0]
+    assert offered(stage) == [2, 0]
     assert stage.serves(f"state/{stage.journal.heads[2].digest.hex()}")
-
-
-def test_with_one_snapshot_the_one_before_stays_until_a_commit_vouches_for_it(
-    stage: Stage,
-) -> None:
-    steps(stage, 2)
-    one = RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1)
-    one.begin()
-    for count, found in ((1, [2]), (1, [4, 2]), (1, [4])):
-        for _ in range(count):
-            commit = stage.commit(stage.hold(9.0 + stage.journal.head.round))
-            one.record(commit)
-            one.settle(b"d" * 32, stage.replica.arenas, stage.journal.head.round % 2 == 0)
-        assert rounds(stage) == found
 
 
 def test_under_names_that_it_does_not_have_nothing_is_served(stage: Stage) -> None:
@@ -173,26 +187,6 @@ def test_a_disk_that_fails_while_it_syncs_stops_nobody(
     assert of(stage, "disk-room") == []
 
 
-def test_no_room_for_results_or_the_chain_stops_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise StorageError("the disk is full", "free some disk space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stage.results, "save", full)
-        patch.setattr(Journal, "_write_rest", full)
-        steps(stage, 1)
-        held = stage.hold(9.0)
-    assert stage.journal.head.round == 1
-    assert stage.serves(f"result/{held.hex()}"), "from memory"
-    assert of(stage, "disk-full") == ["results", "chain"]
-    steps(stage, 1)
-    assert stage.room.paused == {}
-    assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
-    assert "round" in kinds(stage)
-
-
 def test_a_disk_that_turns_read_only_stops_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,19 +194,24 @@ def test_a_disk_that_turns_read_only_stops_nobody(
     with monkeypatch.context() as patch:
         turn_read_only(patch)
         steps(stage, 2)
-        RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1).begin()
+        keeping_one(stage).begin()
+        held = stage.hold(9.0)
     assert stage.journal.head.round == 6
+    assert stage.serves(f"result/{held.hex()}"), "from memory"
     assert of(stage, "disk-full") == ["results", "chain", "snapshots"]
     assert {each.rpartition(": ")[2] for each in stage.room.paused.values()} == {
         "Read-only file system"
     }
     assert rounds(stage) == [4, 2], "and they are still there"
+    steps(stage, 2)
+    assert stage.room.paused == {}
+    assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
+    assert "round" in kinds(stage)
 
 
 def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
     said: list[str] = []
-    stage = Stage(tmp_path)
-    room = DiskRoom(tmp_path / "gone", stage.events, said.append)
+    room = DiskRoom(tmp_path / "gone", EventList(), said.append)
     assert room.free_bytes() == 0
 
     def full() -> None:
@@ -226,4 +225,63 @@ def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
         "the disk is full; training goes on without (free some disk space)",
         "the disk has room again: snapshots written",
     ]
-    stage.close()
+
+
+# ---- results
+
+
+def saved(results: Results, value: float) -> bytes:
+    result = results.buffer().fill_(value)
+    name = arena_digest(result)
+    results.hold(name, result)
+    results.save(name)
+    return name
+
+
+def test_arenas_are_used_again_but_those_that_were_lent(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    mine, read = results.buffer(), results.buffer()
+    results.hold(b"m" * 32, mine)
+    results.hold(b"r" * 32, read)
+    assert results.lend(b"r" * 32) is read
+    assert results.lend(b"x" * 32) is None
+    results.release()
+    assert results.buffer() is mine
+    assert results.buffer() is not read
+
+
+def test_a_stored_result_is_lent_even_while_its_file_goes(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    name = saved(results, 2.0)
+    results.release()
+    lent = results.lend(name)
+    results.prune(set())
+    assert lent is not None
+    assert torch.equal(lent, torch.full((32,), 2.0))
+    assert results.lend(name) is None
+
+
+def test_damaged_results_are_not_there(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    name = saved(results, 2.0)
+    results.release()
+    assert results.lend(name) is not None
+    assert Results(tmp_path, 64).get(name) is None, "of a model of another size"
+    whole = results.path(name).read_bytes()
+    for damaged in (b"garbage", whole[:-40], whole[:-1] + b"\x01", b""):
+        results.path(name).write_bytes(damaged)
+        assert results.get(name) is None
+    assert results.lend(name) is None, "a power cut leaves empty files"
+
+
+def test_a_folder_in_the_place_of_a_file_is_said_and_left_alone(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    name = saved(results, 2.0)
+    results.path(name).unlink()
+    results.path(name).mkdir()
+    (tmp_path / "left.partial").mkdir()
+    remove_partial(tmp_path)
+    results.prune(set())
+    with pytest.raises(StorageError, match="cannot write"):
+        results.save(name)
+    assert {path.name for path in tmp_path.iterdir()} == {results.path(name).name, "left.partial"}
