@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import Endpoint, Unreachable
 
@@ -38,7 +39,8 @@ class Lanes:
                 queue.append(raw)
                 self._changed.notify_all()
         if full:  # told without the lock: every message waits for it, and this one for the disk
-            self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
+            refused = PeerRefused(Reason.BUSY, "queue full")
+            self._endpoint.tell("message-dropped", refused, peer_id=peer_id)
         return not full
 
     def wake(self) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.stream.bandwidth import Bandwidth
+from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
 from atom.swarm.stream.handshake import Local
 
+TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
+"""Events that strangers bring about: a flood of them must not fill the disk."""
 FIRST_HOLD_S = 5.0
 LONGEST_HOLD_S = 600.0
 FORGOTTEN_S = 600.0
@@ -251,3 +254,11 @@ class Endpoint:
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)
+    told: TokenBucket = field(default_factory=lambda: TokenBucket(TOLD_PER_S, TOLD_AT_ONCE))
+
+    def tell(self, event: str, refused: PeerRefused, **fields: object) -> None:
+        """An event that strangers bring about as often as they like: beyond a rate it is left
+        out."""
+        if self.told.allow(self.clock.now()):
+            reason, detail = refused.reason.value, refused.detail[:200]
+            self.events.emit(event, reason=reason, detail=detail, **fields)

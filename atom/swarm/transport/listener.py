@@ -27,8 +27,6 @@ MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
 longer than to send it."""
 _BYTES_PER_MESSAGE = 256
 """That each counts beside its own."""
-REFUSALS_PER_S, REFUSALS_AT_ONCE = 10.0, 50.0
-"""That become events: a flood of them must not fill the disk."""
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
@@ -56,30 +54,31 @@ def listening(bind: tuple[str, int]) -> socket.socket:
 class RingPool:
     """Ring channels that came before this peer asked for them. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: for so long a channel waits."""
+        self._seconds = seconds
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, bytes], Channel] = {}
         """By peer id and tag."""
         self._closed = False
 
-    def offer(self, channel: Channel, seconds: float) -> bool:
-        """Waits until the channel is claimed; False if nobody did in time.
-
-        A newer channel of the same peer and tag replaces the older one.
-        """
+    def serve(self, channel: Channel) -> None:
+        """Holds the channel until it is closed: by its claimant, or by a newer one of the same peer
+        and tag. Raises: PeerRefused(NOT_FOUND) if nobody claims it in time."""
         key = (channel.peer_id, channel.tag)
         with self._changed:
-            self._waiting[key] = channel
+            before, self._waiting[key] = self._waiting.get(key), channel
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: (
-                    self._waiting.get(key) is not channel or self._closed or channel.closed.is_set()
-                ),
-                seconds,
-            )
-            if self._waiting.get(key) is channel:
+        if before:
+            before.close()
+        ended = channel.closed.wait(self._seconds)
+        with self._changed:
+            unclaimed = self._waiting.get(key) is channel
+            if unclaimed:
                 del self._waiting[key]
-            return channel.claimed
+        if unclaimed and not ended:
+            raise PeerRefused(Reason.NOT_FOUND, "nobody here asked for that ring")
+        channel.closed.wait()
 
     def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
         """The channel of that peer and tag, waited for. Raises: TimeoutError, ConnectionError."""
@@ -90,10 +89,7 @@ class RingPool:
                 raise ConnectionError("closed here")
             if key not in self._waiting:
                 raise TimeoutError(f"no ring connection from {peer_id}")
-            channel = self._waiting.pop(key)
-            channel.claimed = True
-            self._changed.notify_all()
-            return channel
+            return self._waiting.pop(key)
 
     def close(self) -> None:
         with self._changed:
@@ -110,34 +106,25 @@ class Router:
         """`served`: for other purposes than messages and rings, what serves a channel to its end;
         raises PeerRefused, OSError. What is not given is not served."""
         self.on_message: OnMessage | None = None
-        self.rings = RingPool()
-        self.served = dict(served)
+        self.rings = RingPool(endpoint.limits.unclaimed_ring_s)
+        own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
+        self.served = {**own, **served}
         self._endpoint = endpoint
         self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
 
     def screen(self, channel: Channel) -> None:
         """Raises: PeerRefused(NOT_FOUND) for a purpose that nobody here serves."""
-        if channel.purpose not in (Purpose.MESSAGES, Purpose.RING, *self.served):
+        if channel.purpose not in self.served:
             raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
 
     def route(self, channel: Channel) -> None:
-        """Serves the channel to its end; a ring channel passes to its claimant."""
+        """Serves the channel to its end."""
         end = self._endpoint
-        if channel.purpose is Purpose.RING:
-            if not self.rings.offer(channel, end.limits.unclaimed_ring_s):
-                end.events.emit("ring-unclaimed", peer_id=channel.peer_id)
-                channel.close()
-            return
         try:
-            self.served.get(channel.purpose, self._read_messages)(channel)
+            self.served[channel.purpose](channel)
         except PeerRefused as refused:
             end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
-            end.events.emit(
-                "connection-dropped",
-                reason=refused.reason.value,
-                detail=refused.detail[:200],
-                peer_id=channel.peer_id,
-            )
+            end.tell("connection-dropped", refused, peer_id=channel.peer_id)
         except OSError:  # the other end left, or we are closing: nothing to tell
             pass
         finally:
@@ -182,7 +169,6 @@ class Listener:
         self._router = router
         self._reverse = reverse
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
-        self._refusals_told = TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
         self._socket: socket.socket | None = None
@@ -190,7 +176,11 @@ class Listener:
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
         """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
         self._socket = listening(bind)
-        self._endpoint.threads.start("atom-accept", self._accept)
+        try:
+            self._endpoint.threads.start("atom-accept", self._accept)
+        except OSError as error:
+            self._socket.close()
+            raise AddressError(str(error), "end other programs, or allow more threads") from error
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
 
@@ -315,14 +305,7 @@ class Listener:
             channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
 
     def _tell_refusal(self, refused: PeerRefused, host: str, peer_id: str = "") -> None:
-        if self._refusals_told.allow(self._endpoint.clock.now()):
-            self._endpoint.events.emit(
-                "connection-refused",
-                reason=refused.reason.value,
-                detail=refused.detail[:200],
-                host=host,
-                peer_id=peer_id,
-            )
+        self._endpoint.tell("connection-refused", refused, host=host, peer_id=peer_id)
 
     def _left(self, channel: Channel, host: str) -> None:
         with self._lock:

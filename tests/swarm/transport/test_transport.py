@@ -131,7 +131,7 @@ def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) ->
     one.knows(two)
     stale = one.transport.connect(two.peer_id, Purpose.RING, b"old")
     assert refusal(two.transport.accept_ring, one.peer_id, b"new", 0.05) is Reason.TIMEOUT
-    two.events.wait("ring-unclaimed", peer_id=one.peer_id)
+    two.events.wait("connection-dropped", reason="not-found", peer_id=one.peer_id)
     with pytest.raises(ConnectionError):
         stale.recv_header(10, Patience(SOON))
 

@@ -19,7 +19,7 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport import listener
+from atom.swarm.transport import limits, listener
 from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.swarm.refusals import refusal
@@ -39,6 +39,22 @@ def test_an_oversized_message_frame_ends_the_connection(
     channel.close()
 
 
+def test_what_strangers_do_wrong_does_not_fill_the_log(
+    make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TOLD_PER_S", 1e-9)
+    monkeypatch.setattr(limits, "TOLD_AT_ONCE", 3.0)
+    peer = make_tcp_peer()
+    for _ in range(6):
+        channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
+        channel.send_frame(Kind.WAITING, patience=Patience(SOON))
+        with pytest.raises(ConnectionError):
+            channel.recv_header(10, Patience(SOON))
+        channel.close()
+    told = [e for e in peer.events.events if e["event"] == "connection-dropped"]
+    assert len(told) == 3
+
+
 def test_connections_per_peer_are_bounded(make_tcp_peer: Callable[..., Peer]) -> None:
     peer = make_tcp_peer(limits=dataclasses.replace(QUICK, connections_per_peer=2))
     local = Local(Identity.create(), RUN, bytes(16))
@@ -50,8 +66,8 @@ def test_connections_per_peer_are_bounded(make_tcp_peer: Callable[..., Peer]) ->
 
 
 def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., Peer]) -> None:
-    limits = dataclasses.replace(QUICK, handshake_s=60.0, handshakes_per_host=2)
-    peer = make_tcp_peer(limits=limits)
+    few = dataclasses.replace(QUICK, handshake_s=60.0, handshakes_per_host=2)
+    peer = make_tcp_peer(limits=few)
     silent = [socket.create_connection(peer.transport.address) for _ in range(3)]
     peer.events.wait("connection-refused", reason="too-many-connections")
     for plain in silent:
@@ -101,8 +117,8 @@ def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
 def test_known_peers_get_in_beside_a_crowd_of_strangers(
     make_tcp_peer: Callable[..., Peer],
 ) -> None:
-    limits = dataclasses.replace(QUICK, connections=4)
-    peer = make_tcp_peer(limits=limits)
+    few = dataclasses.replace(QUICK, connections=4)
+    peer = make_tcp_peer(limits=few)
     voter, *strangers = (Local(Identity.create(), RUN, bytes(16)) for _ in range(4))
     peer.transport.known.at_head([voter.identity.peer_id])
     channels = [shake(peer, local) for local in strangers[:2]]
