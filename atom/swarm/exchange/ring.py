@@ -155,7 +155,7 @@ class RingReceiver:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self._left.recv_rest(len(expected), patience) != expected:
             raise PeerRefused(Reason.MALFORMED, f"not the chunk at {step.start}, hop {step.hop}")
-        self._left.recv_into(into[:size].numpy().data, patience)
+        self._left.stream.recv_into(into[:size].numpy().data, patience)
         return into[:size]
 
     def _next_frame(self, limit: int) -> tuple[int, int]:

@@ -168,7 +168,7 @@ class BlobServer:
         while answer:
             size = self._next_part(channel, len(answer))
             part, answer = answer[:size], answer[size:]
-            channel.send_part(part, patience)
+            channel.stream.send_all(part, patience)
 
     def _next_part(self, channel: Channel, most: int) -> int:
         """Bytes to send next, once rings leave room for them, or the channel has closed."""

@@ -10,12 +10,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
@@ -30,7 +29,7 @@ from atom.swarm.state.arenas import (
 )
 from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
-from atom.swarm.stream.handshake import named_reason
+from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
@@ -66,7 +65,6 @@ _MANIFEST_S = 120.0
 _PIECE_S = 300.0
 """A donor that needs longer for one piece is of no use, however steadily it trickles."""
 _LOOK_S = 0.05
-_MAX_REFUSED_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ class Donor:
         length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
-        self._channel.recv_into(into, patience)
+        self._channel.stream.recv_into(into, patience)
 
     def take_whole(self, max_bytes: int) -> bytes:
         """The chunk asked for, of unknown length. Raises: PeerRefused, OSError."""
@@ -184,20 +182,14 @@ class Donor:
 
     def _answer_length(self, limit: int, patience: Patience) -> int:
         while True:
-            kind, length = self._channel.recv_header(max(limit, _MAX_REFUSED_BYTES), patience)
+            kind, length = self._channel.recv_header(max(limit, MAX_FRAME_BYTES), patience)
             if kind != Kind.HASHING or length:
                 break
         if kind == Kind.BLOB and length <= limit:
             return length
-        if kind != Kind.REFUSED or length > _MAX_REFUSED_BYTES:
+        if kind != Kind.REFUSED or length > MAX_FRAME_BYTES:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
-        refused = wire.Refused()
-        raw = self._channel.recv_rest(length, patience)
-        try:
-            refused.ParseFromString(raw)
-        except DecodeError as error:
-            raise PeerRefused(Reason.MALFORMED, "unreadable refusal") from error
-        raise PeerRefused(named_reason(refused.reason, Reason.NOT_FOUND), "by the donor")
+        raise refusal(self._channel.recv_rest(length, patience), otherwise=Reason.NOT_FOUND)
 
 
 class _Fetch:
@@ -227,7 +219,11 @@ class _Fetch:
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()
         with ThreadPoolExecutor(count, "atom-fetch") as pool:
-            workers = [pool.submit(self._work) for _ in range(count)]
+            workers = list[Future[None]]()
+            try:
+                workers += (pool.submit(self._work) for _ in range(count))
+            except RuntimeError as problem:  # the workers that run would fetch on to the end
+                self._end(PeerRefused(Reason.BUSY, f"no thread to fetch with: {problem}"))
             while not all(worker.done() for worker in workers):
                 if stop.is_set():
                     self._end(PeerRefused(Reason.SUPERSEDED, "stopped here"))

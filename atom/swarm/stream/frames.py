@@ -146,8 +146,6 @@ class Channel:
         """How long sending whole frames took: written by the thread that sends."""
         self.admitted = False
         """Incoming: it counts as its peer's, no longer as its host's."""
-        self.claimed = False
-        """Incoming, of a ring: somebody has taken it."""
         self.closed = threading.Event()
         self._ending = threading.Lock()
         self._on_close = on_close
@@ -169,15 +167,11 @@ class Channel:
         self.sending_s += time.monotonic() - began
 
     def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
-        """Begins a frame whose `length` bytes follow by `send_part`."""
+        """Begins a frame whose `length` bytes are sent over `stream`."""
         self.stream.send_all(memoryview(_HEADER.pack(length, kind)), patience)
 
-    def send_part(self, part: memoryview, patience: Patience) -> None:
-        """More of a frame that `send_header` began."""
-        self.stream.send_all(part, patience)
-
     def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
-        """The next frame's kind and payload length.
+        """The next frame's kind and payload length; `stream` gives the payload.
 
         Raises: PeerRefused(TOO_LARGE) above `limit`; TimeoutError, Interrupted, ConnectionError.
         """
@@ -187,10 +181,6 @@ class Channel:
         if length > limit:
             raise PeerRefused(Reason.TOO_LARGE, f"frame of {length} bytes, at most {limit}")
         return kind, length
-
-    def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fills `view` with the next bytes of the current frame's payload."""
-        self.stream.recv_into(view, patience)
 
     def recv_frame(self, kind: Kind, limit: int, patience: Patience) -> bytes:
         """One whole frame of the expected kind.

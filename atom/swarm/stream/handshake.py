@@ -4,6 +4,7 @@ The server is known by its certificate. The client signs the server's nonce toge
 server's identity and certificate, so the signature is worth nothing on any other connection.
 """
 
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from atom.wire import transport_pb2 as wire
 PROTOCOL_VERSION = 11
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
-_MAX_FRAME_BYTES = 1024
+MAX_FRAME_BYTES = 1024
 _DETAIL_CHARACTERS = 200
 
 
@@ -53,7 +54,7 @@ def greet(
     """
     local.allowed.check(server)
     challenge = wire.Challenge()
-    _parse(challenge, channel.recv_frame(Kind.CHALLENGE, _MAX_FRAME_BYTES, patience))
+    _parse(challenge, channel.recv_frame(Kind.CHALLENGE, MAX_FRAME_BYTES, patience))
     if challenge.version != PROTOCOL_VERSION:
         raise PeerRefused(Reason.WRONG_VERSION, f"the other end speaks {challenge.version}")
     hello = wire.Hello(
@@ -86,7 +87,7 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     channel.send_frame(Kind.CHALLENGE, challenge.SerializeToString(), patience=patience)
     hello = wire.Hello()
     try:
-        _parse(hello, channel.recv_frame(Kind.HELLO, _MAX_FRAME_BYTES, patience))
+        _parse(hello, channel.recv_frame(Kind.HELLO, MAX_FRAME_BYTES, patience))
         channel.round_trip_s = time.monotonic() - asked_at
     except PeerRefused as error:
         raise PeerRefused(Reason.BAD_HANDSHAKE, error.detail) from error
@@ -113,6 +114,16 @@ def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
     channel.send_frame(Kind.REFUSED, answer.SerializeToString(), patience=patience)
 
 
+def refusal(raw: bytes, otherwise: Reason) -> PeerRefused:
+    """What the other end's `refuse` says; `otherwise`, if it names no reason that we know."""
+    said = wire.Refused()
+    with contextlib.suppress(DecodeError):
+        said.ParseFromString(raw)
+    detail = said.detail[:_DETAIL_CHARACTERS]
+    safe = "".join(c if c.isprintable() else "�" for c in detail)  # people see it in a terminal
+    return PeerRefused(named_reason(said.reason, otherwise), f"by the other end: {safe}")
+
+
 def named_reason(text: str, otherwise: Reason) -> Reason:
     """A reason from the wire, or `otherwise` for a name we do not know."""
     try:
@@ -122,15 +133,10 @@ def named_reason(text: str, otherwise: Reason) -> Reason:
 
 
 def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
-    kind, length = channel.recv_header(_MAX_FRAME_BYTES, patience)
+    kind, length = channel.recv_header(MAX_FRAME_BYTES, patience)
     raw = channel.recv_rest(length, patience)
     if kind == Kind.REFUSED:
-        refused = wire.Refused()
-        _parse(refused, raw)
-        reason = named_reason(refused.reason, Reason.BAD_HANDSHAKE)
-        detail = refused.detail[:_DETAIL_CHARACTERS]
-        safe = "".join(c if c.isprintable() else "�" for c in detail)  # people see it in a terminal
-        raise PeerRefused(reason, f"by the other end: {safe}")
+        raise refusal(raw, otherwise=Reason.BAD_HANDSHAKE)
     answer = wire.Welcome()
     _parse(answer, raw)
     if kind != Kind.WELCOME or len(answer.incarnation) != 16:

@@ -35,7 +35,7 @@ def dribble(swarm: Swarm, left: Channel, right: Channel, over: threading.Event) 
     payload = memoryview(header + bytes(4 * (step.stop - step.start)))
     right.send_header(Kind.CHUNK, len(payload), Patience(SOON))
     for start in range(0, len(payload), 64):
-        right.send_part(payload[start : start + 64], Patience(SOON))
+        right.stream.send_all(payload[start : start + 64], Patience(SOON))
         if over.wait(0.05):
             return
 

@@ -112,7 +112,7 @@ def test_a_peer_that_drips_a_message(make_tcp_peer: Callable[..., Peer]) -> None
     channel.send_header(Kind.MESSAGE, 1000, Patience(SOON))
 
     def send(byte: bytes) -> None:
-        channel.send_part(memoryview(byte), Patience(SOON))
+        channel.stream.send_all(memoryview(byte), Patience(SOON))
 
     with dripping(send, ENDLESS) as sent:
         check_still_serving(peer)

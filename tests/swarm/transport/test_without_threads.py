@@ -3,11 +3,16 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from transport_peers import SOON, Peer, make_tcp_peer, until
 
+from atom.base.errors import AddressError, PeerRefused
 from atom.base.events import EventList
+from atom.swarm.state import fetch as fetch_module
+from atom.swarm.state.fetch import Wanted, fetch
+from atom.swarm.stream.frames import Channel
 from atom.swarm.transport.limits import ThreadGroup
 
 __all__ = ["make_tcp_peer"]
@@ -54,3 +59,41 @@ def test_messages_go_on(make_tcp_peer: Callable[..., Peer], refused: Counter[str
     assert not two.transport.send(one.peer_id, b"lost")
     assert two.transport.send(one.peer_id, b"hello")
     assert one.heard.get(timeout=SOON)[2] == b"hello"
+
+
+def test_a_port_is_not_held_without_anybody_behind_it(
+    make_tcp_peer: Callable[..., Peer], refused: Counter[str]
+) -> None:
+    listens = make_tcp_peer(listens=False).transport._listener
+    refused["atom-accept"] = 1
+    with pytest.raises(AddressError, match="no thread"):
+        listens.start(("127.0.0.1", 0))
+    assert listens._socket is not None
+    assert listens._socket.fileno() < 0, "it is closed"
+
+
+def test_a_fetch_that_is_short_of_threads_ends(
+    make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first thread would wait for a slow donor to the end."""
+    one, two = make_tcp_peer(), make_tcp_peer()
+    asked, start = threading.Event(), ThreadPoolExecutor.submit
+
+    def submit(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
+        if asked.is_set():
+            raise RuntimeError("can't start new thread")
+        under_way = start(pool, work)
+        assert asked.wait(SOON)
+        return under_way
+
+    def say_nothing(channel: Channel) -> None:
+        asked.set()
+        channel.closed.wait(SOON)
+
+    two.transport.set_handlers(on_blobs=say_nothing)
+    one.knows(two)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(fetch_module, "SILENCE_S", 3600.0)
+    wanted = Wanted("state/x", [two.peer_id, one.peer_id], bytes(32), 1 << 20)
+    with pytest.raises(PeerRefused, match="no thread"):
+        fetch(one.transport, wanted, {})
