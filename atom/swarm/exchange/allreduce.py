@@ -51,8 +51,8 @@ def all_reduce(
     `source` is never written.
 
     Raises: ExchangeBroken. TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer,
-    or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong place, hop, attempt
-    or contributors, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
+    or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong place, hop or
+    attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()

@@ -46,8 +46,6 @@ class Step:
     """0 to members - 2 within the phase."""
     start: int
     stop: int
-    contributors: int
-    """Bit k: rank k's part is in this sum."""
     needs: int | None = None
     """Sending: the number of the chunk that must be there before this one can go."""
     last_sum: bool = False
@@ -114,7 +112,6 @@ class RingPlan:
         self, bucket: int, step: int, segment: int, number: int, needs: int | None = None
     ) -> Iterator[Step]:
         gather, hop = divmod(step, self.members - 1)
-        summed = contributors(segment, self.members if gather else step + 1, self.members)
         for index, (start, stop) in enumerate(self.chunks(bucket, segment)):
             yield Step(
                 number=number + index,
@@ -122,7 +119,6 @@ class RingPlan:
                 hop=hop,
                 start=start,
                 stop=stop,
-                contributors=summed,
                 needs=None if needs is None else needs + index,
                 last_sum=step == self.members - 2,
             )
@@ -170,12 +166,11 @@ class PartsPlan:
 
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
         """What goes from one to the other, in order."""
-        everybody = (1 << self.members) - 1
         yield from self._contributions(0, sender, receiver)
         for bucket in range(self._buckets):
             yield from self._contributions(bucket + 1, sender, receiver)
             for number, start, stop in self.chunks(bucket, sender):
-                yield Step(number, True, 0, start, stop, everybody, needs=number)
+                yield Step(number, True, 0, start, stop, needs=number)
 
     def before(self, number: int) -> int | None:
         """The chunk whose contributions are held where this one's will be, a window later."""
@@ -209,7 +204,7 @@ class PartsPlan:
         freed = [number for number, _, _ in self.chunks(bucket - WINDOW, receiver)]
         needs = freed[-1] if freed else None
         for number, start, stop in self.chunks(bucket, receiver):
-            yield Step(number, False, 0, start, stop, 1 << sender, needs)
+            yield Step(number, False, 0, start, stop, needs)
 
 
 def cut(start: int, stop: int, before: int, after: int, total: int) -> tuple[int, int]:
@@ -217,14 +212,6 @@ def cut(start: int, stop: int, before: int, after: int, total: int) -> tuple[int
     units = (stop - start) // ALIGNMENT
     begin, end = (start + ALIGNMENT * (units * share // total) for share in (before, after))
     return begin, end
-
-
-def contributors(segment: int, count: int, members: int) -> int:
-    """Bitmap of the first `count` ranks that add to a segment: it starts at its own rank."""
-    bitmap = 0
-    for offset in range(count):
-        bitmap |= 1 << ((segment + offset) % members)
-    return bitmap
 
 
 def connected(shares: Sequence[int], rank: int) -> list[int]:
@@ -240,10 +227,9 @@ def chunk_elements(segment_elements: int) -> int:
     return min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
 
 
-def chunk_header(tag: bytes, step: Step, members: int) -> bytes:
-    """What precedes a chunk on the wire."""
-    bitmap = step.contributors.to_bytes((members + 7) // 8, "little")
-    return _HEADER.pack(tag[:8], step.gather, step.hop, step.start) + bitmap
+def chunk_header(tag: bytes, step: Step) -> bytes:
+    """What precedes a chunk on the wire; sender and receiver compute the same."""
+    return _HEADER.pack(tag[:8], step.gather, step.hop, step.start)
 
 
 def ring_tag(parent: bytes, ballot: Ballot) -> bytes:

@@ -15,7 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
-from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, chunk_header, connected
+from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason
 from atom.wire.transport_pb2 import Broken
@@ -221,10 +221,6 @@ class Reduction:
 
     def _there(self, chunk: int | None) -> bool:
         return chunk is None or chunk in self._arrived
-
-    def header(self, step: Step) -> bytes:
-        """What precedes the chunk on the wire; sender and receiver compute the same."""
-        return chunk_header(self.terms.tag, step, len(self.terms.members))
 
     def part(self, step: Step) -> Tensor:
         """Our own addend for the chunk."""

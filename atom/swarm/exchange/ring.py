@@ -10,7 +10,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
-from atom.swarm.exchange.plans import Step
+from atom.swarm.exchange.plans import Step, chunk_header
 from atom.swarm.exchange.reduction import (
     MAX_BROKEN_BYTES,
     ExchangeBroken,
@@ -40,7 +40,8 @@ class RingSender:
                 self._send(Kind.WAITING)
             self._listen()
             chunk = self.encoded(step)
-            self._send(Kind.CHUNK, reduction.header(step), chunk.numpy().data)
+            header = chunk_header(reduction.terms.tag, step)
+            self._send(Kind.CHUNK, header, chunk.numpy().data)
             reduction.sent(4 * (step.stop - step.start))
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
@@ -139,7 +140,7 @@ class RingReceiver:
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
         terms = self._reduction.terms
-        expected = self._reduction.header(step)
+        expected = chunk_header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._next_frame(limit)
         while kind == Kind.WAITING and length == 0:

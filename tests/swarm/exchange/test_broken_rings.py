@@ -138,7 +138,7 @@ def test_chunks_of_another_attempt_are_malformed(swarm_of: Callable[..., Swarm])
 
 
 @pytest.mark.parametrize("shares", [(), (1, 1)])
-@pytest.mark.parametrize("field", ["bitmap", "hop", "start", "length", "kind"])
+@pytest.mark.parametrize("field", ["attempt", "hop", "start", "length", "kind"])
 def test_a_wrong_header_is_malformed_and_blames_the_sender(
     swarm_of: Callable[..., Swarm], field: str, shares: tuple[int, ...]
 ) -> None:
@@ -147,8 +147,8 @@ def test_a_wrong_header_is_malformed_and_blames_the_sender(
     future = swarm.pool.submit(swarm.member, 0, part, 4096)
     left, right = swarm.open(1)
     step = next(plan.sends(1) if isinstance(plan, RingPlan) else plan.stream(1, 0))
-    header = bytearray(chunk_header(swarm.terms(1).tag, step, 2))
-    places = {"bitmap": -1, "hop": 10, "start": 18}
+    header = bytearray(chunk_header(swarm.terms(1).tag, step))
+    places = {"attempt": 0, "hop": 10, "start": 18}
     if field in places:
         header[places[field]] ^= 1
     kind = Kind.MESSAGE if field == "kind" else Kind.CHUNK

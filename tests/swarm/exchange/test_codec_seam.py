@@ -83,7 +83,7 @@ def test_codec_bytes_that_top_k_never_writes_name_their_sender(
     plan = PartsPlan(4096, swarm.shares, 48 * 1024, 4 * 1024)
     future = swarm.pool.submit(swarm.member, 0, part, 4096, codec)
     channels = swarm.open_all(1)
-    header = chunk_header(swarm.terms(1).tag, next(plan.stream(1, 0)), 2)
+    header = chunk_header(swarm.terms(1).tag, next(plan.stream(1, 0)))
     twice = torch.tensor([1.0, 2.0]).view(torch.uint8).numpy().tobytes()
     places = torch.tensor([7, 7], dtype=torch.int32).view(torch.uint8).numpy().tobytes()
     channels.right[0].send_frame(Kind.CHUNK, header, twice + places, patience=Patience(SOON))

@@ -14,7 +14,6 @@ from atom.swarm.exchange.plans import (
     BUCKET_BYTES,
     RingPlan,
     Step,
-    contributors,
     ring_tag,
 )
 from atom.swarm.identity import peer_id_of
@@ -63,7 +62,6 @@ def test_every_member_ends_with_every_part_of_every_element(plan: RingPlan) -> N
                 for unit in range(step.start // ALIGNMENT, step.stop // ALIGNMENT):
                     first = not step.gather and step.hop == 0
                     travelling = 1 << rank if first else results[rank][unit]
-                    assert travelling == step.contributors
                     results[right][unit] = travelling | (0 if step.gather else 1 << right)
                     complete = results[right][unit] == (1 << plan.members) - 1
                     assert complete == (step.gather or awaited.last_sum)
@@ -100,12 +98,6 @@ def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) ->
     elements = chunks[-1][1] - chunks[0][0]
     assert least <= codec.wire_bytes(elements) < 1.01 * least  # with int8's scales
     assert len(chunks) >= 4
-
-
-def test_contributors_wrap_around() -> None:
-    assert contributors(0, 1, 4) == 0b0001
-    assert contributors(3, 2, 4) == 0b1001
-    assert contributors(2, 4, 4) == 0b1111
 
 
 def test_tags_differ_by_parent_and_ballot() -> None:

@@ -31,7 +31,7 @@ def keep_waiting(swarm: Swarm, left: Channel, right: Channel, over: threading.Ev
 def dribble(swarm: Swarm, left: Channel, right: Channel, over: threading.Event) -> None:
     """A true chunk, a few bytes at a time: never silent, never done."""
     step = next(RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).sends(SLOW))
-    header = chunk_header(swarm.terms(SLOW).tag, step, 4)
+    header = chunk_header(swarm.terms(SLOW).tag, step)
     payload = memoryview(header + bytes(4 * (step.stop - step.start)))
     right.send_header(Kind.CHUNK, len(payload), Patience(SOON))
     for start in range(0, len(payload), 64):
