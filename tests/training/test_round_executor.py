@@ -44,7 +44,8 @@ from atom.training.round.events import (
 from atom.training.round_executor import Schedule
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.run_storage import Snapshot, list_snapshots
-from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
+from tests.training.executor_stage import BALLOT, ME, Stage, kinds
+from tests.training.worker_scene import ELEMENTS, WAIT_S, ShouldStop
 
 STRANGER = Identity.create().peer_id
 BEHIND = CatchUp(("a",), "behind")
@@ -84,12 +85,18 @@ def rounds(stage: Stage) -> list[dict[str, Any]]:
 
 
 def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stage: Stage) -> None:
-    stage.replica.may_end.clear()
+    in_pass, may_end = threading.Event(), threading.Event()
+
+    def until_told(should_stop: ShouldStop) -> None:
+        in_pass.set()
+        assert may_end.wait(WAIT_S)
+
+    stage.replica.during_pass = until_told
     stage.worker.release("starting")
-    assert stage.replica.in_pass.wait(WAIT_S)
+    assert in_pass.wait(WAIT_S)
     stage.executor.carry_out(Freeze(BALLOT))
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
-    stage.replica.may_end.set()
+    may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
     assert stage.worker.own_sequences(stage.replica.gradients_tag) == 8
     assert stage.worker.own_sequences(b"the next head") == 0, "another round's"

@@ -1,8 +1,9 @@
 """Real small replicas that meet bad numbers, float16's limits and full memory."""
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_limits import FIRST_EXPONENT
-from atom.training.replica.replica import PassResult, Replica
+from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
@@ -197,29 +198,31 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
     peace, on the passes that still count."""
     replica, plain = new_replica(device), new_replica(device)
     counting: list[Sequence[Batch]] = []
-    dealt: list[Batch] = []
+    under_way: list[Batch] = []
+    numbers = itertools.count()
     voided: list[PassVoided] = []
     done, failures = threading.Event(), list[BaseException]()
 
     def deal(sequences: int) -> Batch:
         assert sequences == SEQUENCES
-        dealt.append(batches(1, len(dealt))[0])
-        return dealt[-1]
+        under_way.extend(batches(1, next(numbers)))
+        return under_way[-1]
 
     def sound() -> None:
-        counting.append(list(dealt[-passes.sizes[-1] :]))
+        counting.append(under_way.copy())
+        under_way.clear()
         if replica.sequences == 8 * SEQUENCES:
             done.set()
 
     def void(found: PassVoided) -> None:
         voided.append(found)
+        under_way.clear()
         if found.sequences_lost:
             counting.clear()
 
-    passes = Watched(replica)
     device.sums_that_fail = set(failing)
     work = Work(GlobalBatch(8 * SEQUENCES), SEQUENCES, SimpleNamespace(next_batch=deal))
-    worker = Worker(passes, work, ManualClock(), sound, void, failures.append)
+    worker = Worker(replica, work, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")
     assert done.wait(20), failures
@@ -231,24 +234,3 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
     assert plain.sequences == replica.sequences
     assert plain.loss_sum == replica.loss_sum
     assert torch.equal(plain.gradients, replica.gradients)
-
-
-class Watched:
-    """A replica that remembers how large its passes were."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self.engines = replica.engines
-        self.sizes: list[int] = []
-
-    @property
-    def sequences(self) -> int:
-        return self._replica.sequences
-
-    @property
-    def micro_batches(self) -> int:
-        return self._replica.micro_batches
-
-    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult:
-        self.sizes.append(len(batches))
-        return self._replica.run_pass(batches, should_stop)

@@ -21,7 +21,8 @@ from atom.training.storage.run_storage import (
     write_snapshot,
 )
 from tests.read_only_disk import turn_read_only
-from tests.training.executor_stage import ELEMENTS, Stage, kinds
+from tests.training.executor_stage import Stage, kinds
+from tests.training.worker_scene import ELEMENTS
 
 STATE_BYTES = 3 * 4 * ELEMENTS
 RESULTS_BYTES = 2 * 4 * ELEMENTS

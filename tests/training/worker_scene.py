@@ -1,0 +1,160 @@
+"""A real worker's thread with a replica of 64 numbers, whose passes and steps a test may hold."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atom.swap.engine import PassCancelled
+from atom.swap.voided import PassVoided
+from atom.swarm.chain.commit import Head
+from atom.training.replica.pass_watch import PassWatch
+from atom.training.replica.replica import PassResult
+from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.round.batch_policy import GlobalBatch
+from tests.manual_clock import ManualClock
+
+ELEMENTS = 64
+WAIT_S = 20.0
+
+ShouldStop = Callable[[], bool]
+
+
+class FreeDevice:
+    """Engines without memory to give back, as a gate sees them."""
+
+    def __init__(self) -> None:
+        self.calls: list[float | str] = []
+
+    def preempt(self, wait_s: float) -> bool:
+        self.calls.append(wait_s)
+        return True
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+class CountingReplica:
+    """The methods of a replica. A pass adds one to every gradient for each sequence."""
+
+    def __init__(self) -> None:
+        self.micro_batches, self.breakable = 8, True
+        self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
+        self.gradients = torch.zeros(ELEMENTS)
+        self.gradients_tag = b""
+        self.sequences, self.loss_sum, self.round = 0, 0.0, 0
+        self.watch = PassWatch(ManualClock())
+        self.engines = FreeDevice()
+        self.during_pass: Callable[[ShouldStop], None] = lambda should_stop: None
+        self.passes: list[int] = []
+        """How many micro-batches each had."""
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.step_fails: Exception | None = None
+        self.steps: list[int] = []
+        self._step: Tensor | None = None
+
+    def run_pass(self, batches: Sequence[Batch], should_stop: ShouldStop) -> PassResult:
+        self.passes.append(len(batches))
+        self.during_pass(should_stop)
+        if should_stop():
+            raise PassCancelled("scripted")
+        count = sum(len(batch["tokens"]) for batch in batches)
+        self.gradients += count
+        self.sequences += count
+        self.loss_sum += 2.0 * count
+        return PassResult(count, 2.0 * count, 0.5)
+
+    def contribution(self) -> Tensor:
+        return self.gradients
+
+    def reset_gradients(self, tag: bytes = b"") -> None:
+        self.gradients.zero_()
+        self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
+
+    def begin_step(self, mean_gradient: Tensor, gradient_norm: float, round: int) -> None:
+        assert round == self.round + 1
+        assert self._step is None, "two steps at once"
+        self._step, self.round = mean_gradient, round
+        self.steps.append(round)
+
+    def finish_step(self) -> None:
+        assert self.may_step.wait(WAIT_S)
+        if self.step_fails is not None:
+            raise self.step_fails
+        if self._step is not None:
+            self.arenas["master"] -= self._step
+            self._step = None
+
+    def state_arenas(self) -> dict[str, Tensor]:
+        assert self._step is None, "in the middle of a step there is no state"
+        return self.arenas
+
+    def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
+        for name, arena in self.arenas.items():
+            arena.copy_(arenas[name])
+        self.round = round
+
+    def evaluate(self, batches: Sequence[Batch], should_stop: ShouldStop) -> float:
+        return float(len(batches))
+
+
+class SmallDeck:
+    """Deals nothing in particular, and remembers for which heads it was asked to."""
+
+    def __init__(self) -> None:
+        self.dealt: list[bytes] = []
+        self.back: list[int] = []
+
+    def deal(self, head: Head) -> None:
+        self.dealt.append(head.digest)
+
+    def next_batch(self, sequences: int) -> Batch:
+        return {"tokens": torch.zeros(sequences, 2)}
+
+    def put_back(self, sequences: int) -> None:
+        self.back.append(sequences)
+
+    def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
+        return [self.next_batch(sequences) for _ in range(batches)]
+
+
+class WorkerScene:
+    """A worker that is started and held; micro-batches of four sequences."""
+
+    def __init__(self, global_batch: int) -> None:
+        self.replica, self.deck, self.clock = CountingReplica(), SmallDeck(), ManualClock(100.0)
+        self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
+        self.passed = threading.Event()
+        """The global batch is worked off."""
+        self._global_batch = global_batch
+        replica: Any = self.replica
+        work = Work(GlobalBatch(global_batch), 4, self.deck)  # type: ignore[arg-type]
+        self.worker = Worker(
+            replica, work, self.clock, self._pass, self.voided.put, self.failures.put
+        )
+        self.worker.start()
+
+    def _pass(self) -> None:
+        if self.replica.sequences >= self._global_batch:
+            self.passed.set()
+
+    def on_worker(self, command: Callable[[], Any] = lambda: None) -> Any:
+        """What `command` returns on the worker's thread, behind everything submitted."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.worker.submit(lambda: answers.put(command()))
+        return answers.get(timeout=WAIT_S)
+
+    def train(self) -> None:
+        """Lets it work off its global batch."""
+        self.worker.release("starting")
+        assert self.passed.wait(WAIT_S)
+        self.on_worker()
+
+    def close(self) -> None:
+        self.replica.may_step.set()
+        self.worker.close()
