@@ -83,7 +83,7 @@ class _Peer:
         )
         store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
         store.manifest(_NAME)  # hashed before anybody's clock runs
-        throttle = self._transport.throttle
+        throttle = self._transport.bandwidth.throttle
         self._transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
         self._transport.start()
         self._enough = threading.Event()

@@ -13,7 +13,7 @@ from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import make_credentials, wrap
+from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
@@ -120,7 +120,8 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
     """A client that follows the protocol except where the test bends it."""
     plain = socket.create_connection(peer.transport.address)
-    stream = wrap(plain, make_credentials(local.identity), server_side=False)
+    client = make_credentials(local.identity).client
+    stream = TlsStream(SocketStream(plain), client, server_side=False)
     channel = Channel(stream)
     name = server or peer.transport.peer_id
     try:

@@ -11,11 +11,9 @@ class Trickle(TransferThrottle):
         self._bytes_per_s, self._part_bytes = bytes_per_s, part_bytes
         self._next_at = 0.0
 
-    def part_bytes(self, now: float) -> int:
-        return self._part_bytes
-
-    def wait_s(self, count: int, now: float) -> float:
+    def take(self, most: int, now: float) -> int:
         if now < self._next_at:
-            return self._next_at - now
+            return 0
+        count = min(most, self._part_bytes)
         self._next_at = now + count / self._bytes_per_s
-        return 0.0
+        return count

@@ -211,7 +211,7 @@ def _loop_maker(
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
     context = replica.context
-    server = BlobServer(replica.blobs, transport.known, transport.throttle)
+    server = BlobServer(replica.blobs, transport.known, transport.bandwidth.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = context.storage.journal.head, box.identity.sign, base.clock.now()

@@ -39,6 +39,8 @@ RESULT_ARENA = "result"
 _IDLE_S = 15.0
 """So long after its last request a channel is kept."""
 _SEND_SILENCE_S = 15.0
+_LOOK_S = 0.01
+"""Between looks whether rings leave room."""
 _MANIFESTS = 1024
 """Of more contents than a peer keeps: whoever asks for many has none forgotten."""
 _STILL_S = 1.0
@@ -165,19 +167,13 @@ class BlobServer:
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
         """One frame, in parts that wait for rings: a slow donor must not look silent."""
         channel.send_header(Kind.BLOB, len(answer), patience)
-        while answer:
-            size = self._next_part(channel, len(answer))
-            part, answer = answer[:size], answer[size:]
-            channel.stream.send_all(part, patience)
-
-    def _next_part(self, channel: Channel, most: int) -> int:
-        """Bytes to send next, once rings leave room for them, or the channel has closed."""
-        while True:
-            now = time.monotonic()
-            size = min(self._throttle.part_bytes(now), most)
-            wait_s = self._throttle.wait_s(size, now)
-            if not wait_s or channel.closed.wait(wait_s):
-                return size
+        while answer and not channel.closed.is_set():
+            size = self._throttle.take(len(answer), time.monotonic())
+            if size:
+                channel.stream.send_all(answer[:size], patience)
+                answer = answer[size:]
+            else:
+                channel.closed.wait(_LOOK_S)
 
 
 def _signs_of_life(channel: Channel, patience: Patience) -> Tick:

@@ -22,7 +22,6 @@ _QUIET_S = 0.25
 _HEARTBEAT_BYTES = 1024
 """Sent at once: no more says that a ring waits, not that it is at work."""
 _MOST_CREDIT_BYTES = 1024 * 1024
-_LOOK_S = 0.01
 _SMALLEST_PART_BYTES = 8 * 1024
 
 
@@ -92,24 +91,21 @@ class TransferThrottle:
                 self._running_until = now + _QUIET_S
             self._credit_bytes = min(self._credit_bytes + RING_SHARE * count, _MOST_CREDIT_BYTES)
 
-    def part_bytes(self, now: float) -> int:
-        """How much a transfer should send at a time. Beside a ring no more than the credit: other
-        transfers wait until a large part's debt is paid off, and would look dead to their peers."""
-        with self._lock:
-            if now > self._running_until:
-                return PART_BYTES
-            return min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), PART_BYTES)
+    def take(self, most: int, now: float) -> int:
+        """How many bytes, of `most` that it has, a transfer sends next; 0: it asks again later.
 
-    def wait_s(self, count: int, now: float) -> float:
-        """Before a transfer sends `count` bytes: 0.0, and they are accounted for; or how long to
-        wait before asking again."""
+        Beside a ring no more than the credit, or a little, as a debt: other transfers wait until a
+        debt is paid off, and would look dead to their peers.
+        """
+        most = min(most, PART_BYTES)
         with self._lock:
             if now > self._running_until:
-                return 0.0
+                return most
             if self._credit_bytes <= 0:
-                return _LOOK_S
-            self._credit_bytes -= count  # into debt: a part may be larger than the credit
-            return 0.0
+                return 0
+            count = min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), most)
+            self._credit_bytes -= count
+            return count
 
 
 @dataclass(frozen=True)

@@ -287,12 +287,6 @@ def peer_of_certificate(der: bytes | None) -> str:
     return peer_id_of(key.public_bytes_raw())
 
 
-def wrap(plain: socket.socket, credentials: Credentials, *, server_side: bool) -> TlsStream:
-    """TLS on a connected socket, before its handshake. Raises: OSError."""
-    context = credentials.server if server_side else credentials.client
-    return TlsStream(SocketStream(plain), context, server_side)
-
-
 def tune(connected: socket.socket) -> None:
     """Latency, liveness and congestion control; what the kernel refuses is left as it is."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

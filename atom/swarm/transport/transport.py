@@ -65,9 +65,7 @@ class Transport:
         )
         self.peer_id = local.identity.peer_id
         self.bandwidth = self._endpoint.bandwidth
-        """The box's caps."""
-        self.throttle = self.bandwidth.throttle
-        """Lets our rings go before state transfers: for the blob server."""
+        """The box's caps, and what lets our rings go before state transfers."""
         self.quarantine = self._endpoint.quarantine
         """Who is put aside here."""
         self.known = self._endpoint.known

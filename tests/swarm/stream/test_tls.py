@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Interrupted, Patience
-from atom.swarm.stream.tls import TlsStream, make_credentials, peer_of_certificate, wrap
+from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials, peer_of_certificate
 from tests.swarm.refusals import refusal
 
 SOON = 5.0
@@ -55,8 +55,8 @@ def test_another_kind_of_key_is_a_wrong_identity() -> None:
 @pytest.fixture
 def ends() -> Iterator[tuple[TlsStream, TlsStream]]:
     near, far = socket.socketpair()
-    server = wrap(near, SERVER, server_side=True)
-    client = wrap(far, make_credentials(Identity.create()), server_side=False)
+    server = TlsStream(SocketStream(near), SERVER.server, server_side=True)
+    client = TlsStream(SocketStream(far), SERVER.client, server_side=False)
     thread = threading.Thread(target=server.handshake, args=(Patience.within(SOON),))
     thread.start()
     client.handshake(Patience.within(SOON))
@@ -132,7 +132,7 @@ def test_closing_frees_a_blocked_reader(ends: tuple[TlsStream, TlsStream]) -> No
 
 def test_a_failed_handshake_is_told_to_the_other_end() -> None:
     near, far = socket.socketpair()
-    server = wrap(near, make_credentials(Identity.create()), server_side=True)
+    server = TlsStream(SocketStream(near), SERVER.server, server_side=True)
     far.settimeout(SOON)
     far.sendall(b"\x16\x03\x01\x00\x05no TLS")
     with pytest.raises(ConnectionError):

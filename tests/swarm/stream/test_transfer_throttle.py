@@ -20,15 +20,15 @@ def sent_beside(throttle: TransferThrottle, ring_bytes_per_s: float, seconds: fl
     now, sent, step_s = 100.0, 0, 0.001
     for _ in range(int(seconds / step_s)):
         throttle.ring_sent(int(ring_bytes_per_s * step_s), now)
-        while sent < 1 << 30 and not throttle.wait_s(PART, now):
-            sent += PART
+        while sent < 1 << 30 and (count := throttle.take(PART, now)):
+            sent += count
         now += step_s
     return sent
 
 
 def test_transfers_without_a_ring_do_not_wait() -> None:
     throttle = TransferThrottle()
-    assert all(throttle.wait_s(PART, now) == 0.0 for now in range(100))
+    assert all(throttle.take(2 * PART, now) == PART for now in range(100))
 
 
 def test_beside_a_ring_transfers_get_their_share() -> None:
@@ -46,7 +46,7 @@ def longest_silence_s(ring_bytes_per_s: float, uploads: int, seconds: float) -> 
     for _ in range(int(seconds / step_s)):
         throttle.ring_sent(int(ring_bytes_per_s * step_s), now)
         for upload in sorted(range(uploads), key=heard.__getitem__):
-            if not throttle.wait_s(throttle.part_bytes(now), now):
+            if throttle.take(PART, now):
                 heard[upload] = now
             longest = max(longest, now - heard[upload])
         now += step_s
@@ -62,24 +62,24 @@ def test_beside_a_fast_ring_parts_are_large() -> None:
     throttle = TransferThrottle()
     for step in range(100):
         throttle.ring_sent(10_000_000, 100.0 + step / 100)
-    assert throttle.part_bytes(101.0) == PART
+    assert throttle.take(PART, 101.0) == PART
 
 
 def test_when_the_ring_rests_the_link_is_free_at_once() -> None:
     throttle = TransferThrottle()
     for step in range(100):
         throttle.ring_sent(PART, 100.0 + step / 100)
-    while not throttle.wait_s(PART, 101.0):
+    while throttle.take(PART, 101.0):
         pass
-    assert throttle.wait_s(PART, 101.1) > 0
-    assert throttle.wait_s(PART, 101.3) == 0.0, "whatever it had sent before"
+    assert throttle.take(PART, 101.1) == 0
+    assert throttle.take(PART, 101.3) == PART, "whatever it had sent before"
 
 
 def test_a_ring_that_only_breathes_is_no_ring() -> None:
     throttle = TransferThrottle()
     for step in range(50):
         throttle.ring_sent(5, 100.0 + step / 10)
-        assert throttle.wait_s(PART, 100.0 + step / 10) == 0.0
+        assert throttle.take(PART, 100.0 + step / 10) == PART
 
 
 def test_a_ring_stream_tells_the_throttle_what_it_sends() -> None:
@@ -87,7 +87,7 @@ def test_a_ring_stream_tells_the_throttle_what_it_sends() -> None:
     ours, theirs = MemoryStream.pair()
     ring = bandwidth.limit(ours, ring=True)
     ring.send_all(memoryview(bytes(PART)), PATIENCE)
-    while not bandwidth.throttle.wait_s(PART, time.monotonic()):
+    while bandwidth.throttle.take(PART, time.monotonic()):
         pass
     into = bytearray(PART)
     theirs.recv_into(memoryview(into), PATIENCE)
@@ -100,13 +100,9 @@ def test_a_blob_server_waits_for_rings() -> None:
     class Watched(TransferThrottle):
         waits = 3
 
-        def part_bytes(self, now: float) -> int:
-            return 2
-
-        def wait_s(self, count: int, now: float) -> float:
-            assert count <= 2
+        def take(self, most: int, now: float) -> int:
             self.waits -= 1
-            return 0.001 if self.waits > 0 else 0.0
+            return 0 if self.waits > 0 else min(2, most)
 
     watched, store, content = Watched(), Shelf(), bytearray(7)
     store.contents["x"] = plain_bytes(b"content")

@@ -14,7 +14,7 @@ from atom.base.errors import PeerRefused
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import make_credentials, wrap
+from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
 
 __all__ = ["make_tcp_peer"]
 
@@ -88,7 +88,8 @@ def test_a_stranger_that_drips_its_proof(make_tcp_peer: Callable[..., Peer]) -> 
     one_place = dataclasses.replace(QUICK, handshakes_per_host=1)
     peer = make_tcp_peer(limits=one_place)
     plain = socket.create_connection(peer.transport.address)
-    stream = wrap(plain, make_credentials(Identity.create()), server_side=False)
+    client = make_credentials(Identity.create()).client
+    stream = TlsStream(SocketStream(plain), client, server_side=False)
     stream.handshake(Patience.within(SOON))
     channel = Channel(stream)
     channel.recv_frame(Kind.CHALLENGE, 1024, Patience(SOON))
