@@ -21,13 +21,13 @@ from atom.training.round.events import (
     Apply,
     Event,
     ExchangeFinished,
-    Fetched,
     FetchResult,
     Freeze,
     Frozen,
     Phase,
     Received,
     Report,
+    ResultFetched,
     Send,
     StartExchange,
     Stepped,
@@ -258,7 +258,7 @@ class Peer:
                     world.round_of(action.parent).ringing = world.now
                     self._ring(action)
                 case FetchResult(digest):
-                    world.after(0.2, lambda d=digest: self.handle(Fetched(d, 1.0)))
+                    world.after(0.2, lambda d=digest: self.handle(ResultFetched(d, True)))
                 case Apply(_, after):
                     self.count, self.frozen, self.freezing = 0, False, None
                     world.stepping.add(self.me.peer_id)
