@@ -157,10 +157,8 @@ class RoundLoop:
     def _tick(self) -> None:
         now, worker, machine = self._clock.now(), self._worker, self._machine
         self._next_tick = now + TICK_S
-        count = worker.own_sequences(machine.head.digest)
-        seen = membership_view(
-            self._book, machine.head, machine.me, count, worker.pass_seconds, now
-        )
+        own = worker.own_sequences(machine.head.digest), worker.pass_seconds
+        seen = membership_view(self._book, machine.head, machine.me, *own, now)
         self._view = replace(seen, aside=self._transport.quarantine.aside(now))
         self._has_looked = math.isfinite(self._seen_at)
         worker.update_swarm(count_swarm(machine, self._view, self._seen_at))

@@ -151,7 +151,8 @@ class RunStorage:
         digest = commit.value.result_digest
         self.room.attempt(RESULTS, lambda: self.results.save(digest))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
-        self._prune(self._keep)
+        if len([*self._folder.glob("round-*.safetensors")]) > self._keep:  # else none is opened
+            self._prune(self._keep)
 
     def settle(self, digest: bytes, arenas: Mapping[str, Tensor], due: bool) -> None:
         """After each step: a snapshot if it is due; else the step's result is to survive a power
@@ -194,6 +195,6 @@ class RunStorage:
         ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
         for old in ours_first[keep:]:
             remove_leftover(old.path)
-        if ours := self.snapshots():
+        if ours := [found for found in ours_first[:keep] if found.is_on(heads)]:
             since = self.journal.commits[ours[-1].round :]
             self.results.prune({commit.value.result_digest for commit in since})
