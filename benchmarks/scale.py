@@ -1,11 +1,7 @@
 """What the decision code and the directory cost as a swarm grows, on a virtual clock.
 
-    python benchmarks/scale.py
-    python benchmarks/scale.py --peers 16 64 256 --rounds 5 --reading daemon everything summaries
-
-`daemon`: what it does; small swarms under one key, less often while nothing depends on it.
-`everything`: each peer reads all leases every 0.4 s. `summaries`: peers without a vote read the
-voters' leases only, which carry what all have counted; voters read everything.
+python benchmarks/scale.py
+python benchmarks/scale.py --peers 16 64 256 --rounds 5
 """
 
 import argparse
@@ -15,7 +11,6 @@ from typing import Any
 from scale_world import World
 from sides import machine, positive, publish
 
-READINGS = ("daemon", "everything", "summaries")
 WARM_UP_ROUNDS = 1
 
 
@@ -23,17 +18,15 @@ def main() -> None:
     options = _options()
     results, rows = [], []
     for peers in options.peers:
-        for reading in options.reading:
-            found = measure(peers, reading, options.rounds, options.sequences, options.seed)
-            results.append({"peers": peers, "reading": reading, **found})
-            rows.append([str(peers), reading, *(_cell(value) for value in found.values())])
-    titles = ["peers", "reading", *[k for k in results[0] if k not in ("peers", "reading")]]
-    publish(titles, rows, {"benchmark": "scale", "machine": machine(), "results": results})
+        found = measure(peers, options.rounds, options.sequences, options.seed)
+        results.append({"peers": peers, **found})
+        rows.append([str(peers), *(_cell(value) for value in found.values())])
+    publish([*results[0]], rows, {"benchmark": "scale", "machine": machine(), "results": results})
 
 
-def measure(peers: int, reading: str, rounds: int, sequences: int, seed: int) -> dict[str, Any]:
+def measure(peers: int, rounds: int, sequences: int, seed: int) -> dict[str, Any]:
     """One swarm for so many rounds, the first of them apart."""
-    world = World(peers, sequences, seed, reading)
+    world = World(peers, sequences, seed)
     world.run_rounds(WARM_UP_ROUNDS)
     began_s, world.cpu_s, world.dht_bytes = world.now, 0.0, 0
     known = set(world.rounds)
@@ -66,7 +59,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=positive, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--sequences", type=positive, default=16, help="per peer and round")
-    parser.add_argument("--reading", nargs="+", choices=READINGS, default=["daemon"])
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -33,7 +33,6 @@ from atom.training.round.events import (
     Stepped,
     Thaw,
     Tick,
-    View,
 )
 
 TICK_S, SETTLE_S = 0.1, 0.15
@@ -41,7 +40,6 @@ REPLICAS, ASKED = 5, 8
 KEY_BYTES, STORED_BYTES, NEIGHBOURS_BYTES = 60, 90, 1200
 """Beside a record: its key in a request; subkey, expiry and frame of one that is stored or told;
 what a node says that does not hold the key."""
-SUMMARY_BYTES = 24
 MICRO_BATCH = 4
 
 
@@ -64,14 +62,12 @@ class World(Protocol):
     """What a peer sees and tells of everybody and everything; `scale_world` has it."""
 
     peers: int
-    reading: str
     now: float
     cpu_s: float
     dht_bytes: int
     stepping: set[str]
     told_bytes: dict[str, int]
     leases: dict[str, tuple[Lease, int]]
-    summary: tuple[bytes, int, int]
     dice: random.Random
     rings: dict[object, list["Peer"]]
     owner: str
@@ -112,23 +108,12 @@ class Peer:
         began = time.process_time()
         machine, now = self.machine, self.world.now
         view = membership_view(self._book, machine.head, self.me, self.count, self._pass_s, now)
-        self._swarm = self._count_swarm(view)
+        self._swarm = count_swarm(machine, view, self._seen_at)
         actions = machine.handle(Tick(view), now)
         self.world.cpu_s += time.process_time() - began
         self._carry_out(actions)
         self._publish_if_due()
         self._train()
-
-    def _count_swarm(self, view: View) -> SwarmCount:
-        if self.world.reading != "summaries" or self._votes():
-            return count_swarm(self.machine, view, self._seen_at)
-        head, counted, peers = self.world.summary
-        if head != self.machine.head.digest:
-            return SwarmCount(0, len(self.machine.head.members), self._seen_at)
-        return SwarmCount(max(counted - self.count, 0), peers, self._seen_at)
-
-    def _votes(self) -> bool:
-        return self.me in self.machine.head.voters
 
     def _read(self) -> None:
         self.world.after(self._pause(), self._read)
@@ -137,7 +122,7 @@ class Peer:
         self.world.after(self.world.dice.uniform(0.02, 0.08), lambda: self._take(found))
 
     def _pause(self) -> float:
-        if self.world.reading != "daemon" or self.machine.phase is not Phase.ACCUMULATING:
+        if self.machine.phase is not Phase.ACCUMULATING:
             return READ_S
         return reading_pause(self.count, self._rate(), self._swarm, self.machine.policy)
 
@@ -151,17 +136,11 @@ class Peer:
         self._seen_at = self.world.now
 
     def _fetch(self) -> tuple[dict[str, Lease], int]:
-        """What the policy reads now, and the bytes that travel for it."""
-        leases, summaries = self.world.leases, 0
-        if self.world.reading == "summaries":
-            voters = {voter.peer_id for voter in self.machine.head.voters}
-            summaries = SUMMARY_BYTES * len(voters)
-            if not self._votes():
-                leases = {p: leases[p] for p in voters if p in leases}
+        """All leases, and the bytes that travel for them."""
+        leases = self.world.leases
         records = sum(size + STORED_BYTES for _, size in leases.values())
         asked = ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES
-        found = {p: lease for p, (lease, _) in leases.items()}
-        return found, asked + REPLICAS * (records + summaries)
+        return {p: lease for p, (lease, _) in leases.items()}, asked + REPLICAS * records
 
     def _publish_if_due(self) -> None:
         news = self.machine.head.digest, self.machine.phase, self.count
@@ -181,10 +160,6 @@ class Peer:
         self.world.dht_bytes += REPLICAS * (self._record_bytes + STORED_BYTES)
         delay_s = self.world.dice.uniform(0.02, 0.08)
         self.world.after(delay_s, lambda: self._stored(entry))
-        if self._votes():
-            swarm = self._swarm
-            total = swarm.others_sequences + self.count
-            self.world.summary = self.machine.head.digest, total, swarm.peers
 
     def _stored(self, entry: tuple[Lease, int]) -> None:
         self.world.leases[self.me.peer_id] = entry

@@ -3,8 +3,8 @@
 Machine, book of leases, view, pacing and record encoding are the real ones. Time, network,
 directory and ring are played: a message takes 5 to 50 ms, a lease 20 to 80 ms until others can read
 it, a reading as long. The DHT's traffic is counted from the sizes of real records and the rules of
-`atom/swarm/dht/node.py`: who stores sends a record to five nodes; who reads asks eight nodes per
-key, and the five that hold it answer with everything under it.
+`atom/swarm/dht/node.py`: who stores sends a record to five nodes; who reads asks eight nodes, and
+the five that hold the key answer with everything under it.
 """
 
 import heapq
@@ -30,12 +30,11 @@ membership.verify = _verified  # a peer checks nine votes a round: here once for
 
 @dataclass
 class World:
-    """Everybody and everything. `reading`: daemon, everything or summaries."""
+    """Everybody and everything."""
 
     peers: int
     sequences_each: int
     seed: int
-    reading: str
     now: float = 0.0
     cpu_s: float = 0.0
     dht_bytes: int = 0
@@ -46,9 +45,6 @@ class World:
     rounds: dict[bytes, Trigger] = field(default_factory=dict)
     leases: dict[str, tuple[Lease, int]] = field(default_factory=dict)
     """The latest of everybody, and the bytes of its record."""
-    """The same by key, the root and the shards, where a peer stores as the daemon does."""
-    summary: tuple[bytes, int, int] = (b"", 0, 1)
-    """Of some voter: head, sequences of all, peers."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
