@@ -113,7 +113,6 @@ class Suspect:
     ballot: Ballot
     peer_id: OptionalPeerId
     """The peer that failed it; empty: it saw none, or only heard of one."""
-    reason: Text
 
 
 @dataclass(frozen=True)
@@ -127,11 +126,10 @@ class Accept:
 
 @dataclass(frozen=True)
 class AcceptedVote:
-    """A signature over `commit.vote_payload(parent, ballot, value_digest)`."""
+    """A signature over `commit.vote_payload` of the value that was asked about."""
 
     parent: Digest
     ballot: Ballot
-    value_digest: Digest
     signature: Signature
 
 

@@ -17,7 +17,7 @@ from atom.swarm.chain.commit import (
     Voter,
 )
 from atom.swarm.chain.membership import standing, voters_next
-from atom.swarm.chain.messages import Accepted, Promise, Suspect
+from atom.swarm.chain.messages import Accepted, Promise
 from atom.swarm.exchange.choice import Choice, Line, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate, hidden_peers
@@ -41,7 +41,7 @@ class Attempt:
     electorate: Electorate
     stage: Stage
     deadline: float
-    """Of this stage; of an exchange, once a member said that it broke."""
+    """Of this stage; an exchange has one once it broke."""
     serial: int = 0
     ballot: Ballot | None = None
     invited: set[str] = field(default_factory=set)
@@ -58,16 +58,16 @@ class Attempt:
     members: tuple[Contribution, ...] = ()
     shares: tuple[int, ...] = ()
     """Of each member, the part that it sums; empty: they average in a ring."""
-    testimonies: dict[str, Suspect] = field(default_factory=dict)
-    """What members say of the broken exchange, by peer id."""
+    testimonies: dict[str, str] = field(default_factory=dict)
+    """Whom members saw fail in the broken exchange, by peer id."""
     value: Value | None = None
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
     def broken_ways(self) -> set[Way]:
         """Between which peers members saw the exchange fail. Of one that blames itself: itself."""
-        words = [(peer, said.peer_id) for peer, said in self.testimonies.items()]
         members = {member.peer_id for member in self.members}
-        return {(min(pair), max(pair)) for pair in words if members.issuperset(pair)}
+        pairs = filter(members.issuperset, self.testimonies.items())
+        return {(min(pair), max(pair)) for pair in pairs}
 
     def take(self, sender: Voter, promise: Promise) -> bool:
         """Notes a promise; False if another process of that peer was before it."""
@@ -82,13 +82,6 @@ class Attempt:
         if self.electorate.satisfied_by(set(rest)):
             self.promises = rest
 
-    def part_with(self, voters: Collection[Voter]) -> None:
-        """These promised what the others cannot go on with."""
-        self.expected -= {voter.peer_id for voter in voters}
-        self.invited -= {voter.peer_id for voter in voters}
-        for voter in voters:
-            del self.promises[voter]
-
     def owing(self, me: Voter, view: View) -> set[str]:
         """Who is there and did not do what is asked for at this stage, when its time is over. Who
         refused has answered; and what we lack is only our own pass."""
@@ -101,7 +94,7 @@ class Attempt:
             owing -= self.answered.keys()
         elif self.stage is Stage.ACCEPT and me in self.votes:
             owing = {voter.peer_id for voter in voters - self.votes.keys()}
-        elif self.value is not None:  # we lack the result: others that do are not to blame
+        elif self.value is not None:  # the result is not here: who has it did not give it
             owing = self.holders(self.value.result_digest)
         return owing - self.refused - {me.peer_id}
 

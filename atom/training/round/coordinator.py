@@ -4,6 +4,7 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
+import math
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
@@ -40,8 +41,6 @@ class Coordinator:
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._serial = 0
-        self._last_attempt = 0
-        """Over all heads: late word of an old ballot must never be taken for a new one's."""
         self.peers = UnreliablePeers(context)
         self.election = LeaderElection(context, self.peers)
         self.attempt: Attempt | None = None
@@ -56,27 +55,30 @@ class Coordinator:
 
     # ---- when
 
-    def tick(self) -> None:
+    def tick(self, passed: float) -> None:
+        """So many seconds after the last."""
         if self.attempt is not None:
             self._watch(self.attempt)
         if self.attempt is None:
             chosen = self.election.come()
             if chosen is not None:
                 self._begin(chosen)
-        self.election.watch(self.attempt is not None)
+        self.election.watch(self.attempt is not None, passed)
 
     def rest(self) -> None:
-        """We were frozen: what we know is old, and others lead by now."""
-        self.election.rest()
+        """We were frozen: others lead by now."""
         if self.attempt is not None:
             self._give_up(Reason.SUPERSEDED)
+        self.election.rest()
 
     def _watch(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)
+        elif self._context.now < attempt.deadline:
+            return
         elif attempt.stage is Stage.RING:
-            self._check_exchange(attempt)
-        elif self._context.now >= attempt.deadline:
+            self._judge(attempt)
+        else:
             self._give_up(Reason.NO_QUORUM)
 
     # ---- pre-vote and prepare
@@ -114,10 +116,8 @@ class Coordinator:
         context = self._context
         if chosen.survivors:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
-        promised = context.state.acceptor.highest_promised
-        seen = max(promised.attempt if promised else 0, context.state.highest_seen)
-        self._last_attempt = number = max(seen, self._last_attempt) + 1
-        ballot = Ballot(number, context.me.peer_id, context.me.incarnation)
+        context.highest_attempt += 1
+        ballot = Ballot(context.highest_attempt, context.me.peer_id, context.me.incarnation)
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}
         aside = self.peers.aside
@@ -166,15 +166,13 @@ class Coordinator:
         odd = odd_states_out(states, standing(attempt.electorate.voters))
         if not odd:
             return False
-        context.report("state-mismatch", peers=sorted(voter.peer_id for voter in odd))
         assert attempt.ballot is not None
-        message = Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH)
-        attempt.part_with(odd)
+        peers = sorted(voter.peer_id for voter in odd)
+        context.report("state-mismatch", peers=peers)
         for voter in odd:
             context.offence(voter, Reason.STATE_MISMATCH)
-        if context.me not in odd:
-            self._give_up(Reason.SUPERSEDED)
-        context.tell([voter.peer_id for voter in odd], message)
+        context.tell(peers, Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH))
+        self._give_up(Reason.SUPERSEDED)
         return True
 
     # ---- ring
@@ -190,7 +188,7 @@ class Coordinator:
         context = self._context
         assert attempt.ballot is not None
         self._compose(attempt)
-        attempt.stage = Stage.RING
+        attempt.stage, attempt.deadline = Stage.RING, math.inf
         ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
         context.tell([member.peer_id for member in attempt.members], ring)
 
@@ -209,21 +207,18 @@ class Coordinator:
         context.report("exchange-chosen", members=members, **choice.story())
 
     def on_suspect(self, sender: Voter, message: Suspect) -> None:
-        """A member's word that the ring broke. Only its first counts."""
+        """A member's word that the exchange broke: soon it ends, once others said what they saw."""
         attempt = self._attempt_of(message.ballot, Stage.RING)
         if attempt is None or all(m.peer_id != sender.peer_id for m in attempt.members):
             return
-        if not attempt.testimonies:
-            attempt.deadline = self._context.now + self._context.patience.testimony
-        attempt.testimonies.setdefault(sender.peer_id, message)
-        self._check_exchange(attempt)
+        attempt.testimonies[sender.peer_id] = message.peer_id
+        soon = self._context.now + self._context.patience.testimony
+        attempt.deadline = min(attempt.deadline, soon)
+        if len(attempt.testimonies) == len(attempt.members):
+            self._judge(attempt)
 
-    def _check_exchange(self, attempt: Attempt) -> None:
-        """Ends an exchange that broke, once all said what they saw or nobody will say any more."""
-        said = attempt.testimonies
-        settled = len(said) == len(attempt.members) or self._context.now >= attempt.deadline
-        if not said or not settled:
-            return
+    def _judge(self, attempt: Attempt) -> None:
+        """Of an exchange that broke: who is at fault."""
         ways = attempt.broken_ways()
         self.peers.broke(ways, len(attempt.members))
         aside = sorted(self.peers.aside)
@@ -243,12 +238,6 @@ class Coordinator:
             self._propose(attempt, value)
 
     # ---- accept and commit
-
-    def on_result_missing(self, digest: bytes) -> None:
-        """It could not be fetched."""
-        if self.attempt is not None:
-            holders = self.attempt.holders(digest) - {self._context.me.peer_id}
-            self.peers.fail(holders, Stage.ACCEPT)
 
     def _propose(self, attempt: Attempt, value: Value) -> None:
         assert attempt.ballot is not None
@@ -292,15 +281,14 @@ class Coordinator:
             return
         elector = sender in attempt.electorate.voters
         if message.promised is not None and elector:
-            context.state.highest_seen = max(context.state.highest_seen, message.promised.attempt)
+            context.highest_attempt = max(context.highest_attempt, message.promised.attempt)
         stage = attempt.stage.value
         context.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)
         if elector and message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
             self._give_up(Reason.SUPERSEDED)
         elif attempt.stage is Stage.RING:
-            refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
-            self.on_suspect(sender, refusal)
+            self.on_suspect(sender, Suspect(message.parent, message.ballot, sender.peer_id))
         elif attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)
 

@@ -30,8 +30,6 @@ _OVERDUE_SLACK = 0.8
 
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
     """Whether we know better than these survivors that they have to go on alone."""
-    if context.behind:
-        return True
     if context.state.overdue >= _OVERDUE_SLACK:
         return False  # a voter that was left out may live: it does not help us
     grace_s = context.patience.grace - _VIEW_SLACK_S if context.terms.branches else float("inf")
@@ -49,10 +47,12 @@ class LeaderElection:
     def __init__(self, context: RoundContext, peers: UnreliablePeers) -> None:
         self._context = context
         self._peers = peers
-        stranger = context.me not in context.head.voters
-        self._lead_after = context.now + (context.patience.thaw_rest if stranger else 0.0)
-        self._looked_at = context.now
+        self.waiting_for: frozenset[str] = frozenset()
+        """Voters that are not in sight, by peer id, while no round can be decided without some of
+        them."""
         self.new_head()
+        if context.me not in context.head.voters:
+            self.rest()
 
     def new_head(self) -> None:
         self._retry_at = self._context.now
@@ -61,16 +61,13 @@ class LeaderElection:
         self._has_cause = False
         self._stalled_s = 0.0
         """How long the head could have been decided and was not, as far as we can tell."""
-        self._told_waiting = False
-        self.waiting_for: frozenset[str] = frozenset()
-        """Voters that are not in sight, by peer id, while no round can be decided without some of
-        them."""
+        self.waiting_for = frozenset()
 
     # ---- others first
 
     def rest(self) -> None:
-        """We were frozen: what we know is old, and others lead by now."""
-        self._lead_after = self._context.now + self._context.patience.thaw_rest
+        """What we know of the others is old, or nothing: perhaps one of them leads."""
+        self._retry_at = self._context.now + self._context.patience.quiet
         self._cause_since = None
 
     def back_off(self, unheeded: bool = False) -> None:
@@ -92,14 +89,12 @@ class LeaderElection:
 
     def come(self) -> Electorate | None:
         """Whom to ask, if we are to lead now."""
-        context, self.waiting_for = self._context, frozenset()
+        context = self._context
         if context.phase is not Phase.ACCUMULATING:
             return None
         self._has_cause = self.find_cause()
-        if context.now < self._lead_after or context.behind:
-            return None
         if not self._has_cause:
-            self._cause_since = None
+            self._cause_since, self.waiting_for = None, frozenset()
             return None
         if self._cause_since is None:
             self._cause_since = context.now
@@ -143,24 +138,23 @@ class LeaderElection:
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
         """Once per wait: as a voter, or as a peer that has no voter in sight."""
-        context = self._context
+        context, before = self._context, self.waiting_for
         alive = alive_voters(context.head, context.me, context.view)
         waiting = chosen is None and (context.me in context.head.voters or not alive)
         missing = set(context.head.voters) - alive if waiting else set()
         self.waiting_for = frozenset(voter.peer_id for voter in missing)
-        if waiting and not self._told_waiting:
+        if missing and not before:
             names, grace_s = sorted(self.waiting_for), context.patience.grace
             context.report("no-quorum", waiting_for=names, grace_seconds=grace_s)
-        self._told_waiting = waiting
 
     # ---- heads at which nothing is decided
 
-    def watch(self, leading: bool) -> None:
-        """Finds out whether our head is overdue. Time in which we looked away does not count, nor
-        does any while we see nobody (for the silent there is the grace time), nor that of an
-        exchange, ours or the others': it makes progress, or ends by limits of its own."""
-        context, passed = self._context, self._context.now - self._looked_at
-        self._looked_at = context.now
+    def watch(self, leading: bool, passed: float) -> None:
+        """Finds out whether our head is overdue, so much later. Time in which we looked away does
+        not count, nor does any while we see nobody (for the silent there is the grace time), nor
+        that of an exchange, ours or the others': it makes progress, or ends by limits of its own.
+        """
+        context = self._context
         engaged = leading or context.phase in (Phase.PROMISED, Phase.HOLDING)
         could_be = context.view.fresh and passed <= context.patience.thaw_gap
         if not (could_be and context.terms.branches and (self._has_cause or engaged)):

@@ -18,8 +18,6 @@ FIRST_ASIDE_S, LONGEST_ASIDE_S = 20.0, 600.0
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
-SETTLED_S = 0.3
-"""A claim is looked into once there has been one for so long: the commit may be under way to us."""
 AT_ONCE = 2
 """Chains that are fetched beside the training."""
 _ORDER = list(Stage)
@@ -157,7 +155,7 @@ class HeadCandidates:
         self._proven = {p: proven for p, proven in self._proven.items() if proven.prefers(head)}
         claims = self._claims()
         self._claimed_since = min(self._claimed_since, context.now) if claims else float("inf")
-        if context.now < self._claimed_since + SETTLED_S:
+        if context.now < self._claimed_since + context.patience.behind:
             return
         best = max([head, *self._proven.values()], key=lambda proven: proven.rank)
         more = [lease.peer_id for lease in claims if claims_better(lease, best)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head, Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
@@ -52,8 +52,7 @@ from atom.training.round.faults import HeadCandidates
 from atom.training.round.participant import Participant
 from atom.training.round.round_state import RoundContext, RoundState, Terms
 
-_MAX_DEFERRED_PER_PEER = 8
-_MAX_AHEAD = 16
+_MOST_AHEAD, _MOST_AHEAD_OF_ONE = 64, 8
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,8 @@ class RoundMachine:
     ) -> None:
         """An empty `state_digest` says that we have no state of this run yet."""
         self._context = RoundContext(me, terms, sign, RoundState(head, state_digest, now))
-        self._has_no_state = not state_digest
         self._seek_at = now
-        if self._has_no_state:
+        if not state_digest:
             self._context.phase = Phase.SYNCING
         self._coordinator = Coordinator(self._context)
         self._participant = Participant(self._context, self._coordinator)
@@ -93,10 +91,10 @@ class RoundMachine:
         self.status = RoundStatus()
         """As of the last tick. Any thread may read it."""
         self._last_tick = now
-        self._behind_since: float | None = None
-        self._ahead: deque[tuple[Voter, Commit]] = deque(maxlen=_MAX_AHEAD)
-        """Commits heard before we stood where they start: else a joiner, which gets to a head when
-        the next commit has been said already, would chase a fast swarm for ever."""
+        self._ahead: deque[tuple[Voter, Message]] = deque(maxlen=_MOST_AHEAD)
+        """Heard before we stood where it starts: calls during the step to there, and commits. Else
+        a joiner, which gets to a head when the next commit has been said already, would chase a
+        fast swarm for ever."""
 
     # ---- what others may see
 
@@ -175,14 +173,12 @@ class RoundMachine:
         context.view = view
         if gap > context.patience.thaw_gap:
             context.report("thawed", seconds=round(gap, 1))
-            self._behind_since = None
             self._coordinator.rest()
-        if self._has_no_state:
+        if self.phase is Phase.SYNCING and not self.state_digest:
             self._seek_state()
-        if context.phase not in BETWEEN_STATES and not self._look_for_better_head():
-            context.behind = self._behind_since is not None
+        if self.phase not in BETWEEN_STATES and not self._look_for_better_head():
             if not self.finished:  # first: the end of an attempt has to be told to the others
-                self._coordinator.tick()
+                self._coordinator.tick(gap)
             self._participant.tick()
         self.status = self._status()
 
@@ -201,19 +197,11 @@ class RoundMachine:
             self._participant.catch_up(donors, "no usable state here", discard=True)
 
     def _look_for_better_head(self) -> bool:
-        """Starts catching up once a preferred head was visible for a while; True if so."""
-        context = self._context
+        """Starts catching up once a preferred head is proven; True if so."""
         self._candidates.check_claims()
-        # one result is less to fetch than a state
-        better = [] if context.state.pending_commit is not None else self._candidates.better()
-        if not better:
-            self._behind_since = None
-            return False
-        if self._behind_since is None:
-            self._behind_since = context.now
-        if context.now - self._behind_since < context.patience.behind:
-            return False
-        self._behind_since = None
+        better = self._candidates.better()
+        if not better or self._context.state.pending_commit is not None:
+            return False  # one result is less to fetch than a state
         self._participant.catch_up(better, "a preferred head is out there")
         return True
 
@@ -234,18 +222,22 @@ class RoundMachine:
         if value.parent == self.head.digest and self.phase not in BETWEEN_STATES:
             self._participant.on_commit(sender, message.commit)
         elif value.round > self.head.round:
-            self._ahead.append((sender, message.commit))
+            self._keep(sender, message)
 
-    def _take_up_commits(self) -> None:
+    def _keep(self, sender: Voter, message: Message) -> None:
+        """The last few of each sender."""
+        theirs = [kept for kept in self._ahead if kept[0].peer_id == sender.peer_id]
+        if len(theirs) == _MOST_AHEAD_OF_ONE:
+            self._ahead.remove(theirs[0])
+        self._ahead.append((sender, message))
+
+    def _take_up(self) -> None:
         """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
         its result is nowhere to be had, it would send us catching up again and again."""
-        here, heard = self.head, [*self._ahead]
+        heard = [*self._ahead]
         self._ahead.clear()
-        for sender, commit in heard:
-            if commit.value.parent == here.digest:
-                self._participant.on_commit(sender, commit)
-            elif commit.value.round > here.round:
-                self._ahead.append((sender, commit))
+        for sender, message in heard:
+            self._on_message(sender, message)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""
@@ -253,8 +245,8 @@ class RoundMachine:
         if Voter(ballot.coordinator, ballot.incarnation) != sender:
             return
         if self.phase in BETWEEN_STATES:
-            if self.phase is Phase.STEPPING and ours:
-                self._defer(sender, message)
+            if self.phase is Phase.STEPPING and ours and sender.peer_id in self.head.known:
+                self._keep(sender, message)
             return
         if not ours:
             self._context.nack(sender, ballot, Reason.WRONG_HEAD, message.parent)
@@ -266,13 +258,6 @@ class RoundMachine:
                 self._participant.on_ring(sender, message)
             case Accept():
                 self._participant.on_accept(sender, message)
-
-    def _defer(self, sender: Voter, message: Message) -> None:
-        """Between two states nothing is decided. What a peer of the next round says waits."""
-        deferred = self._context.state.deferred
-        theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
-        if sender.peer_id in self.head.known and theirs < _MAX_DEFERRED_PER_PEER:
-            deferred.append((sender, message))
 
     def _on_answer(self, sender: Voter, message: Message) -> None:
         match message:
@@ -300,18 +285,15 @@ class RoundMachine:
         context.phase = Phase.ACCUMULATING
         context.state.state_digest = state_digest
         context.out.append(Thaw())
-        waiting, context.state.deferred = context.state.deferred, []
-        for sender, message in waiting:
-            self._on_message(sender, message)
-        self._take_up_commits()
+        self._take_up()
 
     def _on_caught_up(self, event: CaughtUp) -> None:
         context = self._context
         if context.phase is not Phase.SYNCING:
             return
         self._candidates.learn(event)
-        self._has_no_state = not event.state_digest
-        if self._has_no_state:
+        if not event.state_digest:
+            context.state.state_digest = b""
             self._seek_at = context.now + context.patience.quiet
             return
         if event.head.digest == self.head.digest:
@@ -322,4 +304,4 @@ class RoundMachine:
             self._coordinator.new_head()
         context.phase = Phase.ACCUMULATING
         context.out.append(Thaw())
-        self._take_up_commits()
+        self._take_up()

@@ -52,7 +52,8 @@ class Participant:
         context = self._context
         self.go_on()
         waited = context.now - context.state.since
-        alone = waited > context.composing_patience or self._coordinator_has_lapsed()
+        composed_by = 2 * context.promise_patience() + 3
+        alone = waited > composed_by or self._coordinator_has_lapsed()
         if context.phase is Phase.PROMISED and alone:
             self._let_go()
         if context.phase is Phase.HOLDING and waited > context.patience.holding:
@@ -150,7 +151,7 @@ class Participant:
         if context.phase is Phase.REDUCING and other:
             context.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
             return
-        state.highest_seen = max(state.highest_seen, ballot.attempt)
+        context.highest_attempt = max(context.highest_attempt, ballot.attempt)
         if not state.acceptor.slot(survivors).promise(ballot):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
@@ -233,8 +234,7 @@ class Participant:
             return
         context.enter_phase(Phase.PROMISED)
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
-        words = Suspect(context.head.digest, ballot, failed.suspect, failed.reason)
-        context.send(ballot.coordinator, words)
+        context.send(ballot.coordinator, Suspect(context.head.digest, ballot, failed.suspect))
         self._coordinator.on_broken_exchange(failed.suspect)
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
@@ -265,10 +265,10 @@ class Participant:
             context.nack(sender, message.ballot, problem)
             return
         acceptor.slot(survivors).accept(message.ballot, message.value)
-        digest = message.value.digest()
-        payload = vote_payload(context.head.digest, message.ballot, digest, survivors)
+        parent, digest = context.head.digest, message.value.digest()
+        payload = vote_payload(parent, message.ballot, digest, survivors)
         signature = context.sign(VOTE_DOMAIN, signed_by(context.me, payload))
-        vote = AcceptedVote(context.head.digest, message.ballot, digest, signature)
+        vote = AcceptedVote(parent, message.ballot, signature)
         context.send(message.ballot.coordinator, vote)
 
     def _problem_of_value(self, value: Value) -> Reason | None:
@@ -367,7 +367,6 @@ class Participant:
 
     def _on_missing(self, digest: bytes) -> None:
         state = self._context.state
-        self._coordinator.on_result_missing(digest)
         accept, commit = state.pending_accept, state.pending_commit
         if accept is not None and accept[1].value.result_digest == digest:
             state.pending_accept = None

@@ -32,16 +32,15 @@ class Patience:
     promise: float = 1.0
     """At least; more when the slowest peer's accumulation pass takes longer."""
     testimony: float = 0.5
-    """After the first word of a broken ring, for the others' part of the story."""
+    """After the first word of a broken exchange, for the others' part of the story."""
     quiet: float = 3.0
     """Silence after which another coordinator takes over."""
     rank: float = 1.0
     holding: float = 5.0
-    behind: float = 0.3
-    """A better head must be proven this long: its commit notice may be under way."""
+    behind: float = 0.5
+    """A better head must be claimed this long: its commit notice may be under way."""
     thaw_gap: float = 2.0
     """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
-    thaw_rest: float = 4.0
     retry: float = 0.5
     grace: float = 12.0
 
@@ -147,8 +146,6 @@ class RoundState:
     """The ballot we promised, reduced or hold a result for."""
     since: float = 0.0
     """When the present phase began."""
-    highest_seen: int = 0
-    """The number of an attempt: our next one is above it."""
     led_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     led_by: str = ""
@@ -159,8 +156,6 @@ class RoundState:
     """Results asked for."""
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
-    deferred: list[tuple[Voter, Message]] = field(default_factory=list)
-    """Messages about this head that came before its step had ended."""
     overdue: float = 0.0
     """How many times over the time is up in which it could have been decided."""
 
@@ -183,8 +178,9 @@ class RoundContext:
         self.phase = Phase.ACCUMULATING
         self.view = View()
         self.leaving = False
-        self.behind = False
-        """A preferred head is proven: neither lead nor branch before that is known."""
+        self.highest_attempt = 0
+        """The number of one: our next is above it, at whatever head, so that late word of an old
+        ballot is never taken for a new one's."""
         self.now = state.entered
         self.out: list[Action] = []
         self.inbox: deque[Message] = deque()
@@ -225,11 +221,6 @@ class RoundContext:
         ]
         slowest = max([self.view.pass_seconds, *passes])
         return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))
-
-    @property
-    def composing_patience(self) -> float:
-        """How long a peer that promised waits for the ring to be composed."""
-        return 2 * self.promise_patience() + 3
 
     def send(self, peer_id: str, message: Message) -> None:
         """To a peer; what is for ourselves waits in the inbox."""

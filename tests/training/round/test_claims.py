@@ -7,10 +7,10 @@ from scene import BATCH, HEAD, MATE, ME, STATE, US, VOTERS, Scene, lease, strang
 
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Prevote
-from atom.training.round import RoundMachine, Terms
+from atom.training.round import Patience, RoundMachine, Terms
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
-from atom.training.round.faults import AT_ONCE, FIRST_DOUBT_S, LONGEST_DOUBT_S, SETTLED_S
+from atom.training.round.faults import AT_ONCE, FIRST_DOUBT_S, LONGEST_DOUBT_S
 
 NEXT = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 FAR = replace(HEAD, digest=b"f" * 32, round=HEAD.round + 100)
@@ -59,7 +59,7 @@ def test_a_claim_is_looked_into_after_a_moment_and_followed_once_it_is_proven(
 ) -> None:
     claims.claim(FAR, FIRST)
     claims.serves = {FIRST: FAR}
-    claims.go_on(SETTLED_S)
+    claims.go_on(Patience().behind)
     assert claims.asked == [], "the commit may be under way to us"
     claims.go_on(0.2)
     assert (claims.asked, claims.followed) == ([FIRST], [])

@@ -94,8 +94,7 @@ def forged(whole: Value) -> CommitNotice:
 
 def a_vote_that_nobody_signed(scene: Scene) -> None:
     ballot = lead_to_accept(scene)
-    digest = scene.sent(Accept)[-1].value.digest()
-    scene.hear(AcceptedVote(HEAD.digest, ballot, digest, bytes(64)))
+    scene.hear(AcceptedVote(HEAD.digest, ballot, bytes(64)))
 
 
 def lead_to_accept(scene: Scene) -> Ballot:
@@ -258,7 +257,7 @@ def test_of_a_crowd_few_are_told_of_a_commit() -> None:
     ballot = lead_to_accept(scene)
     digest = scene.sent(Accept)[-1].value.digest()
     payload = signed_by(MATE, vote_payload(HEAD.digest, ballot, digest))
-    scene.hear(AcceptedVote(HEAD.digest, ballot, digest, THEM.sign(VOTE_DOMAIN, payload)))
+    scene.hear(AcceptedVote(HEAD.digest, ballot, THEM.sign(VOTE_DOMAIN, payload)))
     for _ in range(100):
         scene.tick()
     told = [act.to for act in scene.done(Send) if isinstance(act.message, CommitNotice)]

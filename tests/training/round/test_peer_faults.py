@@ -123,7 +123,7 @@ class Waiting:
         while self.context.now < ends_at:
             self.context.now += 0.5
             self.election.come()
-            self.election.watch(leading=False)
+            self.election.watch(leading=False, passed=0.5)
         return self.context.state.overdue
 
     def given_up(self) -> set[Voter]:
