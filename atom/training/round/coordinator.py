@@ -199,7 +199,7 @@ class Coordinator:
             attempt.members,
             context.view,
             context.terms.average_bytes,
-            context.terms.ring_possible and not peers.by_parts,
+            context.terms.ring_possible and not peers.apart,
             peers.apart,
         )
         attempt.shares = choice.shares

@@ -21,6 +21,8 @@ FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
 AT_ONCE = 2
 """Chains that are fetched beside the training."""
 _ORDER = list(Stage)
+_UNSEEN: Way = ("", "")
+"""Of an exchange that broke where nobody saw it."""
 
 
 class UnreliablePeers:
@@ -39,7 +41,6 @@ class UnreliablePeers:
         """Where exchanges of this round broke, as far as no culprit explains it."""
         self._ways: dict[Way, float] = {}
         """Where exchanges broke, and when."""
-        self._broke_at = float("-inf")
         self._anew_at = context.now
 
     def new_head(self, averaged: Collection[str]) -> None:
@@ -97,25 +98,24 @@ class UnreliablePeers:
     # ---- exchanges
 
     def broke(self, ways: Collection[Way], members: int) -> None:
-        """An exchange of so many broke there; empty: nobody saw where. Two have no other way."""
-        now = self._broke_at = self._context.now
+        """An exchange of so many broke there; empty: nobody saw where. Two have no other way, and
+        if at this head others do not answer us either, it is we that broke it."""
+        now, me = self._context.now, self._context.me.peer_id
         self._ways = {way: at for way, at in self._ways.items() if now < at + FORGOTTEN_S}
-        self._ways |= dict.fromkeys(ways, now)
-        self._broken += [*ways, *ways] if members == 2 else ways
-        found = culprits(self._broken, self._context.me.peer_id)
+        self._ways |= dict.fromkeys(ways or [_UNSEEN], now)
+        owing = {voter.peer_id for voter in self.owing}
+        silent = [(me, peer) for peer in owing if self._owes[peer][0] is not Stage.RING]
+        self._broken += [*ways, *ways, *silent] if members == 2 else ways
+        found = culprits(self._broken, me)
         self._broken = [way for way in self._broken if found.isdisjoint(way)]
         self.fail(found, Stage.RING)
 
     @property
     def apart(self) -> list[Way]:
         """Where an exchange broke lately. Perhaps neither of the two is bad, and only the way
-        between them is: then both do well where they are not connected."""
+        between them is: then both do well where they are not connected. While there is any, members
+        average by parts: somebody sees where."""
         return [way for way, at in self._ways.items() if self._context.now < at + FORGOTTEN_S]
-
-    @property
-    def by_parts(self) -> bool:
-        """Whether an exchange broke lately: by parts, somebody sees where."""
-        return self._context.now < self._broke_at + FORGOTTEN_S
 
 
 def culprits(ways: Iterable[Way], me: str) -> set[str]:

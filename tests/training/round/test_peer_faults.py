@@ -84,19 +84,25 @@ def test_who_is_at_fault_is_what_broken_ways_have_in_common(
 def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_aside() -> None:
     context = context_of(B, C)
     peers = UnreliablePeers(context)
-    assert not peers.by_parts
     peers.broke({way(B, C)}, members=3)
-    assert (peers.aside, peers.apart, peers.by_parts) == (set(), [way(B, C)], True)
+    assert (peers.aside, peers.apart) == (set(), [way(B, C)])
     peers.broke({way(A, C)}, members=3)
     assert peers.aside == {c}
     context.now += 600.0
-    assert (peers.apart, peers.by_parts) == ([], False)
+    assert peers.apart == []
+    peers.broke(set(), members=3)
+    assert peers.apart, "by parts, somebody will see where"
 
 
-def test_two_have_no_way_round_each_other() -> None:
+@pytest.mark.parametrize("failed_before", [(), (c,)], ids=["only it", "others, too"])
+def test_two_have_no_way_round_each_other_and_who_failed_before_says_which_end_is_bad(
+    failed_before: tuple[str, ...],
+) -> None:
     peers = UnreliablePeers(context_of(B, C))
+    peers.fail(failed_before, Stage.PREPARE)
     peers.broke({way(A, B)}, members=2)
-    assert peers.aside == {b}
+    assert peers.we_fail == bool(failed_before)
+    assert (b in peers.aside) == (not failed_before)
 
 
 def test_who_breaks_exchanges_itself_lets_others_lead() -> None:
