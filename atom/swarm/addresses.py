@@ -9,14 +9,15 @@ Several entrances are separated by commas. Without `/owner/…` the run is found
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import base58
 
 from atom.base.errors import AddressError
+from atom.config.address import parse_host_port
 from atom.config.run_name import RUN_NAME
-from atom.swarm.identity import public_key_of
+from atom.swarm.identity import is_peer_id
 
 EXAMPLE_PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 EXAMPLE_MULTIADDR = f"/ip4/10.0.0.5/tcp/31337/p2p/{EXAMPLE_PEER}"
@@ -25,10 +26,8 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
 
-_WITH_VALUE = {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr", "tcp", "udp", "p2p"}
-_WITHOUT_VALUE = {"quic", "quic-v1", "ws", "wss", "tls", "noise", "p2p-circuit"}
-_HOST_PROTOCOLS = {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr"}
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
+_JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)(?:/owner/(?P<owner>[^/]*))?")
 
 
 @dataclass(frozen=True)
@@ -68,19 +67,14 @@ def parse_join_address(text: str) -> JoinAddress:
     text = re.sub(r"\s*\n\s*", "", text).strip().removeprefix("join:").lstrip()
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise _join_error(f"a join address has at most {MAX_ADDRESS_CHARACTERS} characters")
-    head, marker, tail = text.partition("/run/")
-    if not marker:
-        raise _join_error(f"{_short(text)} is not a join address: it names no run (/run/NAME)")
-    if not head:
-        raise _join_error(f"{_short(text)} is not a join address: no DHT node before /run/")
-    parts = tail.split("/")
-    if len(parts) == 1:
-        run, owner = parts[0], None
-    elif len(parts) == 3 and parts[1] == "owner":
-        run, owner = parts[0], _ed25519_peer_id(parts[2])
-    else:
-        raise _join_error(f"{_short(text)} is not a join address: after /run/NAME only /owner/ID")
-    return JoinAddress(parse_multiaddrs(head.split(",")), check_run_name(run), owner)
+    match = _JOIN.fullmatch(text)
+    if match is None:
+        raise _join_error(f"{_short(text)} is not a join address: NODE/run/NAME/owner/PEER_ID")
+    owner = match["owner"]
+    if owner is not None and not is_peer_id(owner):
+        raise _join_error(f"{_short(owner)} is not a peer id of a run's owner")
+    nodes = parse_multiaddrs(match["nodes"].split(","))
+    return JoinAddress(nodes, check_run_name(match["run"]), owner)
 
 
 def format_join_address(address: JoinAddress) -> str:
@@ -114,7 +108,7 @@ def parse_multiaddr(text: str) -> str:
     """
     text = text.strip()
     parts = _protocols(text)
-    if parts[0][0] not in _HOST_PROTOCOLS:
+    if parts[0][0] not in _HOSTS:
         raise _multiaddr_error(text, "it starts with no host (/ip4/…, /ip6/…, /dns4/…)")
     if parts[-1][0] != "p2p":
         raise _multiaddr_error(text, "it does not end in /p2p/PEER_ID")
@@ -130,21 +124,16 @@ def peer_id_in(multiaddr: str) -> str:
 
 def parse_listen(text: str) -> ListenAddress:
     """ "0.0.0.0:31337", "[::]:0", ":31337", "localhost:0". Raises: AddressError with an example."""
-    hint = "write HOST:PORT, for example 0.0.0.0:31337, or [::]:31337 for IPv6"
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
-        raise AddressError(f"{_short(text)} is not HOST:PORT", hint)
-    if int(port) > 65535:
-        raise AddressError(f"{_short(text)}: a port is a number from 0 to 65535", hint)
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = {"": "0.0.0.0", "localhost": "127.0.0.1"}.get(host, host[1:-1] if bracketed else host)
+    text = text.strip()
     try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        raise AddressError(f"{_short(text)}: {_short(host)} is not an IP address", hint) from None
-    if (address.version == 6) != bracketed or "%" in host:
-        raise AddressError(f"{_short(text)}: brackets go with IPv6, and only with IPv6", hint)
-    return ListenAddress(str(address), int(port))
+        host, port = parse_host_port(f"0.0.0.0{text}" if text.startswith(":") else text)
+        host = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+        if "%" in host:
+            raise ValueError("a zone (%) cannot be listened on")
+    except ValueError as problem:
+        hint = "write HOST:PORT, for example 0.0.0.0:31337, or [::]:31337 for IPv6"
+        raise AddressError(f"{_short(text)}: {problem}"[:300], hint) from None
+    return ListenAddress(host, port)
 
 
 def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> tuple[str, ...]:
@@ -156,76 +145,73 @@ def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> t
     return tuple(sorted(visible, key=lambda text: _rank(text, primary_host)))
 
 
-def _rank(text: str, primary_host: str | None) -> tuple[int, int, int]:
-    parts = _protocols(text)
-    protocol, host = parts[0]
+def _rank(text: str, primary_host: str | None) -> tuple[int, bool, bool]:
+    (protocol, host), (carrier, _), *_ = _protocols(text)
+    return _distance(protocol, host, primary_host), protocol == "ip6", carrier != "tcp"
+
+
+def _distance(protocol: str, host: str, primary_host: str | None) -> int:
     if protocol not in ("ip4", "ip6"):
-        distance = 0
-    else:
-        distance = _distance(ipaddress.ip_address(host), host == primary_host)
-    return distance, int(protocol == "ip6"), int(parts[1][0] != "tcp")
-
-
-def _distance(address: ipaddress.IPv4Address | ipaddress.IPv6Address, primary: bool) -> int:
+        return 0
+    address = ipaddress.ip_address(host)
     if address.is_loopback or address.is_unspecified or address.is_link_local:
-        return 4
+        return 3
     if address.is_global:
         return 0
-    return 1 if primary else 2
+    return 1 if host == primary_host else 2
 
 
 def _protocols(text: str) -> list[tuple[str, str]]:
-    words = text.split("/")
-    if len(text) > MAX_ADDRESS_CHARACTERS or len(words) < 3 or words[0]:
+    """The parts of a multiaddr: protocol and value, which is empty if the protocol has none."""
+    start, *words = text.split("/")
+    if len(text) > MAX_ADDRESS_CHARACTERS or start or not words:
         raise _multiaddr_error(text, "a multiaddr starts like /ip4/10.0.0.5/tcp/31337")
-    found, position = [], 1
-    while position < len(words):
-        name = words[position]
-        if name in _WITHOUT_VALUE:
-            found.append((name, ""))
-            position += 1
-        elif name in _WITH_VALUE and position + 1 < len(words):
-            _check_value(text, name, words[position + 1])
-            found.append((name, words[position + 1]))
-            position += 2
-        else:
-            raise _multiaddr_error(text, f"/{name[:40]} is unknown or lacks its value")
-    return found
+    left = iter(words)
+    return [(name, _value(text, name, left)) for name in left]
 
 
-def _check_value(text: str, name: str, value: str) -> None:
-    if name in ("ip4", "ip6"):
-        try:
-            good = ipaddress.ip_address(value).version == int(name[2])
-        except ValueError:
-            good = False
-    elif name in ("tcp", "udp"):
-        good = value.isascii() and value.isdigit() and len(value) <= 5 and int(value) <= 65535
-    elif name == "p2p":
-        good = _is_peer_id(value)
-    else:
-        good = _HOST_NAME.fullmatch(value) is not None
-    if not good:
-        raise _multiaddr_error(text, f"/{name}/{value[:60]} has a malformed value")
-
-
-def _is_peer_id(text: str) -> bool:
-    """A base58 multihash: sha2-256 (RSA keys, "Qm…") or identity (Ed25519 keys, "12D3…")."""
-    if not 8 <= len(text) <= 128:
-        return False
+def _value(text: str, name: str, left: Iterator[str]) -> str:
+    """The next of the words that are left, if it is a value of that protocol."""
+    if name not in _PROTOCOLS:
+        raise _multiaddr_error(text, f"/{name[:40]} is unknown")
+    read = _PROTOCOLS[name]
+    if read is None:
+        return ""
+    value = next(left, "")
     try:
-        raw = base58.b58decode(text)
+        read(value)
     except ValueError:
-        return False
-    return len(raw) >= 2 and raw[0] in (0x00, 0x12) and raw[1] == len(raw) - 2
+        raise _multiaddr_error(text, f"/{name}/{value[:60]} has a malformed value") from None
+    return value
 
 
-def _ed25519_peer_id(text: str) -> str:
-    try:
-        public_key_of(text[:128])
-    except ValueError:
-        raise _join_error(f"{_short(text)} is not a peer id of a run's owner") from None
-    return text
+def _port(text: str) -> None:
+    parse_host_port(f"any:{text}")
+
+
+def _host_name(text: str) -> None:
+    if _HOST_NAME.fullmatch(text) is None:
+        raise ValueError(text)
+
+
+def _multihash(text: str) -> None:
+    """In base58: sha2-256 (of RSA keys, "Qm…") or identity (Ed25519 keys, "12D3…")."""
+    raw = base58.b58decode(text)
+    if len(raw) < 2 or raw[0] not in (0x00, 0x12) or raw[1] != len(raw) - 2:
+        raise ValueError(text)
+
+
+_HOSTS: dict[str, Callable[[str], object]] = {
+    "ip4": ipaddress.IPv4Address,
+    "ip6": ipaddress.IPv6Address,
+    **dict.fromkeys(("dns", "dns4", "dns6", "dnsaddr"), _host_name),
+}
+_PROTOCOLS: dict[str, Callable[[str], object] | None] = {
+    **_HOSTS,
+    **{"tcp": _port, "udp": _port, "p2p": _multihash},
+    **dict.fromkeys(("quic", "quic-v1", "ws", "wss", "tls", "noise", "p2p-circuit")),
+}
+"""What reads their values; raises ValueError. None: they have none."""
 
 
 def _multiaddr_error(text: str, detail: str) -> AddressError:

@@ -107,9 +107,9 @@ def no_entrance(*command: str) -> list[Row]:
 
 def no_listen(*command: str) -> list[Row]:
     return [
-        ((*command, "--listen", "here"), NO_ADDRESS, "'here' is not HOST:PORT"),
+        ((*command, "--listen", "here"), NO_ADDRESS, "'here'"),
         ((*command, "--listen", "0.0.0.0:99999"), NO_ADDRESS, "99999"),
-        ((*command, "--listen", "no.name:0"), NO_ADDRESS, "'no.name' is not an IP address"),
+        ((*command, "--listen", "no.name:0"), NO_ADDRESS, "'no.name'"),
     ]
 
 
@@ -142,7 +142,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("start", "weights"): [((*START, "--from", ""), USAGE, "--from: is empty")],
     ("join", "address"): [
         *no_address("join"),
-        (("join", f"/ip4/10.0.0.5/tcp/3/p2p/{PEER_ID}"), NO_ADDRESS, "names no run"),
+        (("join", f"/ip4/10.0.0.5/tcp/3/p2p/{PEER_ID}"), NO_ADDRESS, "is not a join address"),
         (("join", ADDRESS.replace("tiny", "a b")), NO_ADDRESS, "'a b'"),
         (("join", ADDRESS.replace("127.0.0.1", "300.0.0.1")), NO_ADDRESS, "300.0.0.1"),
         (("join", ADDRESS.replace("tcp/9", "tcp/99999")), NO_ADDRESS, "99999"),
