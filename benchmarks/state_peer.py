@@ -79,7 +79,7 @@ class _Peer:
             Local(Identity.create(), bytes(32), bytes(16)),
             ("127.0.0.1", 0),
             EventList(),
-            bandwidth=Bandwidth.of(setting.upload_bits_per_s, None),
+            bandwidth=Bandwidth(setting.upload_bits_per_s, None),
         )
         store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
         store.manifest(_NAME)  # hashed before anybody's clock runs

@@ -78,15 +78,15 @@ class LocalTransport(Transport):
     ) -> None:
         local = Local(identity, bytes(32), incarnation, allowed=allowed)
         super().__init__(local, None, events, limits=limits)
-        self._network = network
+        self.network = network
         self._channels: set[Channel] = set()
 
     def start(self) -> None:
-        self._network.join(self)
+        self.network.join(self)
 
     def close(self) -> None:
         self._endpoint.closing.set()
-        self._network.leave(self)
+        self.network.leave(self)
         for channel in list(self._channels):
             channel.close()
         super().close()
@@ -102,10 +102,10 @@ class LocalTransport(Transport):
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
         self._endpoint.local.allowed.check(peer_id)
-        other = self._network.reach(self.peer_id, peer_id)
+        other = self.network.reach(self.peer_id, peer_id)
         here, there = MemoryStream.pair()
         channel = self._adopt(here, other, purpose, tag)
-        self._network.remember(channel, self.peer_id, peer_id)
+        self.network.remember(channel, self.peer_id, peer_id)
         other.receive(self, there, purpose, tag)
         return channel
 

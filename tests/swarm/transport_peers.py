@@ -1,12 +1,15 @@
 """Peers of a test with a transport each, over loopback or memory, and what each was told."""
 
+import contextlib
 import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
+from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import OPEN, AllowList
@@ -21,6 +24,8 @@ from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 RUN = b"r" * 32
 SOON = 10.0
+STRANGER = Identity.create()
+Found = TypeVar("Found")
 QUICK = TransportLimits(handshake_s=0.5, connect_s=1.0, unclaimed_ring_s=0.2)
 
 
@@ -66,11 +71,12 @@ class Peer:
             self.transport.set_contact(other.peer_id, Contact(addresses, not listens))
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(find: Callable[[], Found]) -> Found:
+    """What it finds: the first that is true."""
     waited = threading.Event()
     for _ in range(int(SOON / 0.01)):
-        if condition():
-            return
+        if found := find():
+            return found
         waited.wait(0.01)
     raise AssertionError("not in time")
 
@@ -117,15 +123,28 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
     assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
 
 
+def before_tls(peer: Peer) -> SocketStream:
+    """A connection on which nothing has been said."""
+    return SocketStream(socket.create_connection(peer.transport.address))
+
+
+def in_tls(peer: Peer, identity: Identity = STRANGER) -> TlsStream:
+    """A connection on which nothing is proven."""
+    stream = TlsStream(before_tls(peer), make_credentials(identity).client, server_side=False)
+    try:
+        stream.handshake(Patience.within(SOON))
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
     """A client that follows the protocol except where the test bends it."""
-    plain = socket.create_connection(peer.transport.address)
-    client = make_credentials(local.identity).client
-    stream = TlsStream(SocketStream(plain), client, server_side=False)
+    stream = in_tls(peer, local.identity)
     channel = Channel(stream)
     name = server or peer.transport.peer_id
     try:
-        stream.handshake(Patience.within(SOON))
         certificate = stream.certificate()
         assert certificate is not None
         handshake.greet(channel, local, name, certificate, Patience.within(SOON))
@@ -135,8 +154,12 @@ def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
     return channel
 
 
-def check_still_serving(peer: Peer) -> None:
-    channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
-    channel.send_frame(Kind.MESSAGE, b"still there", patience=Patience(SOON))
-    assert peer.heard.get(timeout=SOON)[2] == b"still there"
-    channel.close()
+def still_serves(peer: Peer) -> bool:
+    """Whether it lets a newcomer in, and hears it."""
+    try:
+        channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
+    except (OSError, PeerRefused):  # no place is free
+        return False
+    with contextlib.closing(channel):
+        channel.send_frame(Kind.MESSAGE, b"still there", patience=Patience(SOON))
+        return peer.heard.get(timeout=SOON)[2] == b"still there"

@@ -14,7 +14,7 @@ from atom.base.events import EventList
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.exchange.choice import Line, choose, line_rates
 from atom.swarm.identity import Identity
-from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream, TokenBucket
+from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
@@ -40,8 +40,9 @@ class SlowTo(Transport):
     ) -> Channel:
         channel = super().connect(peer_id, purpose, tag, timeout_s, stop)
         if peer_id in self.slow_to:
-            bucket = TokenBucket(SLOW_BYTES_PER_S, SLICE_BYTES)
-            channel.stream = ThrottledStream(channel.stream, Bandwidth(upload=bucket))
+            bandwidth = Bandwidth()
+            bandwidth.upload.change(SLOW_BYTES_PER_S, SLICE_BYTES)
+            channel.stream = ThrottledStream(channel.stream, bandwidth)
         return channel
 
 

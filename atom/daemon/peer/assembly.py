@@ -226,7 +226,7 @@ def _loop_maker(
 
 def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
     network = box.peer.network
-    bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
+    bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, allowed)
     return Transport(local, data_place(network, listen), events, bandwidth=bandwidth)

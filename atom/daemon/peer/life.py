@@ -76,7 +76,6 @@ class Life:
         """Trains until the run or the owner ends it. Raises: what a part failed with."""
         parts = self.parts
         parts.transport.start()
-        parts.outreach.start(self.on_change)
         parts.control.start()
         parts.steward.start()
         parts.worker.start()
@@ -108,7 +107,6 @@ class Life:
         if self._loop is not None:
             parts.executor.close()
         parts.control.close()
-        parts.outreach.close()
         parts.lookout.close()
         parts.transport.close()
         parts.settings.close()

@@ -7,7 +7,7 @@ capped reader slows the sender down through TCP itself.
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from atom.swarm.stream.frames import Patience, Stream
 
@@ -108,32 +108,28 @@ class TransferThrottle:
             return count
 
 
-@dataclass(frozen=True)
 class Bandwidth:
-    """Caps in bytes per second, which may change while streams are open."""
+    """Caps on what all streams carry together, which may change while they are open."""
 
-    upload: TokenBucket = field(default_factory=lambda: _bucket(None))
-    download: TokenBucket = field(default_factory=lambda: _bucket(None))
-    throttle: TransferThrottle = field(default_factory=TransferThrottle)
-    """Lets rings go before state transfers."""
-
-    @classmethod
-    def of(cls, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> "Bandwidth":
-        """Caps from bits per second, None: no cap; a quarter of a second's worth may go at once."""
-        return cls(_bucket(upload_bits_per_s), _bucket(download_bits_per_s))
+    def __init__(
+        self, upload_bits_per_s: float | None = None, download_bits_per_s: float | None = None
+    ) -> None:
+        """None: no cap."""
+        self.upload, self.download = TokenBucket(math.inf, 1.0), TokenBucket(math.inf, 1.0)
+        self.throttle = TransferThrottle()
+        """Lets rings go before state transfers."""
+        self.change(upload_bits_per_s, download_bits_per_s)
 
     def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:
-        """For all streams, from their next slice on. None: no cap."""
+        """For all streams, from their next slice on; a quarter of a second's worth may go at once.
+        None: no cap."""
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
 
-    def limit(self, stream: Stream, *, ring: bool = False) -> "ThrottledStream":
-        """`stream` within the caps. `ring`: what it sends goes before state transfers."""
-        return ThrottledStream(stream, self, ring)
-
 
 class ThrottledStream:
-    """A stream that waits its turn. `close` ends the wait."""
+    """A stream within the caps. What a `ring` sends goes before state transfers. `close` ends the
+    wait for a turn."""
 
     def __init__(self, stream: Stream, bandwidth: Bandwidth, ring: bool = False) -> None:
         self.below = stream
@@ -145,25 +141,15 @@ class ThrottledStream:
         """Raises: as the stream below."""
         if self.ring:
             self._bandwidth.throttle.ring_sent(len(view), time.monotonic())
-        upload = self._bandwidth.upload
-        if upload.unlimited:
-            self.below.send_all(view, patience)
-            return
-        for start in range(0, len(view), SLICE_BYTES):
-            part = view[start : start + SLICE_BYTES]
-            self._take_turn(upload, len(part))
+        for part in _slices(view, self._bandwidth.upload):
+            self._take_turn(self._bandwidth.upload, len(part))
             self.below.send_all(part, patience)
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
-        download = self._bandwidth.download
-        if download.unlimited:
-            self.below.recv_into(view, patience)
-            return
-        for start in range(0, len(view), SLICE_BYTES):
-            part = view[start : start + SLICE_BYTES]
+        for part in _slices(view, self._bandwidth.download):
             self.below.recv_into(part, patience)
-            self._take_turn(download, len(part))
+            self._take_turn(self._bandwidth.download, len(part))
 
     def idle(self) -> bool:
         return self.below.idle()
@@ -173,11 +159,14 @@ class ThrottledStream:
         self.below.close()
 
     def _take_turn(self, bucket: TokenBucket, count: int) -> None:
-        self._closed.wait(bucket.take(count, time.monotonic()))
+        wait_s = bucket.take(count, time.monotonic())
+        if wait_s:
+            self._closed.wait(wait_s)
 
 
-def _bucket(bits_per_s: float | None) -> TokenBucket:
-    return TokenBucket(*_rate_and_burst(bits_per_s))
+def _slices(view: memoryview, bucket: TokenBucket) -> Iterator[memoryview]:
+    size = max(len(view), 1) if bucket.unlimited else SLICE_BYTES
+    return (view[start : start + size] for start in range(0, len(view), size))
 
 
 def _rate_and_burst(bits_per_s: float | None) -> tuple[float, float]:

@@ -37,8 +37,16 @@ from atom.swarm.identity import Identity, peer_id_of
 from atom.swarm.stream.frames import HungUp, Patience
 
 MAX_CERTIFICATE_BYTES = 4096
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-_USER_TIMEOUT_MS = 15_000
+_OPTIONS: tuple[tuple[int, int, int | bytes], ...] = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),
+    # BBR, the default of some kernels, is 1.2-1.7 times slower on short paths
+    (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic"),
+)
 _PIECE_BYTES = 256 * 1024
 """Sent, or received, per system call at best."""
 _RECORD_BYTES = 17 * 1024
@@ -85,13 +93,13 @@ class SocketStream:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
+        tune(connected)
         self._socket = connected
         self._readable = _poll(connected, select.POLLIN)
         self._writable = _poll(connected, select.POLLOUT)
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
-        self._pushed_back = memoryview(b"")
         self._batch_bytes = 1
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
@@ -122,11 +130,6 @@ class SocketStream:
 
         Raises: TimeoutError, Interrupted, ConnectionError at the end of the stream.
         """
-        if self._pushed_back:
-            count = min(len(self._pushed_back), len(view))
-            view[:count] = self._pushed_back[:count]
-            self._pushed_back = self._pushed_back[count:]
-            return count
         began = time.monotonic()
         self._enter()
         try:
@@ -146,14 +149,7 @@ class SocketStream:
         finally:
             self._leave()
 
-    def push_back(self, data: bytes) -> None:
-        """These bytes are received before all others: they were read too early."""
-        assert not self._pushed_back
-        self._pushed_back = memoryview(data)
-
     def idle(self) -> bool:
-        if self._pushed_back:
-            return False
         self._enter()
         try:
             self._set_batch(1)
@@ -200,9 +196,17 @@ class SocketStream:
 class TlsStream:
     """One end of a TLS connection, which begins with `handshake`."""
 
-    def __init__(self, below: SocketStream, context: ssl.SSLContext, server_side: bool) -> None:
+    def __init__(
+        self,
+        below: SocketStream,
+        context: ssl.SSLContext,
+        server_side: bool,
+        received: bytes = b"",
+    ) -> None:
+        """`received`: the first bytes of the other end, if they have been read."""
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming.write(received)
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._received = memoryview(bytearray(_RECORD_BYTES))
 
@@ -289,14 +293,9 @@ def peer_of_certificate(der: bytes | None) -> str:
 
 def tune(connected: socket.socket) -> None:
     """Latency, liveness and congestion control; what the kernel refuses is left as it is."""
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS)):
-        with contextlib.suppress(OSError, AttributeError):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    with contextlib.suppress(OSError, AttributeError):
-        # BBR, the default of some kernels, is 1.2-1.7 times slower on short paths
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    for level, option, value in _OPTIONS:
+        with contextlib.suppress(OSError):
+            connected.setsockopt(level, option, value)
 
 
 def _poll(connected: socket.socket, event: int) -> "select.poll":

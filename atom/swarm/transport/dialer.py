@@ -19,8 +19,9 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
 from atom.swarm.stream import handshake
+from atom.swarm.stream.bandwidth import ThrottledStream
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
-from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate, tune
+from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport.limits import Endpoint, Unreachable
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
@@ -90,21 +91,13 @@ class ContactBook:
         with self._lock:
             return list(self._ways.get(peer_id, [CALL]))
 
-    def worked(self, peer_id: str, way: str) -> None:
-        """There is a connection to that peer now."""
-        if way != CALL:
-            self._move(peer_id, way, first=True)
-
-    def failed(self, peer_id: str, way: str) -> None:
-        """That way led nowhere."""
-        self._move(peer_id, way, first=False)
-
-    def _move(self, peer_id: str, way: str, first: bool) -> None:
+    def tried(self, peer_id: str, way: str, worked: bool) -> None:
+        """An address that worked goes to the front, a way that led nowhere to the end."""
         with self._lock:
             ways = self._ways.get(peer_id, [])
-            if way in ways:
+            if way in ways and not (worked and way == CALL):
                 ways.remove(way)
-                ways.insert(0 if first else len(ways), way)
+                ways.insert(0 if worked else len(ways), way)
 
 
 def _is_address(text: str) -> bool:
@@ -184,9 +177,9 @@ class Dialer:
                 raise
             except (OSError, PeerRefused) as failure:
                 failures.append(failure)
-                self.contacts.failed(peer_id, way)
+                self.contacts.tried(peer_id, way, worked=False)
             else:
-                self.contacts.worked(peer_id, way)
+                self.contacts.tried(peer_id, way, worked=True)
                 return channel
         refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
         if refusals:
@@ -204,8 +197,8 @@ class Dialer:
         else:
             below = self._connect(way, within)
         stream = TlsStream(below, self._credentials.client, server_side=False)
-        limited = self._endpoint.bandwidth.limit(stream, ring=purpose is Purpose.RING)
-        channel = Channel(limited, self._gone)
+        ring = purpose is Purpose.RING
+        channel = Channel(ThrottledStream(stream, self._endpoint.bandwidth, ring), self._gone)
         channel.purpose, channel.tag = purpose, tag
         with self._lock:
             self._open.add(channel)
@@ -239,7 +232,6 @@ class Dialer:
         except BaseException:
             connecting.close()
             raise
-        tune(connecting)
         return SocketStream(connecting)
 
     def _gone(self, channel: Channel) -> None:

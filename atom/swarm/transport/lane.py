@@ -65,17 +65,18 @@ class Lanes:
 
     def _run(self, peer_id: str, queue: deque[bytes]) -> None:
         channel: Channel | None = None
+        lost: OSError | PeerRefused | None = None
         try:
             while (raw := self._next(peer_id, queue)) is not None:
                 channel = self._deliver(peer_id, raw, channel)
-                if channel is None:
-                    return
-        except BaseException:
-            self._drop(peer_id)
-            raise
+        except (OSError, PeerRefused) as error:
+            lost = error
         finally:
+            self._drop(peer_id, queue)
             if channel is not None:
                 channel.close()
+        if lost is not None and not self._endpoint.closing.is_set():
+            self._tell_unreachable(peer_id, lost)
 
     def _next(self, peer_id: str, queue: deque[bytes]) -> bytes | None:
         """The next message; None (and the lane is gone) after a long silence or when closing."""
@@ -85,32 +86,28 @@ class Lanes:
                 lambda: bool(queue) or closing.is_set(), self._endpoint.limits.lane_idle_s
             )
             if not queue or closing.is_set():
-                self._drop(peer_id)  # under the lock: a later send starts a new lane
+                self._drop(peer_id, queue)  # under the lock: a later send starts a new lane
                 return None
             return queue.popleft()
 
-    def _drop(self, peer_id: str) -> None:
+    def _drop(self, peer_id: str, queue: deque[bytes]) -> None:
         """This lane is over. What is queued is dropped: it would only meet the same fate."""
         with self._changed:
-            self._queues.pop(peer_id, None)
+            if self._queues.get(peer_id) is queue:
+                del self._queues[peer_id]
 
-    def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel | None:
-        """Sends over `channel` if it is alive, else over a new one. Returns the one that took the
-        message; None: the peer could not be reached, and the lane is gone."""
+    def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel:
+        """Sends over `channel` if it is alive, else over a new one; returns the one that took the
+        message. Raises: OSError, PeerRefused if the peer cannot be reached."""
         if channel is not None:
             if self._try(channel, raw):
                 return channel
             channel.close()
-        try:
-            channel = self._dial(peer_id)
-            if self._try(channel, raw):
-                return channel
+        channel = self._dial(peer_id)
+        if not self._try(channel, raw):
             channel.close()
             raise ConnectionError("lost while sending")
-        except (OSError, PeerRefused) as error:
-            self._drop(peer_id)  # first: a message that the news brings about starts a new lane
-            self._tell_unreachable(peer_id, error)
-            return None
+        return channel
 
     def _try(self, channel: Channel, raw: bytes) -> bool:
         try:
@@ -122,12 +119,9 @@ class Lanes:
             return False
         return True
 
-    def _tell_unreachable(self, peer_id: str, error: Exception) -> None:
-        if self._endpoint.closing.is_set():
-            return
+    def _tell_unreachable(self, peer_id: str, error: OSError | PeerRefused) -> None:
         refused = isinstance(error, Unreachable) and error.refused
-        self._endpoint.events.emit(
-            "peer-unreachable", peer_id=peer_id, refused=refused, detail=str(error)[:200]
-        )
+        told = PeerRefused(Reason.UNREACHABLE, str(error))
+        self._endpoint.tell("peer-unreachable", told, peer_id=peer_id, refused=refused)
         if self.on_unreachable is not None:
             self.on_unreachable(peer_id, refused)

@@ -17,7 +17,8 @@ from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
 from atom.swarm.stream.handshake import Local
 
 TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
-"""Events that strangers bring about: a flood of them must not fill the disk."""
+"""Events of each kind that strangers bring about: a flood of them must not fill the disk, nor
+hide events of another kind."""
 FIRST_HOLD_S = 5.0
 LONGEST_HOLD_S = 600.0
 FORGOTTEN_S = 600.0
@@ -188,7 +189,8 @@ class Backoff:
         self._failed: dict[str, tuple[int, float]] = {}
         """Name → how often in a row it failed, and until when it is set aside."""
 
-    def fail(self, name: str, now: float) -> None:
+    def fail(self, name: str, now: float) -> float:
+        """Returns for how many seconds it is set aside."""
         with self._lock:
             times, until = self._failed.pop(name, (0, now))
             times = times + 1 if now < until + FORGOTTEN_S else 1
@@ -196,6 +198,7 @@ class Backoff:
             self._failed[name] = times, now + seconds
             while len(self._failed) > MOST_REMEMBERED:
                 del self._failed[next(iter(self._failed))]
+        return seconds
 
     def forgive(self, name: str) -> None:
         with self._lock:
@@ -203,10 +206,6 @@ class Backoff:
 
     def failures(self, name: str) -> int:
         return self._failed.get(name, (0, 0.0))[0]
-
-    def left_s(self, name: str, now: float) -> float:
-        """For how long it is still set aside."""
-        return max(self._failed.get(name, (0, now))[1] - now, 0.0)
 
     def held(self, now: float) -> frozenset[str]:
         """All that are set aside."""
@@ -223,10 +222,8 @@ class Quarantine:
         self._offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
 
     def offend(self, peer_id: str, reason: Reason, now: float) -> float:
-        """Notes what may be an offence; returns for how many seconds the peer is aside now."""
-        if reason in OFFENCES:
-            self._offenders.fail(peer_id, now)
-        return self._offenders.left_s(peer_id, now)
+        """Notes what may be an offence; returns for how many seconds it puts the peer aside."""
+        return self._offenders.fail(peer_id, now) if reason in OFFENCES else 0.0
 
     def aside(self, now: float) -> frozenset[str]:
         """The peers that are aside."""
@@ -254,11 +251,12 @@ class Endpoint:
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)
-    told: TokenBucket = field(default_factory=lambda: TokenBucket(TOLD_PER_S, TOLD_AT_ONCE))
+    told: dict[str, TokenBucket] = field(default_factory=dict)
 
-    def tell(self, event: str, refused: PeerRefused, **fields: object) -> None:
+    def tell(self, event: str, refused: PeerRefused, /, **fields: object) -> None:
         """An event that strangers bring about as often as they like: beyond a rate it is left
         out."""
-        if self.told.allow(self.clock.now()):
+        bucket = self.told.setdefault(event, TokenBucket(TOLD_PER_S, TOLD_AT_ONCE))
+        if bucket.allow(self.clock.now()):
             reason, detail = refused.reason.value, refused.detail[:200]
             self.events.emit(event, reason=reason, detail=detail, **fields)

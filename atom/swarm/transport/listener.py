@@ -14,9 +14,9 @@ from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import TokenBucket
+from atom.swarm.stream.bandwidth import ThrottledStream, TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, tune
+from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
@@ -81,14 +81,15 @@ class RingPool:
         channel.closed.wait()
 
     def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
-        """The channel of that peer and tag, waited for. Raises: TimeoutError, ConnectionError."""
+        """The channel of that peer and tag, waited for. Raises: PeerRefused(TIMEOUT);
+        ConnectionError when closing."""
         key = (peer_id, tag)
         with self._changed:
             self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
             if self._closed:
                 raise ConnectionError("closed here")
             if key not in self._waiting:
-                raise TimeoutError(f"no ring connection from {peer_id}")
+                raise PeerRefused(Reason.TIMEOUT, f"no ring connection from {peer_id}")
             return self._waiting.pop(key)
 
     def close(self) -> None:
@@ -225,16 +226,24 @@ class Listener:
         self._attend(self._channel(connected, host), connected, host)
 
     def _serve(self, accepted: socket.socket, host: str) -> None:
+        """A connection that begins with a call's token goes to the caller. The first bytes of all
+        others belong to the TLS handshake."""
+        below, opening, token = SocketStream(accepted), bytearray(len(ANSWER)), b""
+        channel, patience = self._channel(below, host), self._patience()
         try:
-            tune(accepted)
-            below = SocketStream(accepted)
-        except OSError:  # gone before it said anything
-            accepted.close()
-            self._limiter.leave(host, "")
+            below.recv_into(memoryview(opening), patience)
+            if opening == ANSWER:
+                token = channel.recv_rest(TOKEN_BYTES, patience)
+        except OSError as error:
+            self._tell_refusal(_named(error), host)
+            channel.close()
             return
-        channel = self._channel(below, host)
-        if not self._answers_call(channel, below, host):
-            self._attend(channel, below, host)
+        if not token:
+            self._attend(channel, below, host, bytes(opening))
+        elif self._reverse.arrived(token, below):
+            self._left(channel, host)  # the caller owns the connection now
+        else:
+            channel.close()
 
     def _channel(self, below: SocketStream, host: str) -> Channel:
         channel = Channel(below, lambda closed: self._left(closed, host))
@@ -244,59 +253,35 @@ class Listener:
             channel.close()
         return channel
 
-    def _answers_call(self, channel: Channel, below: SocketStream, host: str) -> bool:
-        """Passes on a connection that begins with a call's token. Whatever else it begins with is
-        read again by the handshake, which has the words for it."""
-        patience = Patience.within(self._endpoint.limits.handshake_s)
-        opening, token = bytearray(len(ANSWER)), bytearray(TOKEN_BYTES)
-        try:
-            below.recv_into(memoryview(opening), patience)
-            if opening != ANSWER:
-                below.push_back(bytes(opening))
-                return False
-            below.recv_into(memoryview(token), patience)
-        except OSError as error:
-            late = isinstance(error, TimeoutError)
-            reason = Reason.TIMEOUT if late else Reason.BAD_HANDSHAKE
-            self._tell_refusal(PeerRefused(reason, str(error)), host)
-            channel.close()
-            return True
-        if not self._reverse.arrived(bytes(token), below):
-            below.close()
-        self._left(channel, host)  # the caller owns the connection now
-        return True
+    def _patience(self) -> Patience:
+        return Patience.within(self._endpoint.limits.handshake_s)
 
-    def _attend(self, channel: Channel, below: SocketStream, host: str) -> None:
-        stream = TlsStream(below, self._credentials.server, server_side=True)
-        channel.stream = self._endpoint.bandwidth.limit(stream)
-        if self._endpoint.closing.is_set() or not self._admit(channel, stream, host):
+    def _attend(
+        self, channel: Channel, below: SocketStream, host: str, received: bytes = b""
+    ) -> None:
+        try:
+            self._admit(channel, below, host, received)
+        except (PeerRefused, OSError) as error:
+            self._tell_refusal(_named(error), host, channel.peer_id)
+            if isinstance(error, PeerRefused):
+                self._say_no(channel, error)
             channel.close()
             return
         self._router.route(channel)
 
-    def _admit(self, channel: Channel, stream: TlsStream, host: str) -> bool:
-        """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
-        patience, local = Patience.within(self._endpoint.limits.handshake_s), self._endpoint.local
-        try:
-            stream.handshake(patience)
-            handshake.receive(channel, local, self._credentials.certificate, patience)
-            self._router.screen(channel)
-            if not self._limiter.identify(host, channel.peer_id):
-                raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
-            channel.admitted = True
-            handshake.welcome(channel, local, patience)
-            ring = channel.purpose is Purpose.RING
-            channel.stream = self._endpoint.bandwidth.limit(stream, ring=ring)
-        except PeerRefused as refused:
-            self._tell_refusal(refused, host, channel.peer_id)
-            self._say_no(channel, refused)
-        except TimeoutError:
-            self._tell_refusal(PeerRefused(Reason.TIMEOUT, "handshake"), host)
-        except ConnectionError as error:
-            self._tell_refusal(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host)
-        else:
-            return True
-        return False
+    def _admit(self, channel: Channel, below: SocketStream, host: str, received: bytes) -> None:
+        """Handshake within its limits. Raises: PeerRefused, if there is anyone to tell; OSError."""
+        end, patience = self._endpoint, self._patience()
+        stream = TlsStream(below, self._credentials.server, True, received)
+        channel.stream = ThrottledStream(stream, end.bandwidth)
+        stream.handshake(patience)
+        handshake.receive(channel, end.local, self._credentials.certificate, patience)
+        self._router.screen(channel)
+        if not self._limiter.identify(host, channel.peer_id):
+            raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
+        channel.admitted = True
+        handshake.welcome(channel, end.local, patience)
+        channel.stream = ThrottledStream(stream, end.bandwidth, channel.purpose is Purpose.RING)
 
     def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
         patience = Patience.within(_LAST_WORDS_S)
@@ -311,3 +296,11 @@ class Listener:
         with self._lock:
             self._open.discard(channel)
         self._limiter.leave(host, channel.peer_id if channel.admitted else "")
+
+
+def _named(error: PeerRefused | OSError) -> PeerRefused:
+    """What the log says of a connection that never became a peer's."""
+    if isinstance(error, PeerRefused):
+        return error
+    late = isinstance(error, TimeoutError)
+    return PeerRefused(Reason.TIMEOUT if late else Reason.BAD_HANDSHAKE, str(error))

@@ -9,9 +9,7 @@ breaks.
 
 import contextlib
 import math
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from blake3 import blake3
 
@@ -27,7 +25,6 @@ SETTLE_S = 2.0
 """Between questions until there are enough answers."""
 AGAIN_S = 20.0
 MAX_LINES = 64
-_TURN_S = 0.5
 
 
 def contact_of(lease: Lease) -> Contact:
@@ -46,80 +43,50 @@ class Outreach:
         self._wish = wish
         self._clock = clock
         self._events = events
-        self._on_change: Callable[[], None] = lambda: None
-        self._changed = threading.Condition()
-        self._others: dict[str, Lease] = {}
         self._answers: dict[str, Reached] = {}
         """By witness, the latest answer last."""
         self._asked = 0
         self._ask_at = -math.inf
-        self._told = Reached.UNKNOWN
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="atom-outreach", daemon=True)
-
-    def start(self, on_change: Callable[[], None]) -> None:
-        """`on_change`: our lease has news."""
-        self._on_change = on_change
-        self._thread.start()
-
-    def close(self) -> None:
-        """Does not wait for a question under way: closing the transport ends it."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        """Infinite while a question is under way."""
 
     def know(self, leases: Mapping[str, Lease]) -> None:
-        """A reading of the directory."""
-        me = self._transport.peer_id
-        here = {p: lease for p, lease in leases.items() if lease.state is not PeerState.LEFT}
-        for peer_id in here.keys() - {me}:
-            self._transport.set_contact(peer_id, contact_of(here[peer_id]))
-        with self._changed:
-            self._others = {peer: lease for peer, lease in here.items() if peer != me}
-            self._changed.notify_all()
+        """A reading of the directory: keeps lines as it wants them, and asks, in a thread of its
+        own, if a question is due."""
+        me, now = self._transport.peer_id, self._clock.now()
+        others = {
+            peer: lease
+            for peer, lease in leases.items()
+            if peer != me and lease.state is not PeerState.LEFT
+        }
+        for peer_id, lease in others.items():
+            self._transport.set_contact(peer_id, contact_of(lease))
+        hidden = self.reached is Reached.NO
+        self._transport.keep_lines(lines_to(me, others) if hidden else frozenset())
+        if self._wish is Reached.UNKNOWN and others and now >= self._ask_at:
+            self._ask_at = math.inf
+            try:
+                self._transport.threads.start("atom-outreach", lambda: self._ask(others))
+            except OSError:  # the next reading tries again
+                self._ask_at = now
 
     @property
     def reached(self) -> Reached:
         """Whether others can dial us, as far as we know."""
         return self._wish if self._wish is not Reached.UNKNOWN else verdict(self._answers.values())
 
-    # ---- the thread
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait(_TURN_S)
-                if self._closing:
-                    return
-                others = self._others
-            try:
-                self.turn(others)
-            except Exception:  # noqa: BLE001 - supervisor: without lines nobody could reach us
-                self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
-
-    def turn(self, others: Mapping[str, Lease]) -> None:
-        """One round of decisions and deeds; may take seconds. If `close` overtakes it, it brings no
-        news: its listener may be closed, too."""
-        if self._wish is Reached.UNKNOWN and others and self._clock.now() >= self._ask_at:
-            self._ask(others)
-        hidden, me = self.reached is Reached.NO, self._transport.peer_id
-        self._transport.keep_lines(lines_to(me, others) if hidden else frozenset())
-        if self.reached is not self._told and not self._closing:
-            self._told = self.reached
-            self._on_change()
-
     def _ask(self, others: Mapping[str, Lease]) -> None:
         before, witness = self.reached, witness_of(others, self._asked)
         self._asked += 1
-        answer = Reached.UNKNOWN
-        with contextlib.suppress(OSError, PeerRefused):  # then that one is no witness
-            answer = self._transport.probe(witness)
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
-        if answer is not Reached.UNKNOWN:
-            answers[witness] = answer
-        self._answers = dict([*answers.items()][-WITNESSES:])
-        settled = len(self._answers) >= min(WITNESSES, len(others))
-        self._ask_at = self._clock.now() + (AGAIN_S if settled else SETTLE_S)
+        try:
+            with contextlib.suppress(OSError, PeerRefused):  # then that one is no witness
+                answer = self._transport.probe(witness)
+                if answer is not Reached.UNKNOWN:
+                    answers[witness] = answer
+        finally:
+            self._answers = dict([*answers.items()][-WITNESSES:])
+            settled = len(self._answers) >= min(WITNESSES, len(others))
+            self._ask_at = self._clock.now() + (AGAIN_S if settled else SETTLE_S)
         if self.reached is not before:
             self._events.emit(
                 "reachability", reachable=self.reached.value, asked=len(self._answers)

@@ -6,6 +6,7 @@ connection like any other, TLS client and server as if the caller had dialled: w
 that handshake, not the token, which only says which call is answered.
 """
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
-from atom.swarm.transport.limits import Backoff, Endpoint
+from atom.swarm.transport.limits import Endpoint
 
 ANSWER = b"atomcall"
 """How a connection begins that answers a call; TLS begins with another byte."""
@@ -26,8 +27,8 @@ _ANSWER_S = 3.0
 _MOST_ANSWERS = 32
 """Calls that are being answered at a time, over all lines."""
 _SEND_S = 5.0
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
+PAUSE_S = 3.0
+"""Before a line that broke is dialled anew."""
 
 
 class ReverseConnections:
@@ -108,7 +109,7 @@ class ReverseConnections:
 
 
 class OwnLines:
-    """Lines that we keep open to others, each with a thread while it stands. Thread-safe."""
+    """Lines that we keep open to others. Thread-safe."""
 
     def __init__(
         self,
@@ -126,54 +127,48 @@ class OwnLines:
         self._serve = serve
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
-        self._up: dict[str, Channel | None] = {}
-        """By peer id; None: it is being dialled."""
-        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        """After a line broke."""
+        self._lines: dict[str, Channel | None] = {}
+        """By peer id, each with a thread; None: it is being dialled, or is to be again."""
         self._answers = threading.BoundedSemaphore(_MOST_ANSWERS)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
-        """From now on a line to each of these, and to no other. Said again and again: a line that
-        broke is dialled anew, after a pause that doubles."""
-        now = self._endpoint.clock.now()
+        """From now on a line to each of these, and to no other. Said again and again: a line whose
+        thread could not be had, or ended, is begun anew."""
         with self._lock:
             wanted = self._wanted = frozenset(peer_ids)
-            begin = wanted - self._up.keys() - self._pauses.held(now)
-            ending = [line for peer, line in self._up.items() if line and peer not in wanted]
-            self._up.update(dict.fromkeys(begin))
+            begin = wanted - self._lines.keys()
+            ending = [line for peer, line in self._lines.items() if line and peer not in wanted]
+            self._lines.update(dict.fromkeys(begin))
         for line in ending:
             line.close()
         for peer_id in begin:
             try:
                 self._endpoint.threads.start("atom-line", partial(self._hold, peer_id))
-            except OSError:  # the next `keep` tries again
-                self._ended(peer_id, heard=False)
+            except OSError:
+                self._forget(peer_id)
 
     def _hold(self, peer_id: str) -> None:
-        """Keeps a line until it breaks. Nothing may come over it: a peer that has no room for one
-        more lets us in, and hangs up."""
-        heard = False
+        """Keeps a line for as long as it is wanted. A peer that has no room for one more lets us
+        in, and hangs up: it is asked again after the same pause."""
         try:
-            channel = self._dial(peer_id)
-            try:
-                with self._lock:
-                    self._up[peer_id] = channel
-                while peer_id in self._wanted:
-                    self._hear(peer_id, channel)
-                    heard = True
-            finally:
-                channel.close()
-        except (OSError, PeerRefused):  # the next try is the answer
-            pass
+            while peer_id in self._wanted and not self._endpoint.closing.is_set():
+                with contextlib.suppress(OSError, PeerRefused):  # the next try is the answer
+                    self._hear_calls(peer_id)
+                self._endpoint.closing.wait(PAUSE_S)
         finally:
-            self._ended(peer_id, heard)
+            self._forget(peer_id)
 
-    def _ended(self, peer_id: str, heard: bool) -> None:
+    def _forget(self, peer_id: str) -> None:
         with self._lock:
-            del self._up[peer_id]
-        if heard:
-            self._pauses.forgive(peer_id)
-        self._pauses.fail(peer_id, self._endpoint.clock.now())
+            del self._lines[peer_id]
+
+    def _hear_calls(self, peer_id: str) -> None:
+        """One line, to its end. Raises: PeerRefused, OSError."""
+        with contextlib.closing(self._dial(peer_id)) as channel:
+            with self._lock:
+                self._lines[peer_id] = channel
+            while peer_id in self._wanted:
+                self._hear(peer_id, channel)
 
     def _hear(self, peer_id: str, channel: Channel) -> None:
         """Raises: PeerRefused, OSError."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
@@ -22,11 +21,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials
 from atom.swarm.transport.dialer import Contact, Dialer
 from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.limits import (
-    Endpoint,
-    ThreadGroup,
-    TransportLimits,
-)
+from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits
 from atom.swarm.transport.listener import Listener, OnBlobs, OnMessage, Router
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
@@ -66,6 +61,8 @@ class Transport:
         self.peer_id = local.identity.peer_id
         self.bandwidth = self._endpoint.bandwidth
         """The box's caps, and what lets our rings go before state transfers."""
+        self.threads = self._endpoint.threads
+        """`close` joins them."""
         self.quarantine = self._endpoint.quarantine
         """Who is put aside here."""
         self.known = self._endpoint.known
@@ -120,7 +117,7 @@ class Transport:
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Where `peer_id` listens, as "host:port"; at most eight, malformed ones are left out."""
+        """Where `peer_id` listens, as "host:port"."""
         self.set_contact(peer_id, Contact(tuple(addresses)))
 
     def set_contact(self, peer_id: str, contact: Contact) -> None:
@@ -167,10 +164,7 @@ class Transport:
 
         Raises: PeerRefused(TIMEOUT) if it does not come in time; ConnectionError when closing.
         """
-        try:
-            return self._router.rings.claim(peer_id, tag, timeout_s)
-        except TimeoutError as error:
-            raise PeerRefused(Reason.TIMEOUT, str(error)) from error
+        return self._router.rings.claim(peer_id, tag, timeout_s)
 
     def _answer_probe(self, channel: Channel) -> None:
         """Raises: OSError."""

@@ -70,7 +70,7 @@ class Scene:
         self.commands: list[Callable[[], None]] = []
         if text:
             path.write_text(text)
-        self.bandwidth = Bandwidth.of(4e8, None)
+        self.bandwidth = Bandwidth(4e8, None)
         peer = load_peer_file(path if text else None)
         steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
         place = PeerPlace(path, kept=not text)

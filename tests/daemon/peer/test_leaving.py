@@ -114,7 +114,7 @@ def test_the_deadline_holds_while_the_last_state_is_rebuilt(donors: Donors, tmp_
 
     parts: Any = life.parts
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
-    for part in ("transport", "outreach", "control", "steward", "turns"):
+    for part in ("transport", "control", "steward", "turns"):
         setattr(parts, part, SimpleNamespace(start=nothing, serve=nothing))
     parts.worker = SimpleNamespace(start=nothing, submit=submit)
     parts.storage = SimpleNamespace(

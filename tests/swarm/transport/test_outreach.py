@@ -1,7 +1,7 @@
 """A peer finds out whether others can dial it, and keeps lines open if they cannot. Pure but for
 the transport, which is scripted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from swarm_samples import a_lease
@@ -15,7 +15,6 @@ from atom.swarm.transport.outreach import (
     SETTLE_S,
     WITNESSES,
     Outreach,
-    contact_of,
     lines_to,
     verdict,
     witness_of,
@@ -60,21 +59,29 @@ def test_lines_lead_to_a_few_peers_that_can_be_dialled() -> None:
 
 
 class ScriptedTransport:
+    """Its threads are the caller's."""
+
     peer_id = "me"
 
     def __init__(self) -> None:
-        self.answers: dict[str, Reached | OSError] = {}
+        self.answers: dict[str, Reached | Exception] = {}
         self.asked: list[str] = []
         self.contacts: dict[str, Contact] = {}
         self.kept: frozenset[str] = frozenset()
+        self.threads, self.short_of_threads = self, False
 
     def set_contact(self, peer_id: str, contact: Contact) -> None:
         self.contacts[peer_id] = contact
 
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        if self.short_of_threads:
+            raise OSError("no thread")
+        work()
+
     def probe(self, peer_id: str) -> Reached:
         self.asked.append(peer_id)
         answer = self.answers[peer_id]
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -85,29 +92,29 @@ class ScriptedTransport:
 class Stage:
     def __init__(self, wish: Reached = UNKNOWN) -> None:
         self.transport, self.clock, self.events = ScriptedTransport(), ManualClock(), EventList()
-        self.outreach = Outreach(self.transport, wish, self.clock, self.events)
-        self.others = {
+        self.outreach = Outreach(self.transport, wish, self.clock, self.events)  # type: ignore[arg-type]
+        self.leases = {
             name: a_lease(name, reached=YES, addresses=(f"{name}:1",)) for name in "abcd"
         }
-        self.outreach.know({**self.others, "me": a_lease("me")})
+        self.leases["me"] = a_lease("me")
 
-    def turns(self, seconds: float) -> None:
+    def read(self, seconds: float) -> None:
         for _ in range(int(seconds)):
-            self.outreach.turn(self.others)
+            self.outreach.know(self.leases)
             self.clock.advance(1.0)
 
 
 def test_questions_become_rare_and_the_verdict_follows_the_latest_answers() -> None:
     stage = Stage()
     stage.transport.answers = dict.fromkeys("abcd", YES)
-    stage.turns(WITNESSES * SETTLE_S)
+    stage.read(WITNESSES * SETTLE_S)
     assert stage.transport.asked == ["a", "b", "c"]
     assert stage.outreach.reached is YES
     assert stage.transport.kept == frozenset()
     stage.transport.answers = dict.fromkeys("abcd", NO)
-    stage.turns(AGAIN_S - SETTLE_S)
+    stage.read(AGAIN_S - SETTLE_S)
     assert stage.transport.asked == ["a", "b", "c"]
-    stage.turns(2 * AGAIN_S)
+    stage.read(2 * AGAIN_S)
     assert stage.transport.asked == ["a", "b", "c", "d", "a"]
     assert stage.outreach.reached is NO
     assert stage.transport.kept == set("abcd")
@@ -118,38 +125,43 @@ def test_questions_become_rare_and_the_verdict_follows_the_latest_answers() -> N
 def test_who_cannot_be_asked_is_no_witness() -> None:
     stage = Stage()
     stage.transport.answers = {"a": OSError("gone"), "b": NO, "c": UNKNOWN, "d": NO}
-    stage.turns(2 * SETTLE_S)
+    stage.read(2 * SETTLE_S)
     assert stage.outreach.reached is NO
-    stage.turns(4 * SETTLE_S)
+    stage.read(4 * SETTLE_S)
     assert stage.transport.asked == ["a", "b", "c", "d", "a", "b"], "too few have answered yet"
 
 
-def test_a_question_cut_short_by_close_brings_no_news() -> None:
-    """Closing cuts the question short, and there is no directory left to be told."""
-    stage, told = Stage(), list[str]()
-    stage.transport.answers = {"a": NO}
-    stage.outreach.start(lambda: told.append("news"))
-    stage.outreach.close()
-    stage.outreach.turn(stage.others)
-    assert stage.transport.asked == ["a"]
-    assert told == []
+def test_after_a_failure_it_asks_again() -> None:
+    """A system that has no thread to give right now, or what nobody foresaw."""
+    stage = Stage()
+    stage.transport.short_of_threads = True
+    stage.read(3)
+    stage.transport.short_of_threads = False
+    stage.transport.answers = dict.fromkeys("abcd", OverflowError())
+    with pytest.raises(OverflowError):
+        stage.read(1)
+    stage.clock.advance(SETTLE_S)
+    stage.transport.answers = dict.fromkeys("abcd", YES)
+    stage.read(1)
+    assert stage.transport.asked == ["a", "b"]
+    assert stage.outreach.reached is YES
 
 
-def test_a_wish_in_the_peer_file_is_not_asked_about() -> None:
-    closed, opened = Stage(NO), Stage(YES)
-    for stage in (closed, opened):
-        stage.turns(3)
-        assert stage.transport.asked == []
-    assert closed.transport.kept == set("abcd")
-    assert opened.transport.kept == frozenset()
+@pytest.mark.parametrize(("wish", "lines"), [(NO, frozenset("abcd")), (YES, frozenset())])
+def test_a_wish_in_the_peer_file_is_not_asked_about(wish: Reached, lines: frozenset[str]) -> None:
+    stage = Stage(wish)
+    stage.read(3)
+    assert stage.transport.asked == []
+    assert stage.transport.kept == lines
 
 
 def test_contacts_follow_the_leases() -> None:
     stage = Stage(NO)
-    gone = a_lease("b", state=PeerState.LEFT)
     hidden = a_lease("e", reached=NO, addresses=())
-    stage.outreach.know({"me": a_lease("me"), "b": gone, "e": hidden})
-    assert stage.transport.contacts["a"] == contact_of(stage.others["a"])
+    gone = a_lease("b", state=PeerState.LEFT)
+    stage.leases |= {"b": gone, "e": hidden}
+    stage.read(1)
+    assert stage.transport.contacts.keys() == set("acde")
+    incarnation = stage.leases["a"].incarnation
+    assert stage.transport.contacts["a"] == Contact(("a:1",), False, incarnation)
     assert stage.transport.contacts["e"] == Contact((), True, hidden.incarnation)
-    assert "me" not in stage.transport.contacts
-    assert stage.outreach._others == {"e": hidden}

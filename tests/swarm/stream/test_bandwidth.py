@@ -1,0 +1,163 @@
+"""Caps hold, rings go first, and nobody starves."""
+
+import math
+import threading
+import time
+
+import pytest
+
+from atom.swarm.state.fetch import SILENCE_S
+from atom.swarm.stream.bandwidth import (
+    PART_BYTES,
+    RING_SHARE,
+    SLICE_BYTES,
+    Bandwidth,
+    ThrottledStream,
+    TokenBucket,
+    TransferThrottle,
+)
+from atom.swarm.stream.frames import Patience
+from tests.swarm.memory_stream import MemoryStream
+
+PATIENCE = Patience(10.0)
+
+
+def test_a_burst_is_free_and_the_rest_waits() -> None:
+    bucket = TokenBucket(rate_per_s=10, burst=20)
+    assert [bucket.take(amount, 0.0) for amount in (20, 10, 10)] == [0.0, 1.0, 2.0]
+    assert bucket.take(10, now=3.0) == 0.0
+    assert bucket.take(40, now=1000.0) == 2.0, "unused tokens stop at the burst"
+
+
+def test_over_a_long_time_the_rate_holds() -> None:
+    bucket, now, sent = TokenBucket(rate_per_s=100, burst=50), 0.0, 0
+    while now < 60:
+        now += bucket.take(30, now)
+        sent += 30
+    assert 60 * 100 <= sent <= 60 * 100 + 50 + 60
+
+
+def test_allow_drops_instead_of_waiting() -> None:
+    bucket = TokenBucket(rate_per_s=1, burst=2)
+    assert [bucket.allow(0.0) for _ in range(3)] == [True, True, False]
+    assert bucket.allow(1.0)
+    assert not bucket.allow(0.5)  # time that runs backwards earns nothing
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(0, 1), (1, 0), (-1, 1)])
+def test_rates_and_bursts_are_positive(rate: float, burst: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        TokenBucket(rate, burst)
+
+
+def test_caps_are_bits_come_and_go_and_forget_their_debt() -> None:
+    bandwidth = Bandwidth(8_000_000.0, None)
+    assert bandwidth.upload.take(250_000, 0.0) == 0.0, "a quarter of a second's worth goes at once"
+    assert bandwidth.upload.take(1_000_000, 0.0) == pytest.approx(1.0)
+    bandwidth.change(8e6, None)
+    assert bandwidth.upload.take(1000, 0.0) == 0.0
+    bandwidth.change(None, 8e6)
+    assert bandwidth.upload.take(1e12, 0.0) == 0.0
+
+
+class Recorder(TokenBucket):
+    """Never makes anybody wait, and remembers what was taken."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        super().__init__(rate_per_s, 1.0)
+        self.taken: list[float] = []
+
+    def take(self, amount: float, now: float) -> float:
+        self.taken.append(amount)
+        return 0.0
+
+
+@pytest.mark.parametrize(("rate", "most"), [(math.inf, 102_400), (1.0, SLICE_BYTES)])
+def test_every_byte_passes_in_slices_if_there_is_a_cap_and_is_paid_for(
+    rate: float, most: int
+) -> None:
+    bandwidth = Bandwidth()
+    up, down = bandwidth.upload, bandwidth.download = Recorder(rate), Recorder(rate)
+    one, other = (ThrottledStream(stream, bandwidth) for stream in MemoryStream.pair())
+    message, received = bytes(range(256)) * 400, bytearray(102_400)
+    one.send_all(memoryview(message), PATIENCE)
+    other.recv_into(memoryview(received), PATIENCE)
+    assert bytes(received) == message
+    assert sum(up.taken) == sum(down.taken) == len(message)
+    assert max(up.taken) == max(down.taken) == most
+    assert other.idle()
+
+
+def test_closing_frees_a_sender_that_waits_for_its_turn() -> None:
+    slow, ended = ThrottledStream(MemoryStream.pair()[0], Bandwidth(8.0)), threading.Event()
+
+    def send() -> None:
+        with pytest.raises(ConnectionError):
+            slow.send_all(memoryview(bytes(100_000)), PATIENCE)
+        ended.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    slow.close()
+    assert ended.wait(10)
+
+
+# ---- rings and state transfers
+
+
+def running_ring(until: float) -> TransferThrottle:
+    """A fast one, for a second up to then."""
+    throttle = TransferThrottle()
+    for step in range(101):
+        throttle.ring_sent(10_000_000, until - 1.0 + step / 100)
+    return throttle
+
+
+def test_beside_a_ring_transfers_get_their_share() -> None:
+    throttle, rate, sent = TransferThrottle(), 25e6, 0
+    throttle.ring_sent(PART_BYTES, 100.0)  # it runs already
+    for step in range(4000):
+        throttle.ring_sent(int(rate / 1000), 100.0 + step / 1000)
+        while count := throttle.take(PART_BYTES, 100.0 + step / 1000):
+            sent += count
+    assert 0.9 * RING_SHARE * rate * 4 < sent < 1.1 * RING_SHARE * rate * 4 + PART_BYTES
+
+
+@pytest.mark.parametrize(("uploads", "most_s"), [(2, 1.0), (16, 0.8 * SILENCE_S)])
+def test_beside_a_slow_ring_no_upload_looks_dead(uploads: int, most_s: float) -> None:
+    """They always want to send, and wait in turn."""
+    throttle, now, longest = TransferThrottle(), 100.0, 0.0
+    throttle.ring_sent(PART_BYTES, now)
+    heard = [now] * uploads
+    for _ in range(3000):
+        throttle.ring_sent(3750, now)
+        for upload in sorted(range(uploads), key=heard.__getitem__):
+            if throttle.take(PART_BYTES, now):
+                heard[upload] = now
+            longest = max(longest, now - heard[upload])
+        now += 0.01
+    assert longest < most_s
+
+
+def test_parts_are_large_beside_a_fast_ring_and_when_it_rests_the_link_is_free() -> None:
+    throttle = running_ring(until=101.0)
+    assert throttle.take(2 * PART_BYTES, 101.0) == PART_BYTES
+    while throttle.take(PART_BYTES, 101.0):
+        pass
+    assert throttle.take(PART_BYTES, 101.1) == 0
+    assert throttle.take(2 * PART_BYTES, 101.3) == PART_BYTES, "whatever it had sent before"
+
+
+def test_a_ring_that_only_breathes_is_no_ring() -> None:
+    throttle = TransferThrottle()
+    for step in range(50):
+        throttle.ring_sent(5, 100.0 + step / 10)
+        assert throttle.take(PART_BYTES, 100.0 + step / 10) == PART_BYTES
+
+
+@pytest.mark.parametrize("ring", [True, False])
+def test_a_ring_stream_tells_the_throttle_what_it_sends(ring: bool) -> None:
+    bandwidth = Bandwidth()
+    stream = ThrottledStream(MemoryStream.pair()[0], bandwidth, ring)
+    stream.send_all(memoryview(bytes(PART_BYTES)), PATIENCE)
+    taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
+    assert (0 in taken) is ring

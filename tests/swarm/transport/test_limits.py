@@ -1,0 +1,169 @@
+"""Places for strangers and known peers, who is put aside for how long, and how much is told."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from transport_peers import SOON, until
+
+from atom.base.errors import PeerRefused
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.identity import Identity
+from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.lane import Lanes
+from atom.swarm.transport.limits import (
+    FORGOTTEN_S,
+    LONGEST_HOLD_S,
+    MOST_REMEMBERED,
+    OFFENCES,
+    TOLD_AT_ONCE,
+    Backoff,
+    ConnectionLimiter,
+    Endpoint,
+    KnownPeers,
+    Quarantine,
+    ThreadGroup,
+    TransportLimits,
+    Unreachable,
+)
+from tests.manual_clock import ManualClock
+
+# ---- connections
+
+
+def test_connection_counts_come_back_to_zero() -> None:
+    known, limits = (
+        KnownPeers(),
+        TransportLimits(connections=2, handshakes=2, connections_per_peer=1),
+    )
+    known.at_head({"one", "two", "three"})
+    door = ConnectionLimiter(limits, known)
+    assert door.enter("a")
+    assert door.identify("a", "one")
+    assert door.enter("a")
+    assert not door.identify("a", "one")
+    assert door.enter("b")
+    assert not door.enter("c"), "two unproven"
+    assert door.identify("b", "two")
+    assert not door.identify("a", "three"), "two in all"
+    door.leave("a", "")
+    door.leave("a", "one")
+    assert door.enter("c")
+    assert door.identify("c", "three")
+    assert [door.enter("c") for _ in range(3)] == [True, True, False]
+
+
+def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
+    known, limits = KnownPeers(), TransportLimits(connections=4, connections_per_peer=2)
+    known.at_head({"voter", "member"})
+    door = ConnectionLimiter(limits, known)
+    assert all(door.enter("a") for _ in range(8))
+    came = ["one", "two", "three", "voter", "two", "voter", "voter", "member"]
+    let_in = [door.identify("a", peer_id) for peer_id in came]
+    assert let_in == [True, True, False, True, False, True, False, False]
+    door.leave("a", "voter")
+    assert not door.identify("a", "three")
+    known.in_ring({"two", "three"})
+    assert door.identify("a", "three")
+    door.leave("a", "three")
+    known.at_head(())
+    assert not door.identify("a", "four"), "one and voter are strangers now"
+
+
+# ---- aside
+
+
+def test_a_hold_doubles_up_to_ten_minutes_and_ends() -> None:
+    quarantine, now, held = Quarantine(), 0.0, []
+    for _ in range(10):
+        held.append(quarantine.offend("a", Reason.TIMEOUT, now))
+        assert quarantine.aside(now + held[-1] - 1.0) == {"a"}
+        now += held[-1]
+        assert quarantine.aside(now) == frozenset()
+    assert held == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, *[LONGEST_HOLD_S] * 3]
+
+
+def test_old_offences_are_forgotten_and_other_reasons_are_none() -> None:
+    quarantine = Quarantine()
+    for reason in set(Reason) - OFFENCES:
+        assert quarantine.offend("a", reason, 0.0) == 0.0
+    quarantine.offend("a", Reason.TIMEOUT, 0.0)
+    assert quarantine.offend("a", Reason.TIMEOUT, 5.0 + FORGOTTEN_S - 1.0) == 10.0
+    assert quarantine.offend("a", Reason.TIMEOUT, 3 * FORGOTTEN_S) == 5.0
+
+
+def test_whom_is_forgiven_fails_for_the_first_time_again() -> None:
+    waits = Backoff(10.0, 40.0)
+    assert [waits.fail("a", 0.0) for _ in range(3)] == [10.0, 20.0, 40.0]
+    assert waits.failures("a") == 3
+    waits.forgive("a")
+    waits.forgive("b")
+    assert (waits.failures("a"), waits.held(0.0)) == (0, frozenset())
+
+
+def test_few_are_remembered() -> None:
+    quarantine = Quarantine()
+    for number in range(MOST_REMEMBERED + 10):
+        quarantine.offend(f"peer {number}", Reason.TIMEOUT, 0.0)
+    assert len(quarantine.aside(0.0)) == MOST_REMEMBERED
+
+
+# ---- destinations and events
+
+CROWD = [f"stranger {number:02}" for number in range(100)]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    events, closing = EventList(), threading.Event()
+    local, limits = Local(Identity.create(), bytes(32), bytes(16)), TransportLimits(
+        destinations=2 * len(CROWD), queued_messages=1
+    )  # fmt: skip
+    yield Endpoint(local, limits, events, ManualClock(), ThreadGroup(events), closing)
+    closing.set()
+
+
+def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
+    endpoint: Endpoint,
+) -> None:
+    """Who calls for promises tells everybody at its head, in an order that ids decide."""
+    dialled, over = list[str](), threading.Event()
+
+    def nobody_answers(peer_id: str) -> Channel:
+        dialled.append(peer_id)
+        assert over.wait(SOON)
+        raise Unreachable(peer_id)
+
+    lanes, lost = Lanes(endpoint, nobody_answers), list[str]()
+    lanes.on_unreachable = lambda peer_id, refused: lost.append(peer_id)
+    endpoint.known.at_head(["voter"])
+    told = [peer_id for peer_id in (*CROWD, "one more", "voter") if lanes.send(peer_id, b"call")]
+    assert told == [*CROWD, "voter"]
+    until(lambda: len(dialled) == len(told))
+    assert lanes.send("voter", b"next")
+    assert not lanes.send("voter", b"too many")
+    over.set()
+    until(lambda: len(lost) == len(told))
+    assert endpoint.threads.join(SOON)
+    assert isinstance(endpoint.events, EventList)
+    kinds = [event["event"] for event in endpoint.events.events]
+    assert kinds.count("peer-unreachable") == TOLD_AT_ONCE
+    assert kinds.count("message-dropped") == 1
+    assert lanes.send(CROWD[0], b"a new lane")
+    endpoint.closing.set()
+    lanes.wake()
+    assert endpoint.threads.join(SOON)
+
+
+def test_a_flood_of_one_kind_hides_no_other(endpoint: Endpoint) -> None:
+    assert isinstance(endpoint.events, EventList)
+    assert isinstance(endpoint.clock, ManualClock)
+    for kind in ("one", "other"):
+        for _ in range(1000):
+            endpoint.tell(kind, PeerRefused(Reason.BUSY))
+    assert len(endpoint.events.events) == 2 * TOLD_AT_ONCE
+    endpoint.clock.advance(1.0)
+    endpoint.tell("one", PeerRefused(Reason.BUSY))
+    assert len(endpoint.events.events) == 2 * TOLD_AT_ONCE + 1

@@ -1,0 +1,189 @@
+"""Whatever a stranger sends, in whole or in drips, however often: it is cut off by name, keeps no
+place, and others are served meanwhile."""
+
+import contextlib
+import dataclasses
+import ssl
+import threading
+from collections.abc import Callable
+
+import pytest
+from transport_peers import (
+    QUICK,
+    RUN,
+    SOON,
+    STRANGER,
+    Peer,
+    before_tls,
+    in_tls,
+    shake,
+    still_serves,
+    until,
+)
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.identity import Identity
+from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport import listener
+from atom.swarm.transport.limits import TransportLimits
+from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
+from tests.swarm.refusals import refusal
+
+BETWEEN_S = 0.05
+LIMITS = dataclasses.replace(QUICK, handshakes_per_host=2, connections_per_peer=1, frame_s=0.5)
+ENDLESS = bytes(10_000)
+Make = Callable[..., Peer]
+
+
+def client_hello() -> bytes:
+    """As TLS begins."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    return outgoing.read()
+
+
+def header(kind: Kind, length: int) -> bytes:
+    return length.to_bytes(4, "big") + bytes([kind])
+
+
+def proven(peer: Peer) -> Stream:
+    """As a peer of the run, once its one place is free."""
+
+    def enter() -> Stream | None:
+        with contextlib.suppress(PeerRefused):
+            return shake(peer, Local(STRANGER, RUN, bytes(16))).stream
+        return None
+
+    stream = until(enter)
+    assert stream is not None
+    return stream
+
+
+def newcomer(run: bytes = RUN) -> Local:
+    return Local(Identity.create(), run, bytes(16))
+
+
+def impostor() -> Local:
+    local = newcomer()
+    local.identity.peer_id = Identity.create().peer_id
+    return local
+
+
+HELLO = client_hello()
+SENT: dict[str, tuple[Callable[[Peer], Stream], bytes, bytes, Reason]] = {
+    "nothing": (before_tls, b"", b"", Reason.TIMEOUT),
+    "HTTP": (before_tls, b"GET / HTTP/1.1\r\n\r\n" * 10, b"", Reason.BAD_HANDSHAKE),
+    "drips": (before_tls, b"", HELLO, Reason.TIMEOUT),
+    "drips later": (before_tls, HELLO[:100], HELLO[100:], Reason.TIMEOUT),
+    "a dripping token": (before_tls, ANSWER, bytes(TOKEN_BYTES), Reason.TIMEOUT),
+    "a long proof": (in_tls, header(Kind.HELLO, 1 << 20), b"", Reason.BAD_HANDSHAKE),
+    "a dripping proof": (in_tls, header(Kind.HELLO, 1000), ENDLESS, Reason.TIMEOUT),
+    "a long message": (proven, header(Kind.MESSAGE, 0xFFFFFFFF), b"", Reason.TOO_LARGE),
+    "no message": (proven, header(Kind.WAITING, 0), b"", Reason.MALFORMED),
+    "a dripping message": (proven, header(Kind.MESSAGE, 1000), ENDLESS, Reason.TIMEOUT),
+}
+"""How far it comes, what it sends at once, what byte by byte, and why it is cut off."""
+
+
+def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        stream.send_all(memoryview(at_once), Patience(SOON))
+        for place in range(len(drip)):
+            stream.send_all(memoryview(drip)[place : place + 1], Patience(SOON))
+            if cut.wait(BETWEEN_S):
+                return
+
+
+@pytest.mark.parametrize("sent", SENT)
+def test_what_a_stranger_sends_is_refused_by_name(make_tcp_peer: Make, sent: str) -> None:
+    """Two strangers one after the other, of two places."""
+    comes, at_once, drip, reason = SENT[sent]
+    peer = make_tcp_peer(limits=LIMITS)
+    for _ in range(2):
+        stream, cut = comes(peer), threading.Event()
+        speaking = threading.Thread(target=speak, args=(stream, at_once, drip, cut))
+        speaking.start()
+        until(lambda: still_serves(peer))
+        kind = "connection-dropped" if comes is proven else "connection-refused"
+        peer.events.wait(kind, reason=reason.value)
+        cut.set()
+        speaking.join(SOON)
+        with pytest.raises(ConnectionError):
+            stream.recv_into(memoryview(bytearray(1 << 16)), Patience(SOON))
+        stream.close()
+    aside = peer.transport.quarantine.aside(0.0)
+    assert aside == ({STRANGER.peer_id} if comes is proven else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("local", "server", "reason"),
+    [
+        (newcomer(run=b"q" * 32), None, Reason.WRONG_RUN),
+        (newcomer(), Identity.create().peer_id, Reason.BAD_SIGNATURE),
+        (impostor(), None, Reason.BAD_SIGNATURE),
+    ],
+)
+def test_a_client_is_told_why_it_is_refused(
+    make_tcp_peer: Make, local: Local, server: str | None, reason: Reason
+) -> None:
+    peer = make_tcp_peer()
+    assert refusal(shake, peer, local, server) is reason
+    peer.events.wait("connection-refused", reason=reason.value)
+
+
+def test_another_identity_is_refused_by_the_client(make_tcp_peer: Make) -> None:
+    one, two = make_tcp_peer(limits=TransportLimits(handshake_s=600.0)), make_tcp_peer()
+    host, port = two.transport.address
+    expected = Identity.create().peer_id
+    one.transport.set_addresses(expected, [f"{host}:{port}"])
+    assert refusal(one.transport.connect, expected, Purpose.RING, b"tag") is Reason.WRONG_IDENTITY
+
+
+# ---- crowds
+
+
+def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_tcp_peer: Make) -> None:
+    peer = make_tcp_peer(limits=dataclasses.replace(QUICK, connections=4, connections_per_peer=2))
+    voter, *strangers = (newcomer() for _ in range(4))
+    peer.transport.known.at_head([voter.identity.peer_id])
+    channels = [shake(peer, local) for local in strangers[:2]]
+    assert refusal(shake, peer, strangers[2]) is Reason.TOO_MANY_CONNECTIONS
+    channels += [shake(peer, voter), shake(peer, voter)]
+    assert refusal(shake, peer, voter) is Reason.TOO_MANY_CONNECTIONS
+    for channel in channels:
+        channel.close()
+
+
+def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Make) -> None:
+    peer = make_tcp_peer(limits=dataclasses.replace(LIMITS, handshake_s=60.0))
+    silent = [before_tls(peer) for _ in range(3)]
+    peer.events.wait("connection-refused", reason="too-many-connections")
+    for stream in silent:
+        stream.close()
+
+
+@pytest.mark.parametrize(("known", "senders"), [(True, 1), (False, 4)])
+def test_messages_are_read_at_a_rate_that_all_strangers_share(
+    make_tcp_peer: Make, monkeypatch: pytest.MonkeyPatch, known: bool, senders: int
+) -> None:
+    """Reading a message costs more than sending it: a flood waits in its senders' own buffers."""
+    monkeypatch.setattr(listener, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(listener, "MESSAGES_BURST_BYTES", 1000.0)
+    peer, locals_, waits = make_tcp_peer(), [newcomer() for _ in range(senders)], list[float]()
+    peer.transport.known.at_head([local.identity.peer_id for local in locals_ if known])
+    channels = [shake(peer, local) for local in locals_]
+    monkeypatch.setattr(peer.transport._endpoint.closing, "wait", waits.append)
+    for number in range(20):
+        channel = channels[number % senders]
+        channel.send_frame(Kind.MESSAGE, b"x" * 1000, patience=Patience(SOON))
+    for _ in range(20):
+        peer.heard.get(timeout=SOON)
+    assert min(waits) < 1.0
+    assert 20.0 - SOON / 2 < max(waits) < 30.0, "of four with a rate each it would be 5 s"
+    for channel in channels:
+        channel.close()
