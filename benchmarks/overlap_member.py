@@ -215,7 +215,7 @@ class Rounds:
 
     def reduce(self) -> tuple[ExchangeFinished, RingSample]:
         """The ring, as a round runs it."""
-        self._results.release()
+        self._results.keep(frozenset())
         ballot = Ballot(self._replica.round + 1, self._order[0], bytes(16))
         sequences = self._replica.sequences
         members = tuple(Contribution(peer, bytes(16), sequences, 0.0) for peer in self._order)

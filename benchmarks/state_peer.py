@@ -107,7 +107,7 @@ class _Peer:
         started = time.perf_counter()
         wanted = Wanted(_NAME, [peer for peer, _ in contacts], digest, 1 << 40)
         fetched = fetch(self._transport, wanted, self._setting.downloads, stop, watch)
-        return time.perf_counter() - started, sum(arena.nbytes for arena in fetched.arenas.values())
+        return time.perf_counter() - started, sum(arena.nbytes for arena in fetched.values())
 
     def fetch_on(self, contacts: Sequence[Contact], digest: bytes) -> None:
         """Again and again, until `enough`."""

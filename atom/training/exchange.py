@@ -199,20 +199,16 @@ class Exchange:
         try:
             if not self._may_read(run):
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
-            result = self._results.buffer()
-            try:
-                return self._average(run, start, terms, channels, result)
-            except BaseException:
-                self._results.discard(result)
-                raise
+            return self._average(run, start, terms, channels)
         except BaseException:
             channels.close()  # the neighbours need not wait for us
             raise
 
     def _average(
-        self, run: _Run, start: StartExchange, terms: Terms, channels: Channels, result: Tensor
+        self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
-        """Over open channels, into `result`. Holds it if all went well."""
+        """Over open channels. Holds the result if all went well."""
+        result = torch.empty(self._results.elements)
         norm_of, digest_of = LandingNorm(result), LandingDigest(result)
 
         def landed(start: int, stop: int) -> None:

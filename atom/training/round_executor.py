@@ -206,8 +206,7 @@ class RoundExecutor:
         value = commit.value
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
-        self._results.hold(value.result_digest, result)  # may have come from our own disk
-        self._storage.record(commit)
+        self._storage.record(commit, result)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
         self.stats.committed(value, counted, tokens, self._clock.now())
@@ -228,7 +227,7 @@ class RoundExecutor:
         """In the background: the end of the step, and the state's digest."""
         self._replica.finish_step()
         # Before anybody hears of the step: what is held from now on belongs to the next round.
-        self._results.release()
+        self._results.keep(frozenset())
         digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
         return digest
@@ -256,7 +255,8 @@ class RoundExecutor:
         )
         due = head.round % self._schedule.snapshot_rounds == 0
         last = head.round == self._schedule.last_round
-        self._storage.settle(digest, self._replica.state_arenas(), due or last)
+        if due or last:
+            self._storage.snapshot(digest, self._replica.state_arenas())
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's

@@ -1,6 +1,8 @@
 """Short chains of commits, signed by those who are named."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -24,8 +26,8 @@ def voter_of(identity: Identity) -> Voter:
     return Voter(identity.peer_id, INCARNATION)
 
 
-def beginning(founder: Identity) -> Head:
-    return genesis(b"m" * 32, b"s" * 32, voter_of(founder))
+def beginning(founder: Identity, state_digest: bytes = b"s" * 32) -> Head:
+    return genesis(b"m" * 32, state_digest, voter_of(founder))
 
 
 def a_commit(
@@ -35,12 +37,11 @@ def a_commit(
     loss: float = 2.0,
     survivors: Sequence[Identity] = (),
     following: Sequence[Identity] | None = None,
+    **changes: Any,
 ) -> Commit:
     """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next unless
-    `following` do."""
-    first = voters[0]
-    ballot = Ballot(1, first.peer_id, INCARNATION)
-    alone = tuple(sorted(map(voter_of, survivors)))
+    `following` do. `changes`: of the value."""
+    ballot = Ballot(1, voters[0].peer_id, INCARNATION)
     value = Value(
         parent=head.digest,
         round=head.round + 1,
@@ -53,14 +54,18 @@ def a_commit(
             for peer, sequences in given.items()
         ),
         voters_next=tuple(sorted(map(voter_of, following or voters))),
-        survivors=alone,
+        survivors=tuple(sorted(map(voter_of, survivors))),
     )
-    payload = vote_payload(head.digest, ballot, value.digest(), alone)
-    votes = tuple(
-        Vote(voter_of(each), each.sign(VOTE_DOMAIN, signed_by(voter_of(each), payload)))
-        for each in voters
-    )
-    return Commit(value, ballot, votes)
+    value = replace(value, **changes)
+    return Commit(value, ballot, tuple(vote(each, value, ballot) for each in voters))
+
+
+def vote(signer: Identity, value: Value, ballot: Ballot, **changes: Any) -> Vote:
+    """A good one; `changes`: of what is signed, `voter` or `survivors`."""
+    voter, survivors = voter_of(signer), changes.get("survivors", value.survivors)
+    payload = vote_payload(value.parent, ballot, value.digest(), survivors)
+    signed = signer.sign(VOTE_DOMAIN, signed_by(changes.get("voter", voter), payload))
+    return Vote(changes.get("voter", voter), signed)
 
 
 def heads_along(first: Head, commits: Sequence[Commit]) -> list[Head]:

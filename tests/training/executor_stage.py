@@ -83,14 +83,14 @@ class Stage(WorkerScene):
         self.state_sync, self.events = ScriptedStateSync(), EventList()
         self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
         self.replica.gradients_tag = self.start.digest
-        self.journal = Journal.open(folder / "chain.bin", self.start)
+        self.journal = Journal(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS)
         self.snapshots = folder / "snapshots"
         self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
-        self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room)
+        self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2)
         self.blobs = BlobStore(self.storage.content)
         context = TrainingContext(
             ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class Stage(WorkerScene):
 
     def hold(self, value: float) -> bytes:
         """A held result with every element at `value`."""
-        result = self.results.buffer().fill_(value)
+        result = torch.full((ELEMENTS,), value)
         name = arena_digest(result)
         self.results.hold(name, result)
         return name

@@ -225,7 +225,7 @@ def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) ->
 def test_a_result_that_is_only_on_our_own_disk_is_stepped(stage: Stage) -> None:
     result = stage.hold(1.0)
     commit = stage.commit(result)
-    stage.results.save(result)
+    stage.results.save(result, torch.ones(ELEMENTS))
     stage.results.keep(set())
     stage.step(commit)
     assert stage.journal.head.round == 1

@@ -3,7 +3,6 @@
 Only files that are replaced as a whole, or that only grow, are read, and none is written.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +27,10 @@ from atom.models.own_code import OwnCode, read_code
 from atom.models.source import ModelSource, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import parse_commits, verified_heads
+from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import Manifest, first_head
-from atom.swarm.state.arenas import BlobManifest, describe
-from atom.training.storage.run_storage import Snapshot, list_snapshots
-
-Progress = Callable[[int, int], None]
+from atom.training.storage.run_storage import Progress, Snapshot, list_snapshots
 
 
 @dataclass(frozen=True)
@@ -103,31 +99,12 @@ class KeptRun:
 
         Raises: StorageError.
         """
-        arenas = snapshot.load()
-        total = sum(arena.nbytes for arena in arenas.values())
-        described, done = [], 0
-        for name, arena in arenas.items():
-            on_progress(done, total)
-            described.append(describe(name, arena))
-            done += arena.nbytes
-        on_progress(total, total)
-        digest = BlobManifest(tuple(described)).digest()
-        if {digest} != {snapshot.state_digest, *self._certified(snapshot)}:
-            raise StorageError(
-                f"{snapshot.path} is damaged: its content is not the state of round "
-                f"{snapshot.round}",
-                "export another snapshot with --snapshot FILE, or fetch the state anew",
-            )
+        first = self.manifest.initial_state_digest
+        certified = certified_state(snapshot.round, first, self.commits)
+        arenas = snapshot.checked(certified, on_progress)
         if not state_form(self.run).weight_dtypes.keys() <= arenas.keys():
             raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
         return KeptWeights(arenas)
-
-    def _certified(self, snapshot: Snapshot) -> set[bytes]:
-        """What the state's digest must be, where the chain says it."""
-        if snapshot.round == 0:
-            return {self.manifest.initial_state_digest}
-        following = self.commits[snapshot.round : snapshot.round + 1]
-        return {commit.value.parent_state_digest for commit in following}
 
     def _own_code(self) -> OwnCode:
         assert self.run.model.module is not None

@@ -157,7 +157,7 @@ def _replica_side(base: _Base) -> _ReplicaSide:
 def _storage(base: _Base) -> RunStorage:
     box, member = base.given.box, base.given.member
     results = Results(box.state.results, member.replica.elements)
-    journal = Journal.open(box.state.chain, member.genesis)
+    journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, base.events, base.given.console.note)
     return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
 
@@ -167,7 +167,7 @@ def _donors(base: _Base) -> PeerDonors:
     return PeerDonors(
         base.transport,
         member.replica.elements,
-        member.replica.state_form,
+        sum(arena.size_bytes for arena in member.replica.state_form.values()),
         box.state.downloads,
         Watch(
             lambda done, total: console.progress("fetching the state", done, total),

@@ -225,9 +225,7 @@ class Life:
         """Who leaves without a part in any round needs no state."""
         syncing = self._machine is not None and self._machine.phase is Phase.SYNCING
         if syncing and not self.counted():
-            kept = "; what has arrived is kept for the next start"
-            words = kept if self.parts.donors.keeps_something() else ""
-            self._console.note(f"fetching ends here{words}")
+            self._console.note("fetching ends here; what has arrived is kept for the next start")
             self.parts.donors.close()
 
     def _look(self) -> Ending | None:

@@ -51,6 +51,15 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
     return commits, start
 
 
+def certified_state(round_number: int, first: bytes, commits: Sequence[Commit]) -> bytes | None:
+    """The digest of the state after that round; `first`: of round 0. None for the newest: no commit
+    names it yet."""
+    if round_number == 0:
+        return first
+    following = commits[round_number : round_number + 1]
+    return following[0].value.parent_state_digest if following else None
+
+
 def page_of(commits: Sequence[Commit], since: int) -> bytes:
     """As many commits after round `since` as fit in `PAGE_BYTES`, and one at least if there is one.
     `commits`: since genesis; more may be appended meanwhile."""

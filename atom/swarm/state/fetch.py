@@ -27,7 +27,7 @@ from atom.swarm.state.arenas import (
     chunk_digest,
     decode_manifest,
 )
-from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target
+from atom.swarm.state.fetch_target import Piece, Target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import Unreachable
@@ -58,8 +58,6 @@ LIES = frozenset(
 _MAY_PASS = frozenset(
     {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}
 )
-_FEWEST_OWED = 2
-"""Pieces under way with a donor before its first one has come."""
 _MANIFEST_S = 120.0
 """A donor may first have to hash its snapshot; it says so once a second."""
 _PIECE_S = 300.0
@@ -106,17 +104,26 @@ def fetch(
     into: Path | Mapping[str, Tensor],
     stop: threading.Event | None = None,
     watch: Watch | None = None,
-) -> Target:
-    """A complete, checked blob. `into`: a directory (one file per arena; an interrupted fetch goes
-    on there), or tensors to fill (all that the blob must have, by name). After a failure their
-    contents are a mixture and good only for going on.
+) -> Mapping[str, Tensor]:
+    """The arenas of a complete, checked blob. `into`: a directory (one file per arena; an
+    interrupted fetch goes on there), or tensors to fill (all that the blob must have, by name).
+    After a failure their contents are a mixture and good only for going on.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
     TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError, MismatchError for
     a target that does not fit.
     """
-    work = _Fetch(transport, wanted, into, watch or Watch())
-    return work.run(stop or threading.Event())
+    watch, started = watch or Watch(), time.monotonic()
+    target = _Fetch(transport, wanted, into, watch).run(stop or threading.Event())
+    watch.events.emit(
+        "fetched",
+        what=wanted.name.partition("/")[0],
+        bytes=sum(target.given_bytes.values()),
+        reused_bytes=target.reused_bytes,
+        seconds=round(time.monotonic() - started, 3),
+        from_peers=dict(target.given_bytes),
+    )
+    return target.arenas
 
 
 @contextmanager
@@ -230,7 +237,7 @@ class _Fetch:
                 elif time.monotonic() - began > self._due_s(count):
                     self._end(PeerRefused(Reason.TOO_SLOW, "less has come than must"))
                 self._pause()
-        if self._target is not None and self._complete():
+        if self._target is not None and self._complete:
             return self._target
         raise self._fault or self._last
 
@@ -258,7 +265,7 @@ class _Fetch:
 
     def _next_donor(self) -> str | None:
         with self._changed:
-            return self._waiting.popleft() if self._waiting and not self._done() else None
+            return self._waiting.popleft() if self._waiting and not self._complete else None
 
     def _use(self, peer_id: str) -> None:
         """Draws from one donor until all is there or it is given up: for what it serves, for its
@@ -313,7 +320,7 @@ class _Fetch:
         owed: list[Piece] = []
         buffer = memoryview(bytearray(CHUNK_BYTES))
         try:
-            while not self._complete():
+            while not self._complete:
                 while piece := self._next_piece(peer_id, len(owed), target):
                     owed.append(piece)
                     donor.ask(piece)
@@ -328,8 +335,7 @@ class _Fetch:
     def _next_piece(self, peer_id: str, under_way: int, target: Target) -> Piece | None:
         """A piece to ask this donor for. With nothing else to do, waits a moment for one."""
         with self._changed:
-            most = MOST_OWED if self._given[peer_id] else _FEWEST_OWED
-            piece = target.queue.take(peer_id, under_way, time.monotonic(), most)
+            piece = target.queue.take(peer_id, under_way, time.monotonic())
             if piece is None and not under_way and target.queue.missing:
                 self._changed.wait(_LOOK_S)
             if self._stop.is_set():
@@ -348,10 +354,9 @@ class _Fetch:
             self._given[peer_id] += len(chunk)
             if target.queue.landed(piece):
                 target.done_bytes += len(chunk)
-            done = self._done()
             self._changed.notify_all()
         self._watch.on_progress(target.done_bytes, target.total_bytes)
-        if done:
+        if self._complete:
             self._end()
 
     # ---- what became of it
@@ -360,12 +365,10 @@ class _Fetch:
         self._last = refused
         self._watch.dropped(peer_id, self._wanted.name, refused)
 
+    @property
     def _complete(self) -> bool:
         with self._changed:
-            return self._done()
-
-    def _done(self) -> bool:
-        return self._target is not None and not self._target.queue.missing
+            return self._target is not None and not self._target.queue.missing
 
     def _end(self, fault: Exception | None = None) -> None:
         with self._changed:
@@ -375,7 +378,7 @@ class _Fetch:
 
     def _pause(self) -> None:
         with self._changed:
-            if not self._done():
+            if not self._complete:
                 self._changed.wait(_LOOK_S)
 
 

@@ -26,7 +26,7 @@ from atom.swarm.stream.frames import Interrupted
 
 Piece = tuple[int, int]
 """Arena, chunk."""
-MOST_OWED = 4
+_MOST_OWED = 4
 """Pieces under way with a donor."""
 _OVERDUE_S = 1.0
 
@@ -47,10 +47,10 @@ class PieceQueue:
     def missing(self) -> int:
         return len(self.pending) + len(self.asked)
 
-    def take(self, donor: str, under_way: int, now: float, most: int = MOST_OWED) -> Piece | None:
+    def take(self, donor: str, under_way: int, now: float) -> Piece | None:
         """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
         nothing is left for it."""
-        if under_way < most and self.pending:
+        if under_way < _MOST_OWED and self.pending:
             piece = self.pending.popleft()
         elif under_way or (overdue := self._overdue(donor, now)) is None:
             return None

@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,8 +11,6 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
-from atom.swap.state_form import StateArena
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name
 from atom.swarm.state.arenas import DIGEST_BYTES, named_digest
@@ -25,17 +22,8 @@ from atom.training.storage.run_storage import OFFERS
 
 Arenas = Mapping[str, torch.Tensor]
 MAX_OFFERS = 64
-_ASKED, _ASKED_AT_ONCE = 64, 8
+_ASKED_AT_ONCE = 8
 """Donors that are asked what they offer."""
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
-    """Raises: OSError when the system has no thread to give."""
-    try:
-        yield
-    except RuntimeError as fault:
-        raise OSError(str(fault)) from fault
 
 
 class PeerDonors:
@@ -45,15 +33,15 @@ class PeerDonors:
         self,
         transport: Transport,
         elements: int,
-        state: Mapping[str, StateArena],
+        state_bytes: int,
         downloads: Path,
         watch: Watch,
     ) -> None:
-        """`elements`: of one result. `state`: what this run's state consists of, by name.
-        `downloads`: where a state lies until it is whole. `watch`: hears also of lies."""
+        """`elements`: of one result. `downloads`: where a state of `state_bytes` lies until it is
+        whole. `watch`: hears also of lies."""
         self._transport = transport
         self._elements = elements
-        self._state = state
+        self._max_bytes = state_bytes + (1 << 20)
         self._downloads = downloads
         self._watch = watch
         self._stop = threading.Event()
@@ -82,12 +70,12 @@ class PeerDonors:
         """Of these heads, those whose states they offer: first those of which an earlier fetch left
         something here, then the newest. Who does not answer offers nothing.
 
-        Raises: PeerRefused(SUPERSEDED): we end. No answer means nothing then.
-        """
-        with _threads(), ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
-            told = {each for digests in pool.map(self._offers, peers[:_ASKED]) for each in digests}
-        if self.closed:
-            raise PeerRefused(Reason.SUPERSEDED, "stopped here")
+        Raises: OSError when the system has no thread to give."""
+        try:
+            with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
+                told = {each for offers in pool.map(self._offers, peers) for each in offers}
+        except RuntimeError as fault:
+            raise OSError(str(fault)) from fault
         found = [head for head in heads if head.digest in told]
         return sorted(found, key=lambda head: (self._begun(head), head.round), reverse=True)
 
@@ -99,59 +87,30 @@ class PeerDonors:
             return []
         return [raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)]
 
-    def state(self, head: Head, peers: Sequence[str], digest: bytes, into: Arenas | None) -> Arenas:
-        """The state at that head, with that digest. `into`: arenas to fill; None: files, in which
-        an interrupted fetch goes on. Raises also: StorageError."""
-        limit = sum(arena.size_bytes for arena in self._state.values()) + (1 << 20)
-        wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, limit)
-        place = self._folder(head) if into is None else into
-        arenas = self._fetched("state", wanted, place, self._watch)
-        for name, form in self._state.items():
-            arena = arenas.get(name)
-            found = None if arena is None else (arena.dtype, arena.numel())
-            if found != (form.dtype, form.elements):
-                shutil.rmtree(self._folder(head), ignore_errors=True)
-                raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
-        return arenas
+    def state(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
+        """The state at that head, with that digest, in files: there an interrupted fetch goes on.
+        Raises also: StorageError."""
+        wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, self._max_bytes)
+        return fetch(self._transport, wanted, self._folder(head), self._stop, self._watch)
 
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
         """`pace`: the least that must come; None: as long as anything comes."""
-        limit, named = 4 * self._elements + (1 << 20), named_digest({RESULT_ARENA: digest})
-        wanted = Wanted(f"result/{digest.hex()}", peers, named, limit, pace)
+        named = named_digest({RESULT_ARENA: digest})
+        wanted = Wanted(f"result/{digest.hex()}", peers, named, self._max_bytes, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
-        into = {RESULT_ARENA: torch.zeros(self._elements)}
-        return self._fetched("result", wanted, into, quiet)[RESULT_ARENA]
-
-    def _fetched(self, what: str, wanted: Wanted, into: Path | Arenas, watch: Watch) -> Arenas:
-        started = time.monotonic()
-        with _threads():
-            fetched = fetch(self._transport, wanted, into, self._stop, watch)
-        watch.events.emit(
-            "fetched",
-            what=what,
-            bytes=sum(fetched.given_bytes.values()),
-            reused_bytes=fetched.reused_bytes,
-            seconds=round(time.monotonic() - started, 3),
-            from_peers=dict(fetched.given_bytes),
-        )
-        return fetched.arenas
-
-    def keeps_something(self) -> bool:
-        """Whether any part of a state is in files, for the next start. From any thread."""
-        return any(self._folders())
+        result = torch.zeros(self._elements)
+        fetch(self._transport, wanted, {RESULT_ARENA: result}, self._stop, quiet)
+        return result
 
     def keep_only(self, heads: Collection[Head] = ()) -> None:
         """Whatever was downloaded may go, but for the states at these heads."""
         kept = {self._folder(head) for head in heads}
-        for folder in self._folders():
+        for folder in self._downloads.glob("*"):
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _begun(self, head: Head) -> bool:
         return self._folder(head).exists()
-
-    def _folders(self) -> list[Path]:
-        return list(self._downloads.iterdir()) if self._downloads.is_dir() else []
 
     def _folder(self, head: Head) -> Path:
         return self._downloads / head.digest.hex()[:16]

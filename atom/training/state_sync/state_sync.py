@@ -8,8 +8,9 @@ How a peer recovers: a few missed rounds are replayed, from our own state. After
 fetches the newest state that a commit vouches for, and replays the rounds since.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,12 +18,11 @@ from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import pages_beyond
-from atom.swarm.state.arenas import state_digest
+from atom.swarm.chain.commit_chain import certified_state, pages_beyond
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
 from atom.training.state_sync.donors import Arenas, PeerDonors
-from atom.training.storage.run_storage import RunStorage, Snapshot
+from atom.training.storage.run_storage import RunStorage
 
 DOWNLOADS = "downloads"
 
@@ -43,8 +43,6 @@ class _Chain:
     commits: list[Commit]
     heads: list[Head]
     """One more than commits: the first is genesis."""
-    peers: Sequence[str] = ()
-    """Those that may serve what it names."""
 
 
 class StateSync:
@@ -81,10 +79,12 @@ class StateSync:
 
         Raises: PeerRefused(SUPERSEDED): we end.
         """
-        base = self._from_disk()
-        self.usable = base is not None
-        if base is not None:
-            self._replay(self._journal.commits[base:])
+        self.usable = self._from_disk()
+        try:
+            if self.usable:
+                self._replay(self._journal.commits[self._replica.round :])
+        except PeerRefused:
+            self._go_on()  # a result is missing
         reached = self._replica.round if self.usable else 0
         if reached < len(self._journal.commits):
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
@@ -92,10 +92,7 @@ class StateSync:
     def run(self, donors: Sequence[str], discard: bool) -> str:
         """To a better head that one of the donors proves, in this order: its chain is asked for
         anew, for what it serves belongs to where it is now. `discard`: our state is not to be
-        trusted. Returns why nobody could bring us there; empty: we are there.
-
-        Raises: StorageError.
-        """
+        trusted. Returns why nobody could bring us there; empty: we are there."""
         problems: list[str] = []
         for donor in donors:
             try:
@@ -103,12 +100,9 @@ class StateSync:
                 head, ours = chain.heads[-1], self._journal.head
                 if not (head.prefers(ours) or (discard and head.digest == ours.digest)):
                     raise OSError("nothing better")
-                self._follow(replace(chain, peers=[*dict.fromkeys([donor, *donors])]), discard)
-                self._donors.keep_only()
-                self._storage.room.give_up(DOWNLOADS)
+                self._follow(chain, [*dict.fromkeys([donor, *donors])], discard)
+                self._storage.room.attempt(DOWNLOADS, self._donors.keep_only)
                 return ""
-            except StorageError:
-                raise  # our own disk, not the donor's fault
             except (PeerRefused, OSError, ValueError, MismatchError) as problem:
                 problems.append(f"{donor}: {problem}")
         return "; ".join(problems) or "no donors"
@@ -122,42 +116,27 @@ class StateSync:
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
     ) -> torch.Tensor:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
-        held from now on. What was here already is not held anew: its round may be over, and its
-        memory the next one's. From any thread.
-
-        Raises: PeerRefused, OSError.
-        """
-        held = self._results.get(digest)
-        if held is not None:
-            return held
-        result = self._donors.result(digest, peers, pace)
+        held from now on. From any thread. Raises: PeerRefused, OSError."""
+        result = self._results.get(digest)
+        if result is None:
+            result = self._donors.result(digest, peers, pace)
         self._results.hold(digest, result)
         return result
 
     # ---- from our own disk
 
-    def _from_disk(self) -> int | None:
-        """Loads the newest snapshot on our chain, else round 0; the round, or None."""
+    def _from_disk(self) -> bool:
+        """Loads the newest snapshot on our chain, else round 0; whether any is there."""
         for snapshot in self._storage.snapshots():
             self._go_on()
-            if self._load(snapshot):
-                return snapshot.round
-            self._events.emit("snapshot-damaged", path=snapshot.path.name)
+            certified = self._certified(snapshot.round, self._journal.commits)
+            try:
+                self._replica.load_state(snapshot.checked(certified), snapshot.round)
+                return True
+            except StorageError:
+                self._events.emit("snapshot-damaged", path=snapshot.path.name)
         self._go_on()
-        return 0 if self._first.initialise() else None
-
-    def _load(self, snapshot: Snapshot) -> bool:
-        """Only the state that the file's own name and the next commit vouch for."""
-        try:
-            arenas = snapshot.load()
-        except StorageError:
-            return False
-        certified = self._certified(snapshot.round, self._journal.commits)
-        vouched = {snapshot.state_digest, certified or snapshot.state_digest}
-        if {state_digest(arenas)} != vouched:
-            return False
-        self._replica.load_state(arenas, snapshot.round)
-        return True
+        return self._first.initialise()
 
     # ---- from others
 
@@ -181,31 +160,30 @@ class StateSync:
                 self._walked = chain
         return chain
 
-    def _follow(self, chain: _Chain, discard: bool) -> None:
-        """A peer that offers what it does not have, or something else, must not stand in the way of
-        another offer. Raises: PeerRefused, OSError, StorageError."""
-        here = len(self._journal.commits)
-        on_chain = here < len(chain.heads) and chain.heads[here].digest == self._journal.head.digest
-        ours, missed = on_chain and self.usable and not discard, chain.commits[here:]
-        if ours and len(missed) <= self._worth_replaying and self._replay(missed, chain.peers):
-            return
+    def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
+        """To its end, with what these peers serve. One that offers what it does not have, or
+        something else, must not stand in the way of another offer. Raises: PeerRefused, OSError."""
+        here = self._journal.head
+        on_chain = chain.heads[here.round : here.round + 1] == [here]
+        ours = on_chain and self.usable and not discard
+        if ours and len(chain.commits) - here.round <= self._worth_replaying:
+            with contextlib.suppress(PeerRefused, OSError):
+                return self._replay_rest(chain, peers)
         failed: PeerRefused | OSError | None = None
-        offered = self._donors.offered(chain.heads, chain.peers)
+        offered = self._donors.offered(chain.heads, peers)
         for head in offered:
             if ours and head.round <= self._replica.round:
                 continue
             try:
-                self._donors.keep_only({head, offered[0]})
-                self._begin_at(head, chain)
-                return self._replay_or_fail(chain)
+                self._donors.keep_only(offered)
+                self._begin_at(head, chain, peers)
+                break
             except (PeerRefused, OSError) as problem:
                 failed = failed or problem
-        if ours and self.usable:
-            return self._replay_or_fail(chain)
-        if failed is not None:
-            raise failed
-        self._begin_anew(chain)
-        self._replay_or_fail(chain)
+        else:
+            if not ours:
+                raise failed or OSError("no donor serves a state on the chain")
+        self._replay_rest(chain, peers)
 
     @property
     def _worth_replaying(self) -> int:
@@ -214,88 +192,48 @@ class StateSync:
         return sum(arena.nbytes for arena in state) // self._results.arena_bytes
 
     def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
-        """The digest of the state of that round; None for the newest: no commit names it yet."""
-        if round_number == 0:
-            return self._first.digest
-        following = commits[round_number : round_number + 1]
-        return following[0].value.parent_state_digest if following else None
+        return certified_state(round_number, self._first.digest, commits)
 
-    def _begin_at(self, head: Head, chain: _Chain) -> None:
+    def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
-        digest = self._certified(head.round, chain.commits)
+        digest, room = self._certified(head.round, chain.commits), self._storage.room
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
-        arenas = self._state_of(head, chain.peers, digest)
-        self.usable = False  # until the journal says the same
-        self._replica.load_state(arenas, head.round)
+        found = list[Arenas]()
+        if not room.attempt(
+            DOWNLOADS, lambda: found.append(self._donors.state(head, peers, digest))
+        ):
+            raise OSError(room.paused[DOWNLOADS])
+        self._replica.load_state(found[0], head.round)
         self._storage.replace_chain(chain.commits, chain.heads, head.round)
-        self.usable = True
-
-    def _state_of(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
-        """In files, from which an interrupted fetch resumes; on a full disk, in our own memory."""
-        found: list[Arenas] = []
-
-        def in_files() -> None:
-            try:
-                found.append(self._donors.state(head, peers, digest, None))
-            except StorageError:  # room for two states is a luxury, room for this one is not
-                self._donors.keep_only({head})
-                found.append(self._donors.state(head, peers, digest, None))
-
-        if self._storage.room.attempt(DOWNLOADS, in_files):
-            return found[0]
-        self._donors.keep_only()
-        self.usable = False
-        return self._donors.state(head, peers, digest, self._replica.state_arenas())
-
-    def _begin_anew(self, chain: _Chain) -> None:
-        """At the run's first state. Raises: PeerRefused, OSError if that leads nowhere: before what
-        we have goes, which may be all that is left of the run, the first result must be here."""
-        if self.usable and chain.commits:
-            self.fetch_result(chain.commits[0].value.result_digest, chain.peers)
-        self.usable = False  # from here on the replica holds round 0, or nothing
-        if not self._first.initialise():
-            raise OSError("no donor serves a state on the chain")
-        self._storage.replace_chain([], chain.heads, 0)
         self.usable = True
 
     # ---- replaying
 
-    def _replay_or_fail(self, chain: _Chain) -> None:
-        """What the chain has beyond our journal."""
-        if not self._replay(chain.commits[len(self._journal.commits) :], chain.peers):
-            raise OSError("the donors do not serve the results since this state")
+    def _replay_rest(self, chain: _Chain, peers: Sequence[str]) -> None:
+        self._replay(chain.commits[len(self._journal.commits) :], peers)
 
-    def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> bool:
-        """Applies these to our state, one after the other; False (with some applied) if a result is
-        neither here nor served. Raises: PeerRefused, OSError."""
+    def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> None:
+        """Applies these to our state, one after the other. Raises: PeerRefused, OSError, with some
+        applied, if a result is neither here nor served."""
         done, total = 0, len(commits)
         try:
-            for commit in commits:
+            for done, commit in enumerate(commits):
                 self._on_progress(done, total)
                 self._go_on()
-                if not self._step(commit, peers):
-                    break
-                done += 1
+                self._step(commit, peers)
+            done = total
         finally:
             if commits:
                 self._on_progress(done, total if done == total else 0)
-        return done == total
 
-    def _step(self, commit: Commit, peers: Sequence[str]) -> bool:
+    def _step(self, commit: Commit, peers: Sequence[str]) -> None:
         value = commit.value
-        try:
-            result = self.fetch_result(value.result_digest, peers)
-        except PeerRefused as refused:
-            if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
-                return False
-            raise
+        result = self.fetch_result(value.result_digest, peers)
         if value.round > self._journal.head.round:
-            self._results.hold(value.result_digest, result)  # also the disk's; no ring runs here
-            self._storage.record(commit)
+            self._storage.record(commit, result)
         self._replica.apply(result, value.gradient_norm, value.round)
-        self._results.release()
-        return True
+        self._results.keep(frozenset())
 
     def _go_on(self) -> None:
         """Between two steps, each of which may take a while. Raises: PeerRefused(SUPERSEDED)."""

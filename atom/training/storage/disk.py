@@ -20,7 +20,8 @@ from atom.base.errors import StorageError
 from atom.base.events import EventSink
 from atom.base.leftover import remove_leftover
 
-_ASIDE = ".partial"
+ASIDE = ".partial"
+"""How the name of a file ends that is not whole yet."""
 
 
 def write_tensors(
@@ -33,7 +34,7 @@ def write_tensors(
 
     Raises: StorageError when the disk is full or gone.
     """
-    aside = path.with_suffix(_ASIDE)
+    aside = path.with_suffix(ASIDE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), aside, metadata=dict(metadata or {}))
@@ -42,7 +43,10 @@ def write_tensors(
         os.replace(aside, path)
     except (OSError, SafetensorError) as problem:
         remove_leftover(aside)
-        raise not_written(path, problem) from problem
+        raise StorageError(
+            f"cannot write {path}: {why_not_written(problem)}",
+            "free some disk space, and look at the disk; what is missing is fetched from others",
+        ) from problem
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -63,19 +67,6 @@ def sync(path: Path) -> None:
     """Takes as long as the disk does. Raises: OSError."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def remove_partial(folder: Path) -> None:
-    """What a crash left half-written."""
-    for path in folder.glob(f"*{_ASIDE}"):
-        remove_leftover(path)
-
-
-def not_written(path: Path, problem: Exception) -> StorageError:
-    return StorageError(
-        f"cannot write {path}: {why_not_written(problem)}",
-        "free some disk space, and look at the disk; what is missing is fetched from others",
-    )
 
 
 class DiskRoom:
@@ -104,11 +95,6 @@ class DiskRoom:
         except OSError:
             return 0
 
-    def give_up(self, what: str) -> None:
-        """It is not to be written any more, so that it could not be is no trouble."""
-        with self._lock:
-            self._paused.pop(what, None)
-
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
         """Calls `write`; whether it succeeded. Trouble with the disk is told, not raised."""
         try:
@@ -132,7 +118,7 @@ class DiskRoom:
             hint=problem.hint,
             free_bytes=self.free_bytes(),
         )
-        self._say(f"{problem.message}; training goes on without ({problem.hint})")
+        self._say(f"{problem.message}; tried again later ({problem.hint})")
 
     def _written(self, what: str) -> None:
         with self._lock:

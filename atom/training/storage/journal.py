@@ -19,31 +19,22 @@ class Journal:
     list only grows, and another chain is another list."""
 
     def __init__(self, path: Path, genesis: Head) -> None:
+        """Reads what is there. Raises: StorageError if it is damaged or of another run."""
         self._path = path
         self.genesis = genesis
-        self.commits: list[Commit] = []
-        self.heads: list[Head] = [genesis]
-        self._size_bytes = 0
-        self._written = 0
-        """So many commits are in the file; 0 also where it holds another chain."""
-
-    @classmethod
-    def open(cls, path: Path, genesis: Head) -> "Journal":
-        """Reads what is there. Raises: StorageError if it is damaged or of another run."""
-        journal = cls(path, genesis)
         raw = path.read_bytes() if path.exists() else b""
         try:
-            journal.commits, end = parse_commits(raw)
-            journal.heads = verified_heads(genesis, journal.commits)
+            self.commits, self._size_bytes = parse_commits(raw)
+            self.heads = verified_heads(genesis, self.commits)
         except PeerRefused as problem:
             raise StorageError(
                 f"{path} is damaged, or does not continue this run's genesis ({problem})",
                 "move that file aside: the peer then fetches chain and state from the swarm",
             ) from problem
-        if end < len(raw):
-            os.truncate(path, end)
-        journal._size_bytes, journal._written = end, len(journal.commits)
-        return journal
+        if self._size_bytes < len(raw):
+            os.truncate(path, self._size_bytes)
+        self._written = len(self.commits)
+        """So many commits are in the file; 0 also where it holds another chain."""
 
     @property
     def head(self) -> Head:
@@ -71,21 +62,17 @@ class Journal:
     def _write_rest(self) -> None:
         """What is not on disk yet; an earlier attempt may have left half a record."""
         raw = b"".join(map(record_of, self.commits[self._written :]))
+        start = self._size_bytes if self._written else 0
+        place = self._path if start else self._path.with_suffix(".new")
         try:
-            if self._written:
-                _write_at(self._path, self._size_bytes, raw)
-                self._size_bytes += len(raw)
-            else:
-                aside = self._path.with_suffix(".new")
-                _write_at(aside, 0, raw)
-                os.replace(aside, self._path)
-                self._size_bytes = len(raw)
+            _write_at(place, start, raw)
+            os.replace(place, self._path)
         except OSError as problem:
             raise StorageError(
                 f"cannot write {self._path}: {why_not_written(problem)}",
                 "free some disk space, check the state directory, then start again",
             ) from problem
-        self._written = len(self.commits)
+        self._size_bytes, self._written = start + len(raw), len(self.commits)
 
 
 def _write_at(path: Path, start: int, raw: bytes) -> None:

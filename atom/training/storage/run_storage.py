@@ -2,8 +2,8 @@
 
 A snapshot is the whole state of one head in one file: a mapping of names to flat tensors. A restart
 loads the newest one and replays the results since, as the chain names them. So results go to disk
-before the commit that names them (synced after the step: it may take long), and are dropped once
-the oldest snapshot covers them. A full disk stops the writing, never the training.
+before the commit that names them, and are dropped once the oldest snapshot covers them. A full disk
+stops the writing, never the training.
 
     snapshots          which states are offered: their heads, 32 bytes each
     state/<head>       a state's arenas
@@ -12,7 +12,7 @@ the oldest snapshot covers them. A full disk stops the writing, never the traini
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +23,18 @@ from atom.base.errors import StorageError
 from atom.base.leftover import remove_leftover
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of
+from atom.swarm.state.arenas import arena_digest, named_digest
 from atom.swarm.state.blobs import RESULT_ARENA, Content, plain_bytes
-from atom.training.storage.disk import DiskRoom, read_tensors, remove_partial, write_tensors
+from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
 """Name of the list of states."""
-SNAPSHOTS, RESULTS, SYNCED, CHAIN = "snapshots", "results", "synced results", "chain"
+SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
-KEPT = 2
-"""A joiner may still be reading the one before the newest."""
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,30 @@ class Snapshot:
         return 0 <= self.round < len(heads) and heads[self.round].digest == self.head
 
     def load(self) -> dict[str, Tensor]:
-        """The arenas by name. Raises: StorageError if the file does not read back."""
+        """The arenas by name, as they are. Raises: StorageError if the file does not read back."""
         return read_tensors(self.path)
+
+    def checked(
+        self, certified: bytes | None, on_progress: Progress = lambda done, total: None
+    ) -> dict[str, Tensor]:
+        """The arenas by name: every byte is what the file's own name for it, and the chain's, says.
+        `certified`: the chain's, if it has one. `on_progress`: bytes hashed, of how many.
+
+        Raises: StorageError.
+        """
+        arenas, digests, done = self.load(), dict[str, bytes](), 0
+        total = sum(arena.nbytes for arena in arenas.values())
+        for name, arena in arenas.items():
+            on_progress(done, total)
+            digests[name] = arena_digest(arena)
+            done += arena.nbytes
+        on_progress(total, total)
+        if {named_digest(digests)} != {self.state_digest, certified or self.state_digest}:
+            raise StorageError(
+                f"{self.path} is damaged: its content is not the state of round {self.round}",
+                "export another snapshot with --snapshot FILE, or fetch the state anew",
+            )
+        return arenas
 
 
 def write_snapshot(
@@ -93,7 +116,7 @@ class RunStorage:
     which is for any thread."""
 
     def __init__(
-        self, journal: Journal, results: Results, folder: Path, room: DiskRoom, keep: int = KEPT
+        self, journal: Journal, results: Results, folder: Path, room: DiskRoom, keep: int
     ) -> None:
         """`folder`: of the snapshots. `keep`: how many of them, at least one."""
         self.journal = journal
@@ -104,8 +127,9 @@ class RunStorage:
 
     def begin(self) -> None:
         """Removes what a crash left half-written, and snapshots beyond as many as are kept."""
-        remove_partial(self.results.folder)
-        remove_partial(self._folder)
+        for folder in (self.results.folder, self._folder):
+            for path in folder.glob(f"*{ASIDE}"):
+                remove_leftover(path)
         self._prune(self._keep)
 
     def snapshots(self) -> list[Snapshot]:
@@ -125,7 +149,7 @@ class RunStorage:
             return plain_bytes(page_of(self.journal.commits, int(since)))
         if kind == "state":
             return self._state(bytes.fromhex(key))
-        result = self.results.lend(bytes.fromhex(key))
+        result = self.results.unchecked(bytes.fromhex(key))
         return None if result is None else {RESULT_ARENA: result}
 
     def _listed(self) -> bytes:
@@ -146,44 +170,31 @@ class RunStorage:
         kept, along = commits[:length], heads[: length + 1]
         self.room.attempt(CHAIN, lambda: self.journal.replace(kept, along))
 
-    def record(self, commit: Commit) -> None:
-        """A commit and its (held) result: on disk before the step, and offered."""
+    def record(self, commit: Commit, result: Tensor) -> None:
+        """A commit and its result: on disk before the step, and offered."""
         digest = commit.value.result_digest
-        self.room.attempt(RESULTS, lambda: self.results.save(digest))
+        self.room.attempt(RESULTS, lambda: self.results.save(digest, result))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
-        if len([*self._folder.glob("round-*.safetensors")]) > self._keep:  # else none is opened
-            self._prune(self._keep)
 
-    def settle(self, digest: bytes, arenas: Mapping[str, Tensor], due: bool) -> None:
-        """After each step: a snapshot if it is due; else the step's result is to survive a power
-        cut, too."""
-        covered = due and self.snapshot(digest, arenas)
-        if not covered and RESULTS not in self.room.paused:
-            newest = self.journal.commits[-1].value.result_digest
-            self.room.attempt(SYNCED, lambda: self.results.sync(newest))
-
-    def snapshot(self, digest: bytes, arenas: Mapping[str, Tensor]) -> bool:
+    def snapshot(self, digest: bytes, arenas: Mapping[str, Tensor]) -> None:
         """Saves the state of the journal's head and drops the results it covers, but for the
-        snapshots before it. Without room, the oldest goes first, but never the only one. Whether
-        it is written."""
+        snapshots before it. Without room, the oldest goes first, but never the only one."""
         size, head = sum(arena.nbytes for arena in arenas.values()), self.journal.head
-        beside = 2 * self.results.arena_bytes
+        needed = size + 2 * self.results.arena_bytes
 
         def write() -> None:
-            if self.room.free_bytes() < size + beside:
+            if (free := self.room.free_bytes()) < needed:
                 raise StorageError(
-                    f"no room for a snapshot of {size:,} bytes beside the {beside:,} of two"
-                    f" rounds: {self.room.free_bytes():,} are free",
+                    f"no room for a snapshot of {size:,} bytes beside the"
+                    f" {needed - size:,} of two rounds: {free:,} are free",
                     "free some disk space; until then a restart has to fetch more from others",
                 )
             write_snapshot(self._folder, head.round, head.digest, digest, arenas)
 
-        if self.room.free_bytes() < size + beside and self._keep > 1:
+        if self.room.free_bytes() < needed and self._keep > 1:
             self._prune(self._keep - 1)
-        written = self.room.attempt(SNAPSHOTS, write)
-        if written:
-            self._prune(max(self._keep, 2))  # no commit vouches for the newest yet
-        return written
+        if self.room.attempt(SNAPSHOTS, write):
+            self._prune(self._keep)
 
     def _prune(self, keep: int) -> None:
         """Deletes all snapshots but `keep`, and the results that all of ours cover.

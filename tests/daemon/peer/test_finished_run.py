@@ -67,7 +67,7 @@ class Finished:
             box, options = folder.box("state"), self.options
             member = found_run(options, box, peer.read_run(options), Silence())
             commit, head = _commit(box, member)
-            Journal.open(box.state.chain, member.genesis).append(commit)
+            Journal(box.state.chain, member.genesis).append(commit)
             state = member.replica.state_arenas()
             write_snapshot(box.state.snapshots, head.round, head.digest, state_digest(state), state)
 

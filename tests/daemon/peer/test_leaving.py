@@ -23,10 +23,6 @@ class Donors:
     """As far as their end is concerned."""
 
     closed = False
-    kept = False
-
-    def keeps_something(self) -> bool:
-        return self.kept
 
     def close(self) -> None:
         self.closed = True
@@ -63,23 +59,10 @@ def life_in(
 
 
 def test_without_a_part_in_any_round_fetching_ends(donors: Donors, tmp_path: Path) -> None:
-    life_in(Phase.SYNCING, 0, donors, tmp_path).leave(None)
-    assert donors.closed
-
-
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
-        (False, "fetching ends here"),
-        (True, "fetching ends here; what has arrived is kept for the next start"),
-    ],
-)
-def test_only_what_is_there_is_said_to_stay(
-    kept: bool, said: str, donors: Donors, tmp_path: Path
-) -> None:
-    donors.kept, console = kept, Notes()
+    console = Notes()
     life_in(Phase.SYNCING, 0, donors, tmp_path, console).leave(None)
-    assert console.notes == [said]
+    assert donors.closed
+    assert console.notes == ["fetching ends here; what has arrived is kept for the next start"]
 
 
 @pytest.mark.parametrize(("phase", "uncommitted"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])

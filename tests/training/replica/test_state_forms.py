@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
 from atom.models.gpt3 import initial_value
 from atom.optim import optimizer
 from atom.optim.adamw import AdamW
@@ -25,7 +24,6 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
-from tests.training.state_from_a_peer import HEAD, fetched
 
 NARROW = torch.bfloat16
 FORMS = pytest.mark.parametrize("form", StateForm)
@@ -126,25 +124,21 @@ def test_it_learns_as_the_exact_form_does_and_from_gradients_in_sixteen_bits(
 
 
 @FORMS
-def test_a_restored_replica_and_a_joiner_go_on_alike(
+def test_a_restored_replica_goes_on_alike(
     device: CountingDevice, form: StateForm, tmp_path: Path
 ) -> None:
-    one, restored, joiner = (new_replica(device, form) for _ in range(3))
+    one, restored = new_replica(device, form), new_replica(device, form)
     train(one, range(1, 4))
     digest = state_digest(one.state_arenas())
-    snapshot = write_snapshot(tmp_path, 3, HEAD, digest, one.state_arenas())
+    snapshot = write_snapshot(tmp_path, 3, b"h" * 32, digest, one.state_arenas())
     state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
     assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
-    restored.load_state(snapshot.load(), 3)
-    joiner.load_state(fetched(snapshot, joiner, tmp_path / "downloads"), 3)
+    restored.load_state(snapshot.checked(digest), 3)
     mean = step_once(one, batches(1, 4), 4)
-    for replica in (restored, joiner):
-        replica.apply(mean, gradient_norm(mean), 4)
-        assert same(one, replica)
+    restored.apply(mean, gradient_norm(mean), 4)
+    assert same(one, restored)
     for another in set(StateForm) - {form}:
         other = new_replica(device, another)
-        with pytest.raises(PeerRefused):
-            fetched(snapshot, other, tmp_path / "downloads")
         with pytest.raises(ValueError, match="does not fit"):
             other.load_state(one.state_arenas(), 4)
         assert same(other, new_replica(device, another))

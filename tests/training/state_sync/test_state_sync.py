@@ -1,110 +1,127 @@
 """From others: always the very state the chain names, by the shortest way."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import math
+import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
-from tests.training.small_history import (
-    ROUNDS,
-    VOTERS,
-    chain_bytes,
-    run,
-    signed,
-    value_on,
-)
-from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, peer_of
+from atom.swarm.state.blobs import BlobStore, Content, plain_bytes
+from atom.swarm.stream.frames import Pace
+from atom.training.state_sync import donors as serving
+from tests.swarm.refusals import refusal
+from tests.swarm.shelf import Shelf
+from tests.swarm.trickle import Trickle
+from tests.training.small_history import ROUNDS, chain_bytes, run
+from tests.training.state_sync.catching_peer import Make, Served, peer_of, state_name
 
 __all__ = ["peer_of"]
 
+ALL = range(1, ROUNDS + 1)
 
-def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
+
+# ---- which way
+
+
+@pytest.mark.parametrize(
+    ("at", "offers", "results", "asked"),
+    [
+        (2, [4], ALL, []),
+        (1, [4], ALL, [4]),
+        (2, [1, 3], [4, 5], [3]),
+        (0, [], ALL, []),
+        (None, [2, 5], ALL, [5, 2]),
+        (None, [0], ALL, [0]),
+    ],
+    ids=[
+        "three results are as many bytes as a state", "four are more", "results are gone",
+        "nobody has a state", "no commit vouches for the newest", "no own state",
+    ],
+)  # fmt: skip
+def test_few_missed_rounds_are_replayed_and_more_are_a_state_and_the_rounds_since(
+    peer_of: Make, at: int | None, offers: Sequence[int], results: Sequence[int], asked: list[int]
+) -> None:
+    peer, served = peer_of(knows_start=at is not None, at=at), Served(offers, results)
+    assert peer.run(served) == ""
+    assert peer.at(ROUNDS)
+    taken = [number for number in asked if number != ROUNDS]
+    assert served.asked_for("state/") == list(map(state_name, taken))
+    assert list(peer.downloads.glob("*")) == []
+
+
+def test_progress_is_told_also_when_it_breaks_off(peer_of: Make) -> None:
     peer = peer_of(at=2)
-    donors = FakeDonors({"a": Served(offers=[1, 3], results=[4, 5])})
-    peer.with_donors(donors).usable = True
-    peer.state_sync.run(("a",), discard=False)
+    peer.run(Served(offers=[1, 3], results=[4, 5]))
+    assert peer.told == [(0, 3), (0, 0), (0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("last_seen", "fetches"), [(2, ["result"] * 3), (0, ["state", "result"])])
+def test_a_peers_own_disk_serves_all_that_another_lacks(
+    peer_of: Make, last_seen: int, fetches: list[str]
+) -> None:
+    peer, donors = peer_of(at=last_seen), list[BlobStore]()
+    for _ in range(2):
+        donor = peer_of()
+        donor.store(ROUNDS, [3, 4, 5], snapshots=[4])
+        donors.append(BlobStore(donor.storage.content))
+    assert peer.run(*donors) == ""
     assert peer.at(ROUNDS)
-    assert donors.asked == [3]
-    assert donors.kept == set(), "downloads are gone"
-    assert peer.told == [(0, 3), (0, 0), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
+    fetched = [event for event in peer.events.events if event["event"] == "fetched"]
+    sizes = {"state": 3 * peer.results.arena_bytes, "result": peer.results.arena_bytes}
+    assert [(each["what"], each["bytes"]) for each in fetched] == [
+        (what, sizes[what]) for what in fetches
+    ]
 
 
-def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
-    """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
-    peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
-    liar.chain = honest.chain = b""
-    liar.states = {0: run().states[1]}
-    peer.state_sync.restore()
-    peer.with_donors(FakeDonors({"a": liar}))
-    assert "hash-mismatch" in peer.state_sync.run(("a",), discard=True)
-    assert not peer.state_sync.usable
-    peer.with_donors(FakeDonors({"b": honest}))
-    peer.state_sync.run(("b",), discard=True)
-    assert peer.at(0)
-
-
-def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:
-    peer = peer_of(at=ROUNDS)
+def test_a_state_not_to_be_trusted_is_replaced_and_another_left_alone(peer_of: Make) -> None:
+    peer, served = peer_of(at=ROUNDS), Served(offers=[4])
+    assert "nothing better" in peer.run(served)
     peer.replica.state_arenas()["master"][3] += 1
-    peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    peer.state_sync.run(("a",), discard=True)
+    assert peer.run(served, discard=True) == ""
     assert peer.at(ROUNDS)
 
 
-def test_nothing_better_changes_nothing(peer_of: Make) -> None:
-    peer = peer_of(at=ROUNDS)
-    peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    assert "nothing better" in peer.state_sync.run(("a",), discard=False)
-    assert peer.at(ROUNDS)
+def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> None:
+    """Each chase begins where the one before ended: the state is fetched once."""
+    peer, served = peer_of(knows_start=False), Served(offers=[1, 2])
+    for reached in (3, 4, 5):
+        served.chain = run().chain(reached)
+        peer.run(served)
+        assert peer.at(reached)
+    assert served.asked_for("state/") == [state_name(2)]
 
 
-def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None:
+def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    assert "not-found" in peer.run(Served(offers=[2], results=[3]))
+    assert peer.at(3), "what was proven is kept"
+
+
+def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: Make) -> None:
     """Perhaps we voted for it, and nobody else has it any more."""
-    peer = peer_of(at=1)
-    peer.with_donors(FakeDonors({})).usable = True
-    digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
-    peer.results.hold(digest, result)
-    assert peer.state_sync.run(("a",), discard=False)
-    assert torch.equal(peer.state_sync.fetch_result(digest, []), result)
+    peer, result = peer_of(at=1), torch.ones(3)
+    peer.results.hold(b"r" * 32, result)
+    assert "nobody there" in peer.state_sync.run(["gone"], discard=False)
+    assert peer.state_sync.fetch_result(b"r" * 32, []) is result
+    assert peer.liars == []
+    assert peer.state_sync.run(["gone", peer.door(Served())], discard=False) == ""
+    assert peer.at(ROUNDS)
 
 
-def test_a_result_that_was_fetched_is_held(peer_of: Make) -> None:
-    peer, served = peer_of(at=1), Served()
-    peer.with_donors(FakeDonors({"a": served}))
-    digest = list(served.results)[-1]
-    fetched = peer.state_sync.fetch_result(digest, ["a"])
+def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Make) -> None:
+    peer, honest = peer_of(), Served()
+    digest, result = run().result_digest(2), run().results[2]
+    liar = Shelf({f"result/{digest.hex()}": {"other": result}})
+    assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.HASH_MISMATCH
+    fetched = peer.state_sync.fetch_result(digest, [peer.door(liar), peer.door(honest)])
+    assert torch.equal(fetched, result)
     assert peer.results.get(digest) is fetched
 
 
-def test_a_result_of_a_round_that_is_over_is_not_held_anew(
-    peer_of: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its memory may be another ring's by then."""
-    peer, digest = peer_of(at=1), b"r" * 32
-    peer.results.hold(digest, peer.results.buffer())
-    found = peer.results.get
-
-    def get(name: bytes) -> torch.Tensor | None:
-        result = found(name)
-        peer.results.release()  # the round ends at this very moment
-        return result
-
-    monkeypatch.setattr(peer.results, "get", get)
-    assert peer.state_sync.fetch_result(digest, []) is peer.results.buffer()
-    assert found(digest) is None
-
-
-def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
-    peer, donors = peer_of(at=1), FakeDonors({"b": Served()})
-    peer.with_donors(donors).usable = True
-    assert "gone" in peer.state_sync.run(("a",), discard=False)
-    assert donors.liars == []
-    peer.state_sync.run(("a", "b"), discard=False)
-    assert peer.at(ROUNDS)
+# ---- the chain
 
 
 def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
@@ -112,98 +129,50 @@ def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
 ) -> None:
     """By then it serves neither the results up to the proven head nor a state before it."""
     peer, served = peer_of(at=1), Served(offers=[4], results=[5])
-    donors, served.chain = FakeDonors({"a": served}), run().chain(2)
-    peer.with_donors(donors).usable = True
-    assert peer.state_sync.proven_head("a") == run().heads[2]
-    served.chain = run().chain(ROUNDS)
-    assert peer.state_sync.run(("a",), discard=False) == ""
+    served.chain = run().chain(2)
+    assert peer.state_sync.proven_head(peer.door(served)) == run().heads[2]
+    served.chain = run().chain()
+    assert peer.run(served) == ""
     assert peer.at(ROUNDS)
-    assert donors.asked == [4]
 
 
 def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> None:
-    class Slow(FakeDonors):
-        @contextmanager
-        def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
-            def slowly(since: int) -> bytes:
-                if since:
-                    assert peer.state_sync.proven_head("fast") == run().heads[-1]
-                    raise ConnectionError("gone")
-                return ask(since)
+    peer, fast = peer_of(at=0), Served()
 
-            with super().chain(peer_id) as ask:
-                yield slowly if peer_id == "slow" else ask
+    class Slow(Served):
+        def content_of(self, name: str) -> Content | None:
+            if name == "chain/2":
+                assert peer.state_sync.proven_head(peer.door(fast)) == run().heads[-1]
+                raise ConnectionError("gone")
+            return super().content_of(name)
 
-    peer, donors = peer_of(at=0), Slow({"slow": Served(), "fast": Served()})
     with pytest.raises(ConnectionError):
-        peer.with_donors(donors).proven_head("slow")
-    donors.chain_bytes.clear()
-    assert peer.state_sync.proven_head("fast") == run().heads[-1]
-    assert len(donors.chain_bytes) == 2, "its end, and that it is the end"
+        peer.state_sync.proven_head(peer.door(Slow()))
+    fast.asked.clear()
+    assert peer.state_sync.proven_head(peer.door(fast)) == run().heads[-1]
+    assert fast.asked == ["chain/5", "chain/4"], "its end, and that it is the end"
 
 
-def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
-    peer = peer_of(knows_start=False)
-    peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
-    assert "results since" in peer.state_sync.run(("a",), discard=False)
-    assert peer.at(3), "what was proven is kept"
-
-
-def test_a_half_fetched_state_is_finished_first(peer_of: Make) -> None:
-    peer = peer_of(knows_start=False)
-    donors = FakeDonors({"a": Served(offers=[3, 4])})
-    donors.begun = {3}
-    peer.with_donors(donors).run(("a",), discard=False)
-    assert peer.at(ROUNDS)
-    assert donors.asked == [3]
-
-
-def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
-    peer_of: Make,
+def test_a_chain_that_trickles_is_given_up_and_what_was_checked_is_kept(
+    peer_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What broke it off, an outage or the owner, may break off the next one as well."""
-
-    peer, served = peer_of(knows_start=False), Served(offers=[2, 3, 4])
-    served.states = {2: served.states[2]}
-    donors = FakeDonors({"a": served})
-    peer.with_donors(donors).run(("a",), discard=False)
-    assert donors.asked == [4, 3, 2]
-    assert donors.kept_when_asked == [{4}, {4, 3}, {4, 2}]
-    assert donors.kept == set(), "in the end there is a state"
-
-
-def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
-    peer = peer_of(knows_start=False)
-    donors = FakeDonors({"a": Served(offers=[4])})
-    donors.room = 0
-    peer.with_donors(donors).run(("a",), discard=False)
+    """A page comes in time; the next donor is asked for the rest."""
+    monkeypatch.setattr(serving, "UNCHECKED_PACE", Pace(slack_s=2.0, bytes_per_s=math.inf))
+    peer, slow, honest = peer_of(), Served(), Served(offers=[3])
+    peer.door(slow, Trickle(len(run().chain(2)), 200))
+    assert "no byte for too long" in peer.run(slow)
+    assert peer.run(honest) == ""
     assert peer.at(ROUNDS)
-    assert peer.events.events[0]["what"] == "downloads"
-    assert peer.storage.room.paused == {}, "nothing waits for room any more"
+    assert honest.asked[0] != "chain/0"
+    assert peer.liars == [], "slow is no lie"
 
 
-def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
-    """With room for one only, the other need not be fetched into memory: nothing resumes it."""
-    peer, served = peer_of(knows_start=False), Served(offers=[3, 4])
-    del served.states[4]
-    donors = FakeDonors({"a": served})
-    donors.room = 1
-    peer.with_donors(donors).run(("a",), discard=False)
+def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> None:
+    peer, served = peer_of(at=2), Served(offers=[4])
+    peer.journal.append(run().branch(2))
+    assert peer.run(served) == ""
     assert peer.at(ROUNDS)
-    assert donors.kept_when_asked == [{4}, {3}]
-    assert not any(event["event"] == "disk-full" for event in peer.events.events)
-
-
-def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> None:
-    """Each chase begins where the one before ended: the state is fetched once."""
-    peer, story = peer_of(knows_start=False), run()
-    donors = FakeDonors({"a": Served(offers=[1, 2])})
-    peer.with_donors(donors)
-    for reached in (3, 4, 5):
-        donors.table["a"].chain = story.chain(reached)
-        peer.state_sync.run(("a",), discard=False)
-        assert peer.at(reached)
-    assert donors.asked == [2]
+    assert served.asked_for("chain/") == ["chain/3", "chain/2", "chain/4", "chain/5"]
 
 
 def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
@@ -212,62 +181,185 @@ def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
     """Whoever had the last result is gone; the others went on without it."""
     peer, story = peer_of(at=2), run()
     last = story.commits[-1].value
-    value = value_on(story.heads[4], last.result_digest, last.gradient_norm, story.digest(4))
-    branch = signed(story.heads[4], replace(value, survivors=VOTERS[:1]))
-    lost, going = Served(results=[3, 4]), Served(results=[3, 4])
-    going.chain, going.results = chain_bytes([*story.commits[:4], branch]), story.results
-    donors = FakeDonors({"lost": lost})
-    peer.with_donors(donors).usable = True
-    assert "results since" in peer.state_sync.run(("lost",), discard=False)
+    branch = story.branch(4, result_digest=last.result_digest, gradient_norm=last.gradient_norm)
+    lost, going = Served(results=[3, 4]), Served()
+    going.chain = chain_bytes([*story.commits[:4], branch])
+    assert "not-found" in peer.run(lost)
     assert peer.at(4)
-    donors.table = {"going": going}
-    assert peer.state_sync.proven_head("going").branches
-    assert peer.state_sync.run(("going",), discard=False) == ""
+    assert peer.state_sync.proven_head(peer.door(going)).branches
+    assert peer.run(going) == ""
     assert peer.journal.head == story.heads[4].after(branch.value)
 
 
-def on_a_branch(peer: Peer) -> Peer:
-    story = run()
-    value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
-    branch = signed(story.heads[2], replace(value, survivors=VOTERS[:1]))
-    for commit in (*story.commits[:2], branch):
-        peer.journal.append(commit)
-    return peer
+# ---- the state
 
 
-def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> None:
-    peer, story = on_a_branch(peer_of()), run()
-    donors = FakeDonors({"a": Served(offers=[4])})
-    peer.with_donors(donors).run(("a",), discard=False)
+def test_a_half_fetched_state_is_finished_first_and_one_not_offered_goes(peer_of: Make) -> None:
+    peer, served = peer_of(knows_start=False), Served(offers=[3, 4], results=[])
+    begun, old = (peer.downloads / run().heads[number].digest.hex()[:16] for number in (3, 2))
+    for folder in (begun, old):
+        folder.mkdir(parents=True)
+    assert peer.run(served)
+    assert served.asked_for("state/") == [state_name(3)]
+    assert (begun.exists(), old.exists()) == (True, False)
+
+
+def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
+    peer_of: Make,
+) -> None:
+    """What broke it off, an outage or the owner, may break off the next one as well."""
+
+    class Breaking(Served):
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+            if name == state_name(4) and arena:
+                raise PermissionError("gone")
+            there = {folder.name for folder in peer.downloads.glob("*")}
+            kept.append(there) if name == state_name(3) else None
+            return super().chunk(name, arena, chunk)
+
+    peer, kept = peer_of(knows_start=False), list[set[str]]()
+    assert peer.run(Breaking(offers=[3, 4])) == ""
     assert peer.at(ROUNDS)
-    sizes = [len(story.chain(number)) for number in range(ROUNDS + 1)]
-    parts = [(3, 5), (2, 4), (4, 5), (5, 5)]
-    assert donors.chain_bytes == [sizes[until] - sizes[since] for since, until in parts]
+    assert kept[0] == {run().heads[number].digest.hex()[:16] for number in (3, 4)}
+    assert list(peer.downloads.glob("*")) == [], "in the end there is a state"
 
 
-@pytest.mark.parametrize(
-    ("reason", "discard"),
-    [(Reason.SUPERSEDED, False), (Reason.SUPERSEDED, True), (Reason.UNREACHABLE, False)],
-)
+def test_without_room_for_the_state_it_waits_and_says_so(peer_of: Make) -> None:
+    peer, served = peer_of(knows_start=False), Served(offers=[4])
+    peer.downloads.write_text("in the way")
+    assert "cannot reserve" in peer.run(served)
+    assert not peer.state_sync.usable
+    assert peer.events.events[-1]["what"] == "downloads"
+    assert peer.storage.room.paused.keys() == {"downloads"}
+    assert peer.liars == []
+    peer.downloads.unlink()
+    assert peer.run(served) == ""
+    assert peer.at(ROUNDS)
+    assert peer.storage.room.paused == {}, "nothing waits for room any more"
+
+
+@pytest.mark.parametrize("discard", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
 def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
-    peer_of: Make, reason: Reason, discard: bool
+    peer_of: Make, ends: bool, discard: bool
 ) -> None:
     """It may be all that is left of the run."""
 
-    class Ending(FakeDonors):
-        def _offers(self, peer_id: str) -> list[bytes]:
-            self.table.clear()
-            self.closed = reason is Reason.SUPERSEDED
-            return []
+    class Ending(Served):
+        def content_of(self, name: str) -> Content | None:
+            if not name.startswith("chain/"):
+                if ends:
+                    peer.donors.close()
+                raise ConnectionError("gone")
+            return super().content_of(name)
 
-    story = run()
-    peer = peer_of(at=2) if discard else on_a_branch(peer_of())
+    peer = peer_of(at=2)
+    if not discard:
+        peer.journal.append(run().branch(2))
+    served = Ending()
+    served.chain = run().chain(2) if discard else served.chain
     reached, state = peer.journal.head, state_digest(peer.replica.state_arenas())
-    served = Served()
-    if discard:
-        served.chain = story.chain(2)
-    peer.with_donors(Ending({"a": served})).usable = True
-    assert peer.state_sync.run(("a",), discard)
+    assert "no donor serves a state" in peer.run(served, discard=discard)
     assert peer.state_sync.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
+
+
+@pytest.mark.parametrize("kind", ["atom-offers", "atom-fetch"])
+def test_without_a_thread_to_be_had_catching_up_fails_and_is_tried_again(
+    peer_of: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    peer, served, start = peer_of(), Served(offers=[3]), threading.Thread.start
+
+    def no_more(thread: threading.Thread) -> None:
+        if thread.name.startswith(kind):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_more)
+        assert "can't start new thread" in peer.run(served)
+    assert peer.run(served) == ""
+    assert peer.at(ROUNDS)
+
+
+# ---- donors that lie
+
+
+def forged(served: Served) -> None:
+    """Named voters, other signatures."""
+    last = run().commits[4]
+    stranger = run().branch(4, voters_next=last.value.voters_next).votes[0].signature
+    votes = tuple(type(each)(each.voter, stranger) for each in last.votes)
+    served.chain = chain_bytes([*run().commits[:4], type(last)(last.value, last.ballot, votes)])
+
+
+def another_run(served: Served) -> None:
+    """Well signed from the first round on, and none of it follows from our genesis."""
+    served.chain = chain_bytes(run().commits[1:])
+
+
+def repeated(served: Served) -> None:
+    """Endless: the same page after every round."""
+    served.chain = chain_bytes([*run().commits[:2]] * 1000)
+
+
+def torn_off(served: Served) -> None:
+    served.chain = served.chain[:-3]
+
+
+def not_a_chain(served: Served) -> None:
+    served.chain = (12).to_bytes(4, "big") + b"no commit..."
+
+
+def another_state(served: Served) -> None:
+    served.offer(3)
+    served.contents[state_name(3)] = run().states[2]
+
+
+def another_model(served: Served) -> None:
+    served.offer(3)
+    served.contents[state_name(3)] = {"master": torch.zeros(1 << 20)}
+
+
+LIES = [forged, another_run, repeated, torn_off, not_a_chain, another_state, another_model]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_liar_is_named_costs_few_pages_and_keeps_us_from_nobody(peer_of: Make, lie: type) -> None:
+    peer, liar = peer_of(knows_start=False), Served()
+    lie(liar)
+    assert peer.run(liar)
+    assert peer.liars == [peer.door(liar)]
+    assert len(liar.asked_for("chain/")) <= 1 + ROUNDS
+    assert not peer.state_sync.usable
+    assert peer.journal.head == run().heads[0]
+    assert peer.run(liar, Served(offers=[2])) == ""
+    assert peer.at(ROUNDS)
+
+
+def test_a_newer_offer_that_does_not_hold_gives_way_to_an_older_one(peer_of: Make) -> None:
+    peer, liar = peer_of(knows_start=False), Served(offers=[3])
+    another_state(liar)
+    assert peer.run(Served(offers=[2]), liar) == ""
+    assert peer.at(ROUNDS)
+
+
+@pytest.mark.parametrize("listed", [b"", b"[[1,2]]", b"x" * (serving.MAX_OFFERS * 32 + 1)])
+def test_a_nonsensical_list_is_passed_over(peer_of: Make, listed: bytes) -> None:
+    peer, odd = peer_of(knows_start=False), Served()
+    odd.contents["snapshots"] = plain_bytes(listed)
+    assert "no donor serves a state" in peer.run(odd)
+    assert peer.run(odd, Served(offers=[3])) == ""
+    assert peer.at(ROUNDS)
+
+
+def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
+    """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
+    peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
+    liar.chain = honest.chain = b""
+    liar.contents[state_name(0)] = run().states[1]
+    assert "hash-mismatch" in peer.run(liar, discard=True)
+    assert not peer.state_sync.usable
+    assert peer.run(honest, discard=True) == ""
+    assert peer.at(0)

@@ -27,7 +27,7 @@ def chain(length: int, sequences: int = 8) -> list[Commit]:
 
 
 def written(path: Path, length: int) -> Journal:
-    journal = Journal.open(path, GENESIS)
+    journal = Journal(path, GENESIS)
     for commit in chain(length):
         journal.append(commit)
     return journal
@@ -39,7 +39,7 @@ def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None
     journal = written(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
-    again = Journal.open(path, GENESIS)
+    again = Journal(path, GENESIS)
     assert again.commits == journal.commits[:2]
     assert again.heads == journal.heads[:3]
     again.append(journal.commits[2])
@@ -50,7 +50,7 @@ def test_another_runs_chain_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "chain.bin", 2)
     other = genesis(b"other manifest".ljust(32), b"s" * 32, voter_of(ME))
     with pytest.raises(StorageError, match="genesis"):
-        Journal.open(tmp_path / "chain.bin", other)
+        Journal(tmp_path / "chain.bin", other)
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 40, 200])
@@ -61,7 +61,7 @@ def test_damage_inside_is_refused_not_guessed_at(tmp_path: Path, place: int) -> 
     raw[place] ^= 0x81
     path.write_bytes(bytes(raw))
     with pytest.raises(StorageError, match=r"chain\.bin"):
-        Journal.open(path, GENESIS)
+        Journal(path, GENESIS)
     assert path.read_bytes() == raw, "whoever looks into it finds what we found"
 
 
@@ -85,4 +85,4 @@ def test_what_the_disk_does_not_take_counts_and_is_written_later(
             take() if another else journal.append(commits[1])
     assert journal.head.round == 2
     journal.append(commits[2])
-    assert Journal.open(path, GENESIS).commits == commits
+    assert Journal(path, GENESIS).commits == commits

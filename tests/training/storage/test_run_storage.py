@@ -1,7 +1,6 @@
 """Files are whole or not there, and bounded in number; a full disk stops the writing, never the
 training."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from atom.base.errors import StorageError
 from atom.base.events import EventList
 from atom.swarm.state.arenas import arena_digest
-from atom.training.storage.disk import DiskRoom, remove_partial
+from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import (
@@ -74,20 +73,17 @@ def of(stage: Stage, kind: str) -> list[str]:
     return [event["what"] for event in stage.events.events if event["event"] == kind]
 
 
-def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
-    """With one, the one before it stays until a commit vouches for the newest."""
+def test_as_many_as_asked_for_are_kept_and_the_results_since_the_oldest(stage: Stage) -> None:
     steps(stage, 7)
     assert rounds(stage) == [6, 4]
-    assert len(stage.stored()) == 3, "since the older one"
-    stage.storage = one = keeping_one(stage)
+    assert len(stage.stored()) == 3
+    one = keeping_one(stage)
     one.begin()
     assert rounds(stage) == [6]
     assert len(stage.stored()) == 1
-    for found in ([8, 6], [8], [10, 8]):
-        commit = stage.commit(stage.hold(9.0 + stage.journal.head.round))
-        one.record(commit)
-        one.settle(b"d" * 32, stage.replica.arenas, stage.journal.head.round % 2 == 0)
-        assert rounds(stage) == found
+    one.snapshot(b"d" * 32, stage.replica.arenas)
+    assert rounds(stage) == [7]
+    assert stage.stored() == []
 
 
 def test_a_discarded_branch_never_outlives_our_own_state(stage: Stage) -> None:
@@ -155,39 +151,6 @@ def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
     assert of(stage, "disk-full") == []
 
 
-def test_results_that_no_snapshot_covers_survive_a_power_cut(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    real = os.fsync
-
-    def noted(file: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    steps(stage, 3)
-    results = [
-        commit.value.result_digest.hex() + ".safetensors" for commit in stage.journal.commits
-    ]
-    assert [name for name in synced if name in results] == [results[0], results[2]]
-
-
-def test_a_disk_that_fails_while_it_syncs_stops_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(digest: bytes) -> None:
-        raise StorageError("an I/O error", "look at the disk")
-
-    monkeypatch.setattr(stage.results, "sync", failing)
-    steps(stage, 1)
-    assert of(stage, "disk-full") == ["synced results"]
-    steps(stage, 2)
-    assert stage.journal.head.round == 3
-    assert of(stage, "disk-full") == ["synced results"], "once"
-    assert of(stage, "disk-room") == []
-
-
 def test_a_disk_that_turns_read_only_stops_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,11 +169,11 @@ def test_a_disk_that_turns_read_only_stops_nobody(
     assert rounds(stage) == [4, 2], "and they are still there"
     steps(stage, 2)
     assert stage.room.paused == {}
-    assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
+    assert Journal(stage.folder / "chain.bin", stage.start).head == stage.journal.head
     assert "round" in kinds(stage)
 
 
-def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
+def test_the_person_at_the_terminal_is_told_once(tmp_path: Path) -> None:
     said: list[str] = []
     room = DiskRoom(tmp_path / "gone", EventList(), said.append)
     assert room.free_bytes() == 0
@@ -218,71 +181,51 @@ def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
     def full() -> None:
         raise StorageError("the disk is full", "free some disk space")
 
-    assert not room.attempt("snapshots", full)
-    assert not room.attempt("snapshots", full)
-    assert room.attempt("results", lambda: None)
-    assert room.attempt("snapshots", lambda: None)
-    assert said == [
-        "the disk is full; training goes on without (free some disk space)",
-        "the disk has room again: snapshots written",
-    ]
+    done = [room.attempt("snapshots", write) for write in (full, full, list, list)]
+    assert done == [False, False, True, True]
+    assert len(said) == 2
+    assert "the disk is full" in said[0]
+    assert "free some disk space" in said[0]
 
 
 # ---- results
 
-
-def saved(results: Results, value: float) -> bytes:
-    result = results.buffer().fill_(value)
-    name = arena_digest(result)
-    results.hold(name, result)
-    results.save(name)
-    return name
+NAME = arena_digest(torch.full((32,), 2.0))
 
 
-def test_arenas_are_used_again_but_those_that_were_lent(tmp_path: Path) -> None:
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """One of them is stored."""
     results = Results(tmp_path, 32)
-    mine, read = results.buffer(), results.buffer()
-    results.hold(b"m" * 32, mine)
-    results.hold(b"r" * 32, read)
-    assert results.lend(b"r" * 32) is read
-    assert results.lend(b"x" * 32) is None
-    results.release()
-    assert results.buffer() is mine
-    assert results.buffer() is not read
+    results.save(NAME, torch.full((32,), 2.0))
+    return results
 
 
-def test_a_stored_result_is_lent_even_while_its_file_goes(tmp_path: Path) -> None:
-    results = Results(tmp_path, 32)
-    name = saved(results, 2.0)
-    results.release()
-    lent = results.lend(name)
+def test_a_stored_result_is_read_even_while_its_file_goes(results: Results) -> None:
+    found = results.unchecked(NAME)
     results.prune(set())
-    assert lent is not None
-    assert torch.equal(lent, torch.full((32,), 2.0))
-    assert results.lend(name) is None
+    assert found is not None
+    assert torch.equal(found, torch.full((32,), 2.0))
+    assert results.unchecked(NAME) is None
 
 
-def test_damaged_results_are_not_there(tmp_path: Path) -> None:
-    results = Results(tmp_path, 32)
-    name = saved(results, 2.0)
-    results.release()
-    assert results.lend(name) is not None
-    assert Results(tmp_path, 64).get(name) is None, "of a model of another size"
-    whole = results.path(name).read_bytes()
+def test_damaged_results_are_not_there(results: Results) -> None:
+    path = results.path(NAME)
+    assert results.get(NAME) is not None
+    assert Results(results.folder, 64).get(NAME) is None, "of a model of another size"
+    whole = path.read_bytes()
     for damaged in (b"garbage", whole[:-40], whole[:-1] + b"\x01", b""):
-        results.path(name).write_bytes(damaged)
-        assert results.get(name) is None
-    assert results.lend(name) is None, "a power cut leaves empty files"
+        path.write_bytes(damaged)
+        assert results.get(NAME) is None
+    assert results.unchecked(NAME) is None, "a power cut leaves empty files"
 
 
-def test_a_folder_in_the_place_of_a_file_is_said_and_left_alone(tmp_path: Path) -> None:
-    results = Results(tmp_path, 32)
-    name = saved(results, 2.0)
-    results.path(name).unlink()
-    results.path(name).mkdir()
-    (tmp_path / "left.partial").mkdir()
-    remove_partial(tmp_path)
+def test_a_folder_in_the_place_of_a_file_is_said_and_left_alone(stage: Stage) -> None:
+    results, name = stage.results, b"n" * 32
+    for path in (results.path(name), results.folder / "left.partial"):
+        path.mkdir(parents=True)
+    stage.storage.begin()
     results.prune(set())
     with pytest.raises(StorageError, match="cannot write"):
-        results.save(name)
-    assert {path.name for path in tmp_path.iterdir()} == {results.path(name).name, "left.partial"}
+        results.save(name, torch.zeros(ELEMENTS))
+    assert len(list(results.folder.iterdir())) == 2

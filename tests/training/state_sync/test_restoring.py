@@ -6,7 +6,7 @@ from atom.base.errors import PeerRefused
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.training.small_history import ROUNDS, run
-from tests.training.state_sync.catching_peer import FakeDonors, Make, peer_of
+from tests.training.state_sync.catching_peer import Make, peer_of
 
 __all__ = ["peer_of"]
 
@@ -29,24 +29,15 @@ def test_a_missing_result_cuts_the_journal_there(peer_of: Make) -> None:
 
 def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None:
     """Replaying may take minutes, and a leave has a deadline."""
-    peer, donors = peer_of(), FakeDonors({})
+    peer = peer_of()
     peer.store(ROUNDS, range(1, 6))
-    sync = peer.with_donors(donors)
-
-    def told(done: int, total: int) -> None:
-        peer.told.append((done, total))
-        donors.closed = done == 2
-
-    sync._on_progress = told
-    with pytest.raises(PeerRefused, match="this peer ends"):
-        sync.restore()
-    assert peer.told == [(0, 5), (1, 5), (2, 5), (2, 0)]
-    assert peer.journal.head == run().heads[ROUNDS]
-    donors.closed = True
-    with pytest.raises(PeerRefused, match="this peer ends"):
-        sync.restore()
-    peer.with_donors(FakeDonors({})).restore()
-    assert peer.at(ROUNDS)
+    peer.on_told = lambda done: peer.donors.close() if done == 2 else None
+    for told in ([(0, 5), (1, 5), (2, 5), (2, 0)], []):
+        with pytest.raises(PeerRefused, match="this peer ends"):
+            peer.state_sync.restore()
+        assert peer.told == told
+        assert peer.journal.head == run().heads[ROUNDS]
+        peer.told.clear()
 
 
 @pytest.mark.parametrize("left_bytes", [None, 100])
@@ -93,4 +84,4 @@ def test_nothing_at_hand_is_not_usable(peer_of: Make) -> None:
     peer.state_sync.restore()
     assert not peer.state_sync.usable
     assert peer.journal.head == run().heads[0]
-    assert "no donors" in peer.state_sync.run({}, discard=False)
+    assert peer.run() == "no donors"
