@@ -54,7 +54,8 @@ class _Field:
     """Of the value, or of each item."""
     accepts: Callable[[Any], bool]
     most: int | None
-    """Items of a tuple; 1 for an optional value; None for a value that is always there."""
+    """Items of a tuple; 1 for what may be missing; None for a plain value: it is always there."""
+    is_tuple: bool
     is_optional: bool
     is_message: bool
 
@@ -86,26 +87,16 @@ def _fill(wire: Any, message: object, kind: Any) -> None:
     assert isinstance(message, kind), f"{message!r} is no {kind.__name__}"
     for field in _fields(kind):
         value = getattr(message, field.name)
-        if value is None:
-            continue
         if field.most is None:
-            _set(wire, field, value)
+            setattr(wire, field.name, value)
             continue
-        items, part = (value,) if field.is_optional else value, getattr(wire, field.name)
+        items = value if field.is_tuple else () if value is None else (value,)
+        part = getattr(wire, field.name)
         if field.is_message:
             for item in items:
                 _fill(part.add(), item, field.kind)
         else:
             part.extend(items)
-
-
-def _set(wire: Any, field: _Field, value: Any) -> None:
-    if field.is_message:
-        part = getattr(wire, field.name)
-        part.SetInParent()
-        _fill(part, value, field.kind)
-    else:
-        setattr(wire, field.name, value)
 
 
 def _read(wire: Any, kind: Callable[..., T]) -> T:
@@ -115,13 +106,15 @@ def _read(wire: Any, kind: Callable[..., T]) -> T:
 def _read_field(wire: Any, field: _Field) -> Any:
     found = getattr(wire, field.name)
     if field.most is None:
-        if field.is_message and not wire.HasField(field.name):
-            raise PeerRefused(Reason.MALFORMED, f"{field.name} is missing")
         return _checked(found, field)
     if len(found) > field.most:
         raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} {field.name}, at most {field.most}")
     items = tuple(_checked(item, field) for item in found)
-    return next(iter(items), None) if field.is_optional else items
+    if field.is_tuple:
+        return items
+    if not items and not field.is_optional:
+        raise PeerRefused(Reason.MALFORMED, f"{field.name} is missing")
+    return next(iter(items), None)
 
 
 def _checked(found: Any, field: _Field) -> Any:
@@ -166,8 +159,8 @@ def _field(name: str, hint: Any) -> _Field:
     assert limits or not is_tuple, f"{name} has no most"
     is_message = not issubclass(hint, tuple(_WIRE_TYPES))
     accepts = tests[0] if tests else bool if is_message else _usual_test(name, hint)
-    most = 1 if is_optional else limits[0] if is_tuple else None
-    return _Field(name, hint, accepts, most, is_optional, is_message)
+    most = limits[0] if is_tuple else 1 if is_optional or is_message else None
+    return _Field(name, hint, accepts, most, is_tuple, is_optional, is_message)
 
 
 def _usual_test(name: str, kind: type) -> Callable[[Any], bool]:

@@ -191,7 +191,7 @@ def test_a_joiner_without_room_for_the_state(tmp_path: Path) -> None:
         tokens_bytes = sum(path.stat().st_size for path in (ada.state / "tokens").iterdir())
         disk.fill(leave_bytes=tokens_bytes + state_bytes // 2)
         bob.start()
-        swarm.until(lambda: bob.lives and not_written(bob), "no room", START_S)
+        swarm.until(lambda: "downloads" in not_written(bob), "no room", START_S)
         assert "cannot reserve " in bob.errors()
         disk.make_room()
         swarm.until(lambda: contributes(swarm, bob, 0), "its part", START_S)

@@ -7,7 +7,6 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 import torch
@@ -17,13 +16,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.state.arenas import (
-    CHUNK_BYTES,
-    BlobManifest,
-    Tick,
-    bytes_of,
-    describe,
-)
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, describe
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience
@@ -43,8 +36,6 @@ _LOOK_S = 0.01
 """Between looks whether rings leave room."""
 _MANIFESTS = 1024
 """Of more contents than a peer keeps: whoever asks for many has none forgotten."""
-_STILL_S = 1.0
-"""How often the asker hears that its blob is still being hashed."""
 
 Content = Mapping[str, Tensor]
 """Arenas by name, contiguous and on the host. Nobody writes into them any more."""
@@ -64,25 +55,23 @@ class BlobStore:
         chunk anew. A name of more than a chunk must always mean the same content."""
         self._find = find
         self._lock = threading.Lock()
-        self._manifests: OrderedDict[str, BlobManifest] = OrderedDict()
+        self._manifests: dict[str, BlobManifest] = {}
 
-    def manifest(self, name: str, tick: Tick = lambda: None) -> BlobManifest:
-        """Hashes the content; a large one's manifest is remembered.
-
-        Raises: PeerRefused(NOT_FOUND); what `tick` raises.
-        """
+    def manifest(self, name: str) -> BlobManifest:
+        """Hashes the content; a large one's manifest is remembered. Raises:
+        PeerRefused(NOT_FOUND)."""
         content = self._content(name)
         with self._lock:
             known = self._manifests.get(name)
         if known is not None:
             return known
-        arenas = tuple(describe(each, content[each], tick) for each in sorted(content))
+        arenas = tuple(describe(each, content[each]) for each in sorted(content))
         manifest = BlobManifest(arenas)
         if manifest.byte_count > CHUNK_BYTES:
             with self._lock:
                 self._manifests[name] = manifest
-                while len(self._manifests) > _MANIFESTS:
-                    self._manifests.popitem(last=False)
+                if len(self._manifests) > _MANIFESTS:
+                    del self._manifests[next(iter(self._manifests))]
         return manifest
 
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
@@ -154,14 +143,13 @@ class BlobServer:
             raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
         patience = Patience(_SEND_SILENCE_S)
         try:
-            answer = self._look_up(request, _signs_of_life(channel, patience))
-            self._send(channel, memoryview(answer), patience)
+            self._send(channel, memoryview(self._look_up(request)), patience)
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
 
-    def _look_up(self, request: wire.BlobRequest, tick: Tick) -> bytes | memoryview:
+    def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
         if request.manifest:
-            return schema.encode(self._store.manifest(request.name, tick))
+            return schema.encode(self._store.manifest(request.name))
         return self._store.chunk(request.name, request.arena, request.chunk)
 
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
@@ -174,16 +162,3 @@ class BlobServer:
                 answer = answer[size:]
             else:
                 channel.closed.wait(_LOOK_S)
-
-
-def _signs_of_life(channel: Channel, patience: Patience) -> Tick:
-    """Tells the asker now and then that the work goes on; raises OSError once it hung up."""
-    told = time.monotonic()
-
-    def tick() -> None:
-        nonlocal told
-        if time.monotonic() - told >= _STILL_S:
-            channel.send_frame(Kind.HASHING, patience=patience)
-            told = time.monotonic()
-
-    return tick

@@ -58,8 +58,8 @@ LIES = frozenset(
 _MAY_PASS = frozenset(
     {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}
 )
-_MANIFEST_S = 120.0
-"""A donor may first have to hash its snapshot; it says so once a second."""
+HASHED_BYTES_PER_S = 50e6
+"""The least at which a donor reads and hashes a content before it can say its manifest."""
 _PIECE_S = 300.0
 """A donor that needs longer for one piece is of no use, however steadily it trickles."""
 _LOOK_S = 0.05
@@ -162,7 +162,7 @@ class Donor:
     def manifest(self, max_bytes: int) -> BlobManifest:
         """Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
-        patience = replace(self._patience, deadline=time.monotonic() + _MANIFEST_S)
+        patience = replace(self._patience, silence_s=SILENCE_S + max_bytes / HASHED_BYTES_PER_S)
         length = self._answer_length(MAX_MANIFEST_BYTES, patience)
         return decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
 
@@ -188,10 +188,7 @@ class Donor:
         self._channel.send_frame(Kind.BLOB_REQUEST, raw, patience=self._patience)
 
     def _answer_length(self, limit: int, patience: Patience) -> int:
-        while True:
-            kind, length = self._channel.recv_header(max(limit, MAX_FRAME_BYTES), patience)
-            if kind != Kind.HASHING or length:
-                break
+        kind, length = self._channel.recv_header(max(limit, MAX_FRAME_BYTES), patience)
         if kind == Kind.BLOB and length <= limit:
             return length
         if kind != Kind.REFUSED or length > MAX_FRAME_BYTES:

@@ -49,8 +49,6 @@ class Kind(IntEnum):
     BROKEN = 34
     BLOB_REQUEST = 48
     BLOB = 49
-    HASHING = 50
-    """Blob: "I am alive, and still reading what you asked for." """
     CALL = 64
     """Line: "dial me, and begin with this token." """
     PING = 65

@@ -96,7 +96,8 @@ class PeerDonors:
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
         """`pace`: the least that must come; None: as long as anything comes."""
         named = named_digest({RESULT_ARENA: digest})
-        wanted = Wanted(f"result/{digest.hex()}", peers, named, self._max_bytes, pace)
+        most = 4 * self._elements + (1 << 20)
+        wanted = Wanted(f"result/{digest.hex()}", peers, named, most, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
         result = torch.zeros(self._elements)
         fetch(self._transport, wanted, {RESULT_ARENA: result}, self._stop, quiet)

@@ -1,5 +1,10 @@
 """A state arrives whole from several donors, whatever some of them do."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -14,12 +19,11 @@ from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
-from atom.swarm.state import blobs
 from atom.swarm.state import fetch as fetch_module
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Tick, state_digest
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
-from atom.swarm.state.fetch_target import Piece, PieceQueue, Target
+from atom.swarm.state.fetch_target import Piece, PieceQueue
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
@@ -30,10 +34,11 @@ from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
 
 SOON = 20.0
-STATE_BYTES = (3 * CHUNK_BYTES // 4 + 7) * 4 + CHUNK_BYTES // 4 * 2
+CHUNK, CHUNKS = CHUNK_BYTES // 4, 5
+STATE_BYTES = (3 * CHUNK + 7) * 4 + CHUNK * 2
 NAME = "state/" + "ab" * 32
-CHUNK = CHUNK_BYTES // 4
 LEISURE = Pace(slack_s=60.0)
+Act = Callable[[int, memoryview], memoryview | None]
 
 
 def state(seed: int = 0) -> dict[str, Tensor]:
@@ -45,15 +50,14 @@ def state(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+DIGEST = state_digest(state())
+
+
 class Scripted(Shelf):
     """Serves a state. `act` sees the number of each chunk before it is given: what it returns is
     given in its place, if anything."""
 
-    def __init__(
-        self,
-        act: Callable[[int, memoryview], memoryview | None] = lambda number, chunk: None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, act: Act = lambda number, chunk: None, seed: int = 0) -> None:
         super().__init__({NAME: state(seed)})
         self._act = act
         self.asked = 0
@@ -68,45 +72,60 @@ def lie(number: int, chunk: memoryview) -> memoryview:
     return memoryview(bytes(len(chunk)))
 
 
-def gives(most: int) -> Callable[[int, memoryview], None]:
-    def act(number: int, chunk: memoryview) -> None:
-        if number >= most:
-            raise ConnectionError("fell over")
+def fall_over(number: int, chunk: memoryview) -> None:
+    if number >= 1:
+        raise ConnectionError("fell over")
 
-    return act
+
+def stumble(number: int, chunk: memoryview) -> None:
+    if number in {0, 2, 3}:
+        raise PeerRefused(Reason.BUSY)
 
 
 class Town:
     """Donors around one peer that fetches."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str = "local") -> None:
         self._network = LocalNetwork()
         self._kind = kind
         self.transports: list[Transport] = []
         self.me = self._add(None)
         self.release = threading.Event()
         self.events = EventList()
+        self.lies: dict[str, Reason] = {}
 
     def donor(
         self, store: BlobStore | None = None, throttle: TransferThrottle | None = None
     ) -> str:
         transport = self._add(BlobServer(store or Scripted(), throttle=throttle).serve)
-        host, port = transport.address
-        self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
+        self.me.set_addresses(transport.peer_id, ["{}:{}".format(*transport.address)])
         return transport.peer_id
 
     def fetch(
-        self, donors: Sequence[str], into: Path | Mapping[str, Tensor] | None = None, **how: object
-    ) -> Target:
-        """The state, into arenas of its form unless told; it is the right one."""
-        wanted = Wanted(NAME, donors, state_digest(state()), 1 << 30)
-        watch = how.pop("watch", Watch(events=self.events))
+        self,
+        donors: Sequence[str],
+        into: Path | Mapping[str, Tensor] | None = None,
+        stop: threading.Event | None = None,
+        most_bytes: int = 1 << 30,
+        pace: Pace | None = None,
+    ) -> Mapping[str, int]:
+        """The state, into arenas of its form unless told; it is the right one. From whom how much
+        came."""
         arenas = {name: torch.zeros_like(each) for name, each in state().items()}
         place = arenas if into is None else into
-        fetched = fetch(self.me, wanted, place, watch=watch, **how)  # type: ignore[arg-type]
-        assert fetched.arenas.keys() == state().keys()
-        assert all(torch.equal(fetched.arenas[name], each) for name, each in state().items())
-        return fetched
+        wanted = Wanted(NAME, donors, DIGEST, most_bytes, pace)
+        fetched = fetch(self.me, wanted, place, stop, Watch(self.progress, self.events, self.lied))
+        assert state_digest(fetched) == DIGEST
+        told = self.events.events[-1]
+        assert told["bytes"] + told["reused_bytes"] >= STATE_BYTES
+        return dict(told["from_peers"])
+
+    def progress(self, done: int, total: int) -> None:
+        assert done <= total == STATE_BYTES
+
+    def lied(self, donor: str, reason: Reason) -> None:
+        self.lies[donor] = reason
+        self.release.set()
 
     def stuck(self, number: int, chunk: memoryview) -> None:
         self.release.wait(SOON)
@@ -129,168 +148,167 @@ class Town:
         return transport
 
 
-@pytest.fixture(params=["local", "tcp"])
-def town(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
-    yield from towns(request.param, monkeypatch)
-
-
 @pytest.fixture
-def local_town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
-    yield from towns("local", monkeypatch)
-
-
-def towns(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+def town(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
     monkeypatch.setattr(fetch_module, "PAUSE_S", 0.01)
     before = set(threading.enumerate())
-    town = Town(kind)
+    town = Town(getattr(request, "param", "local"))
     yield town
     town.close()
     assert set(threading.enumerate()) <= before
 
 
-def test_a_state_comes_from_several_donors(town: Town) -> None:
-    donors = [town.donor() for _ in range(3)]
-    steps: list[tuple[int, int]] = []
-    fetched = town.fetch(donors, watch=Watch(lambda *step: steps.append(step)))
-    assert max(steps) == (STATE_BYTES, STATE_BYTES)
-    assert fetched.reused_bytes == 0
+ON_BOTH = pytest.mark.parametrize("town", ["local", "tcp"], indirect=True)
 
 
+@ON_BOTH
 def test_liars_strangers_and_the_absent_are_replaced(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "MOST_DONORS", 1)
-    donors = [
-        Identity.create().peer_id,
-        town.donor(Scripted(lie)),
-        town.donor(Scripted(seed=1)),
-        town.donor(Shelf()),
-        town.donor(Scripted(gives(1))),
-        town.donor(),
-    ]
-    town.fetch(donors)
-    dropped = {event["peer_id"]: event["reason"] for event in town.events.events}
-    assert dropped[donors[1]] == dropped[donors[2]] == "hash-mismatch"
-    assert dropped[donors[3]] == "not-found"
-    assert donors[5] not in dropped
+    stores = [Scripted(lie), Scripted(seed=1), Shelf(), Scripted(fall_over), Scripted()]
+    liar, stranger, empty, faint, good = donors = [town.donor(store) for store in stores]
+    assert town.fetch([Identity.create().peer_id, *donors]).keys() == {faint, good}
+    dropped = {event["peer_id"]: event["reason"] for event in town.events.events[:-1]}
+    assert dropped[liar] == dropped[stranger] == "hash-mismatch"
+    assert dropped[empty] == "not-found"
+    assert good not in dropped
+    assert town.lies == dict.fromkeys([liar, stranger], Reason.HASH_MISMATCH)
 
 
-def test_a_stuck_donor_does_not_hold_the_others_up(
-    local_town: Town, monkeypatch: pytest.MonkeyPatch
+@ON_BOTH
+def test_donors_give_at_the_same_time(town: Town) -> None:
+    meet = threading.Barrier(2)
+
+    def together(number: int, chunk: memoryview) -> None:
+        assert number or meet.wait(SOON) in (0, 1)
+
+    donors = [town.donor(Scripted(together)) for _ in range(2)]
+    assert town.fetch(donors).keys() == set(donors)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_donor_that_is_stuck_or_trickles_holds_nobody_up_for_long(
+    town: Town, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
-    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.3)
-    local_town.fetch([local_town.donor(Scripted(local_town.stuck)), local_town.donor()])
+    """One that trickles never falls silent, and would take minutes for a piece."""
+    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.3 if is_silent else 5.0)
+    slow = (
+        town.donor(Scripted(town.stuck)) if is_silent else town.donor(throttle=Trickle(64 * 1024.0))
+    )
+    good = town.donor()
+    assert town.fetch([slow, good]) == {good: STATE_BYTES}
 
 
-@pytest.mark.parametrize("says_so", [True, False])
-def test_a_donor_may_take_its_time_for_the_manifest_if_it_says_so(
-    town: Town, monkeypatch: pytest.MonkeyPatch, says_so: bool
+@pytest.mark.parametrize(("bytes_per_s", "outcome"), [(1e9, Reason.TIMEOUT), (1e6, None)])
+def test_a_donor_may_take_its_time_to_hash_what_it_is_asked_for(
+    town: Town, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, outcome: Reason | None
 ) -> None:
-    """It reads a large snapshot; or it was frozen just after it was reached."""
-    monkeypatch.setattr(blobs, "_STILL_S", 0.1)
+    """Or it was frozen just after it was reached."""
+    monkeypatch.setattr(fetch_module, "HASHED_BYTES_PER_S", bytes_per_s)
     monkeypatch.setattr(fetch_module, "SILENCE_S", 0.5)
 
     class Thinking(Scripted):
-        def manifest(self, name: str, tick: Tick = lambda: None) -> BlobManifest:
-            end = time.monotonic() + 1.5
-            while time.monotonic() < end:
-                time.sleep(0.05)  # nothing to wait for: it is at work
-                if says_so:
-                    tick()
-            return super().manifest(name, tick)
+        def manifest(self, name: str) -> BlobManifest:
+            time.sleep(1.5)  # nothing to wait for: it is at work
+            return super().manifest(name)
 
     donor = town.donor(Thinking())
-    if says_so:
-        town.fetch([donor])
+    if outcome is None:
+        town.fetch([donor], most_bytes=STATE_BYTES)
     else:
-        assert refusal(town.fetch, [donor]) is Reason.TIMEOUT
+        assert refusal(lambda: town.fetch([donor], most_bytes=STATE_BYTES)) is outcome
 
 
-def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
-    """It never falls silent, and would take minutes for a piece."""
-    donors = [local_town.donor(throttle=Trickle(64 * 1024.0)), local_town.donor()]
-    assert local_town.fetch(donors).given_bytes == {donors[1]: STATE_BYTES}
+def test_a_donor_with_a_bad_moment_is_asked_again(town: Town) -> None:
+    town.fetch([town.donor(Scripted(stumble))])
 
 
-def test_a_donor_too_slow_for_a_piece_is_given_up(
-    local_town: Town, monkeypatch: pytest.MonkeyPatch
+def test_when_nobody_is_left_the_last_reason_is_told(
+    town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert refusal(town.fetch, []) is Reason.NOT_FOUND
+    assert refusal(town.fetch, [town.donor(Scripted(lie)), town.donor(Shelf())]) in {
+        Reason.NOT_FOUND,
+        Reason.HASH_MISMATCH,
+    }
+    stop, stuck = threading.Event(), town.donor(Scripted(town.stuck))
+    stop.set()
+    assert refusal(lambda: town.fetch([stuck], stop=stop)) is Reason.SUPERSEDED
+    much = town.donor()
+    assert refusal(lambda: town.fetch([much], most_bytes=CHUNK_BYTES)) is Reason.TOO_LARGE
+    slow = town.donor(throttle=Trickle(1024.0 * 1024))
+    quick = Pace(0.5, 1e9)
+    assert (
+        refusal(lambda: town.fetch([slow], most_bytes=STATE_BYTES, pace=quick)) is Reason.TOO_SLOW
+    )
     monkeypatch.setattr(fetch_module, "_PIECE_S", 0.2)
     monkeypatch.setattr(fetch_module, "TRIES", 1)
-    donor = local_town.donor(throttle=Trickle(1024.0 * 1024))
-    assert refusal(local_town.fetch, [donor]) is Reason.TIMEOUT
+    assert refusal(town.fetch, [slow]) is Reason.TIMEOUT
 
 
-def test_a_donor_with_a_bad_moment_is_asked_again(local_town: Town) -> None:
-    def stumble(number: int, chunk: memoryview) -> None:
-        if number in {0, 2, 3}:
-            raise PeerRefused(Reason.BUSY)
-
-    local_town.fetch([local_town.donor(Scripted(stumble))])
-
-
-def test_what_a_liar_costs_is_told(local_town: Town) -> None:
-    lies: list[tuple[str, Reason]] = []
-
-    def note(donor: str, reason: Reason) -> None:
-        lies.append((donor, reason))
-        local_town.release.set()
-
-    liar, late = local_town.donor(Scripted(lie)), local_town.donor(Scripted(local_town.stuck))
-    fetched = local_town.fetch([liar, late], watch=Watch(on_lie=note))
-    assert lies == [(liar, Reason.HASH_MISMATCH)]
-    assert fetched.given_bytes == {late: STATE_BYTES}
-
-
-def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
-    stop = threading.Event()
-    stop.set()
-    assert refusal(local_town.fetch, []) is Reason.NOT_FOUND
-    nothing, liar = local_town.donor(Shelf()), local_town.donor(Scripted(lie))
-    assert refusal(local_town.fetch, [nothing]) is Reason.NOT_FOUND
-    assert refusal(local_town.fetch, [liar]) is Reason.HASH_MISMATCH
-    stuck = local_town.donor(Scripted(local_town.stuck))
-    assert refusal(lambda: local_town.fetch([stuck], stop=stop)) is Reason.SUPERSEDED
-
-
-def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
-    wanted = Wanted(NAME, [local_town.donor()], state_digest(state()), CHUNK_BYTES)
-    assert refusal(fetch, local_town.me, wanted, state()) is Reason.TOO_LARGE
-
-
-def test_an_interrupted_fetch_resumes_on_disk(local_town: Town, tmp_path: Path) -> None:
-    first, whole = local_town.donor(Scripted(gives(2))), Scripted()
-    with pytest.raises(PeerRefused):
-        local_town.fetch([first], into=tmp_path)
-    assert local_town.fetch([local_town.donor(whole)], into=tmp_path).reused_bytes > 0
-    assert whole.asked < 5  # of five chunks
-
-
-def test_a_rejoining_peer_fetches_only_what_changed(local_town: Town) -> None:
+def test_only_what_changed_is_fetched_into_given_arenas(town: Town) -> None:
     mine, store = state(), Scripted()
     mine["master"][CHUNK + 1] += 1
-    fetched = local_town.fetch([local_town.donor(store)], into=mine)
+    town.fetch([town.donor(store)], into=mine)
     assert store.asked == 1
-    assert fetched.arenas["master"].data_ptr() == mine["master"].data_ptr()
+    assert state_digest(mine) == DIGEST
 
 
-def test_what_does_not_fit_here_is_said(local_town: Town, tmp_path: Path) -> None:
+def test_what_does_not_fit_here_is_said(town: Town, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    donor = local_town.donor()
+    donor = town.donor()
     with pytest.raises(MismatchError, match="moment"):
-        local_town.fetch([donor], into={"master": state()["master"]})
+        town.fetch([donor], into={"master": state()["master"]})
     with pytest.raises(StorageError):
-        local_town.fetch([donor], into=tmp_path / "file")
+        town.fetch([donor], into=tmp_path / "file")
 
 
-def test_a_state_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
-    """Something comes all the time, and it would take for ever."""
-    donors = [local_town.donor(throttle=Trickle(64 * 1024.0))]
-    quick = Wanted(NAME, donors, state_digest(state()), STATE_BYTES, Pace(0.5, 1e9))
-    into = {name: torch.zeros_like(each) for name, each in state().items()}
-    assert refusal(fetch, local_town.me, quick, into) is Reason.TOO_SLOW
+# ---- after a kill
 
 
+@pytest.mark.parametrize("town", ["tcp"], indirect=True)
+def test_only_what_is_lacking_is_fetched_after_a_kill(town: Town, tmp_path: Path) -> None:
+    """Also where a power failure tore what had landed."""
+    whole, torn, landed = tmp_path / "whole", tmp_path / "torn", 3
+
+    def halt(number: int, chunk: memoryview) -> None:
+        assert number < landed or town.release.wait(SOON)
+
+    donor = town.donor(Scripted(halt))
+    left_bytes = STATE_BYTES - kill_in_the_middle(
+        donor, "{}:{}".format(*town.transports[-1].address), whole, landed * CHUNK_BYTES
+    )
+    town.release.set()
+    shutil.copytree(whole, torn)
+    with (torn / "arena-0").open("r+b") as file:
+        file.write(b"torn")
+    for place, lacking_bytes in ((whole, left_bytes), (torn, left_bytes + CHUNK_BYTES)):
+        assert town.fetch([donor], into=place) == {donor: lacking_bytes}
+
+
+def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) -> int:
+    """So many bytes had landed."""
+    program = str(Path(__file__).parent / "fetching_process.py")
+    joiner = subprocess.Popen(
+        [sys.executable, program, donor, address, NAME, DIGEST.hex(), str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert joiner.stdout is not None
+    with joiner.stdout:
+        while (landed := int(joiner.stdout.readline())) < most_bytes:
+            pass
+        joiner.send_signal(signal.SIGKILL)
+    assert joiner.wait(SOON) == -signal.SIGKILL
+    return landed
+
+
+# ---- plain bytes
+
+
+@ON_BOTH
 def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> None:
     raw = bytes(range(256)) * 1000
     donor = town.donor(Shelf({"chain": plain_bytes(raw), "empty": plain_bytes(b"")}))
@@ -301,14 +319,12 @@ def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> No
         assert refusal(ask, "chain", len(raw) - 1) is Reason.TOO_LARGE
 
 
-def test_plain_bytes_must_come_at_the_pace_of_all_that_came(local_town: Town) -> None:
-    donor = local_town.donor(
-        Shelf({"page": plain_bytes(b"x" * 1000)}), throttle=Trickle(4000.0, 100)
-    )
-    with asking(local_town.me, donor, Pace(3.0, 2000.0)) as ask:
+def test_plain_bytes_must_come_at_the_pace_of_all_that_came(town: Town) -> None:
+    donor = town.donor(Shelf({"page": plain_bytes(b"x" * 1000)}), throttle=Trickle(4000.0, 100))
+    with asking(town.me, donor, Pace(3.0, 2000.0)) as ask:
         for _ in range(3):
             assert len(ask("page", 1000)) == 1000, "at twice the pace"
-    with asking(local_town.me, donor, Pace(0.5, 8000.0)) as ask, pytest.raises(TimeoutError):
+    with asking(town.me, donor, Pace(0.5, 8000.0)) as ask, pytest.raises(TimeoutError):
         assert not [ask("page", 1000) for _ in range(20)]
 
 
@@ -319,10 +335,10 @@ PIECES: list[Piece] = [(0, number) for number in range(6)]
 
 def test_a_donor_owes_few_pieces_at_a_time() -> None:
     queue = PieceQueue(deque(PIECES))
-    assert [queue.take("a", owed, 0.0, most=2) for owed in range(3)] == [(0, 0), (0, 1), None]
+    assert [queue.take("a", owed, 0.0) for owed in range(5)] == [*PIECES[:4], None]
     assert queue.landed((0, 0))
     assert not queue.landed((0, 0)), "a second copy does not count"
-    assert queue.take("a", 1, 0.0, most=2) == (0, 2)
+    assert queue.take("a", 3, 0.0) == (0, 4)
     assert queue.missing == 5
 
 
