@@ -9,7 +9,7 @@ Several entrances are separated by commas. Without `/owner/…` the run is found
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import base58
@@ -27,6 +27,11 @@ MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
+_MULTIADDR = re.compile(
+    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/(?:tcp|udp)/(?P<port>[^/]+)"
+    r"(?:/quic|/quic-v1|/ws|/wss|/tls|/noise|/p2p-circuit|/p2p/[^/]+)*/p2p/[^/]+"
+)
+"""Of a DHT node, maybe behind a relay."""
 _JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)(?:/owner/(?P<owner>[^/]*))?")
 
 
@@ -107,13 +112,16 @@ def parse_multiaddr(text: str) -> str:
     Raises: AddressError naming the part that is wrong.
     """
     text = text.strip()
-    parts = _protocols(text)
-    if parts[0][0] not in _HOSTS:
-        raise _multiaddr_error(text, "it starts with no host (/ip4/…, /ip6/…, /dns4/…)")
-    if parts[-1][0] != "p2p":
-        raise _multiaddr_error(text, "it does not end in /p2p/PEER_ID")
-    if not any(name in ("tcp", "udp", "dnsaddr") for name, _ in parts):
-        raise _multiaddr_error(text, "it has no port (/tcp/31337)")
+    match = _MULTIADDR.fullmatch(text) if len(text) <= MAX_ADDRESS_CHARACTERS else None
+    if match is None:
+        raise _multiaddr_error(text, "it is not /ip4/HOST/tcp/PORT/p2p/PEER_ID, or the like")
+    try:
+        _HOSTS[match["kind"]](match["host"])
+        parse_host_port(f"any:{match['port']}")
+        for peer_id in re.findall(r"/p2p/([^/]+)", text):
+            _multihash(peer_id)
+    except ValueError as problem:
+        raise _multiaddr_error(text, f"{problem}"[:100]) from None
     return text
 
 
@@ -146,12 +154,12 @@ def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> t
 
 
 def _rank(text: str, primary_host: str | None) -> tuple[int, bool, bool]:
-    (protocol, host), (carrier, _), *_ = _protocols(text)
-    return _distance(protocol, host, primary_host), protocol == "ip6", carrier != "tcp"
+    _, kind, host, carrier, *_ = text.split("/")
+    return _distance(kind, host, primary_host), kind == "ip6", carrier != "tcp"
 
 
-def _distance(protocol: str, host: str, primary_host: str | None) -> int:
-    if protocol not in ("ip4", "ip6"):
+def _distance(kind: str, host: str, primary_host: str | None) -> int:
+    if kind not in ("ip4", "ip6"):
         return 0
     address = ipaddress.ip_address(host)
     if address.is_loopback or address.is_unspecified or address.is_link_local:
@@ -161,57 +169,24 @@ def _distance(protocol: str, host: str, primary_host: str | None) -> int:
     return 1 if host == primary_host else 2
 
 
-def _protocols(text: str) -> list[tuple[str, str]]:
-    """The parts of a multiaddr: protocol and value, which is empty if the protocol has none."""
-    start, *words = text.split("/")
-    if len(text) > MAX_ADDRESS_CHARACTERS or start or not words:
-        raise _multiaddr_error(text, "a multiaddr starts like /ip4/10.0.0.5/tcp/31337")
-    left = iter(words)
-    return [(name, _value(text, name, left)) for name in left]
-
-
-def _value(text: str, name: str, left: Iterator[str]) -> str:
-    """The next of the words that are left, if it is a value of that protocol."""
-    if name not in _PROTOCOLS:
-        raise _multiaddr_error(text, f"/{name[:40]} is unknown")
-    read = _PROTOCOLS[name]
-    if read is None:
-        return ""
-    value = next(left, "")
-    try:
-        read(value)
-    except ValueError:
-        raise _multiaddr_error(text, f"/{name}/{value[:60]} has a malformed value") from None
-    return value
-
-
-def _port(text: str) -> None:
-    parse_host_port(f"any:{text}")
-
-
 def _host_name(text: str) -> None:
     if _HOST_NAME.fullmatch(text) is None:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no host name")
 
 
 def _multihash(text: str) -> None:
     """In base58: sha2-256 (of RSA keys, "Qm…") or identity (Ed25519 keys, "12D3…")."""
     raw = base58.b58decode(text)
     if len(raw) < 2 or raw[0] not in (0x00, 0x12) or raw[1] != len(raw) - 2:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no peer id")
 
 
 _HOSTS: dict[str, Callable[[str], object]] = {
     "ip4": ipaddress.IPv4Address,
     "ip6": ipaddress.IPv6Address,
-    **dict.fromkeys(("dns", "dns4", "dns6", "dnsaddr"), _host_name),
+    **dict.fromkeys(("dns", "dns4", "dns6"), _host_name),
 }
-_PROTOCOLS: dict[str, Callable[[str], object] | None] = {
-    **_HOSTS,
-    **{"tcp": _port, "udp": _port, "p2p": _multihash},
-    **dict.fromkeys(("quic", "quic-v1", "ws", "wss", "tls", "noise", "p2p-circuit")),
-}
-"""What reads their values; raises ValueError. None: they have none."""
+"""What reads a host of each kind; raises ValueError."""
 
 
 def _multiaddr_error(text: str, detail: str) -> AddressError:

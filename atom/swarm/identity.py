@@ -6,7 +6,6 @@ signature speak with one identity, and anyone can verify a signature from the pe
 """
 
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
-from atom.base.leftover import remove_leftover
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
 _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow
@@ -100,19 +98,15 @@ class Identity:
         raw = (
             self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
         )
-        aside: Path | None = None
+        aside = path.with_name(f"{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent)
-            aside = Path(name)
-            with os.fdopen(descriptor, "wb") as file:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_PRIVATE_PREFIX + raw)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
         except OSError as problem:
-            if aside is not None:
-                remove_leftover(aside)
             raise StorageError(
                 f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
             ) from problem

@@ -79,7 +79,6 @@ class LocalTransport(Transport):
         local = Local(identity, bytes(32), incarnation, allowed=allowed)
         super().__init__(local, None, events, limits=limits)
         self.network = network
-        self._channels: set[Channel] = set()
 
     def start(self) -> None:
         self.network.join(self)
@@ -87,8 +86,6 @@ class LocalTransport(Transport):
     def close(self) -> None:
         self._endpoint.closing.set()
         self.network.leave(self)
-        for channel in list(self._channels):
-            channel.close()
         super().close()
 
     def connect(
@@ -126,9 +123,9 @@ class LocalTransport(Transport):
     def _adopt(
         self, stream: MemoryStream, other: "LocalTransport", purpose: Purpose, tag: bytes
     ) -> Channel:
-        channel = Channel(stream, self._channels.discard)
+        channel = Channel(stream, self._endpoint.channels.discard)
         channel.peer_id = other.peer_id
         channel.incarnation = other._endpoint.local.incarnation
         channel.purpose, channel.tag = purpose, tag
-        self._channels.add(channel)
+        self._endpoint.keep(channel)
         return channel

@@ -1,4 +1,4 @@
-"""A key that the disk did not take is said, and leaves nothing behind."""
+"""A key that the disk did not take is said, and no part of it is taken for a key."""
 
 import errno
 import os
@@ -19,8 +19,12 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match=r"identity\.key: the disk is full"):
             Identity.load_or_create(path)
-    assert list(tmp_path.iterdir()) == []
+    assert not path.exists()
     assert Identity.load_or_create(path).peer_id == Identity.load_or_create(path).peer_id
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="not an Ed25519 identity file"):
+        Identity.load_or_create(path)
 
 
 def test_a_place_where_there_can_be_no_folder_is_said(tmp_path: Path) -> None:

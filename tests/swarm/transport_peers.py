@@ -26,7 +26,7 @@ RUN = b"r" * 32
 SOON = 10.0
 STRANGER = Identity.create()
 Found = TypeVar("Found")
-QUICK = TransportLimits(handshake_s=0.5, connect_s=1.0, unclaimed_ring_s=0.2)
+QUICK = TransportLimits(handshake_s=0.5, unclaimed_ring_s=0.2)
 
 
 class EventQueue(EventList):

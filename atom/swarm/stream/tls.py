@@ -15,6 +15,7 @@ to be received, not for every packet: a tenth of the work.
 
 import contextlib
 import datetime
+import errno
 import os
 import secrets
 import select
@@ -89,7 +90,7 @@ def make_credentials(identity: Identity) -> Credentials:
 
 
 class SocketStream:
-    """Bytes over a connected socket, which belongs to the stream from now on."""
+    """Bytes over a socket, which belongs to the stream from now on."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -102,6 +103,13 @@ class SocketStream:
         self._closed = False
         self._batch_bytes = 1
 
+    def connect(self, address: object) -> None:
+        """Begins to connect: what is sent waits for it, or fails. Raises: OSError."""
+        code = self._socket.connect_ex(address)  # type: ignore[arg-type] # what getaddrinfo gave
+        if code not in (0, errno.EINPROGRESS):
+            self.close()
+            raise OSError(code, os.strerror(code))
+
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: TimeoutError, Interrupted, ConnectionError."""
         done, last_byte = 0, time.monotonic()
@@ -113,6 +121,8 @@ class SocketStream:
                     last_byte = time.monotonic()
                 except BlockingIOError:
                     self._writable.poll(1000 * patience.wait_s(last_byte))
+                except ConnectionError:
+                    raise
                 except OSError as error:
                     raise ConnectionError(str(error)) from error
         finally:

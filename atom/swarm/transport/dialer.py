@@ -4,10 +4,7 @@ themselves to each other.
 """
 
 import contextlib
-import errno
 import math
-import os
-import select
 import socket
 import threading
 import time
@@ -27,8 +24,10 @@ from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
 """Peers; the one heard of longest ago is forgotten first."""
-CALL = ""
-"""The way to a peer over its line to us. All other ways are its addresses."""
+Way = tuple[str, int]
+"""To a peer: a host and a port of its, or `CALL`."""
+CALL: Way = ("", 0)
+"""Over its line to us."""
 MOST_LOOKUPS = 16
 """Of host names under way at a time. The system's resolver may take half a minute, and the names
 come from strangers' leases."""
@@ -49,12 +48,13 @@ class Contact:
     """Of the process that is there; empty: not known."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """ "host:port" or "[v6]:port" that can be dialled. Raises: ValueError."""
-    host, port = parse_host_port(text)
-    if not port:
-        raise ValueError("port 0 cannot be dialled")
-    return host, port
+def address_of(text: str) -> Way | None:
+    """ "host:port" or "[v6]:port" that can be dialled; None if it is neither."""
+    try:
+        host, port = parse_host_port(text)
+    except ValueError:
+        return None
+    return (host, port) if port else None
 
 
 class ContactBook:
@@ -64,7 +64,7 @@ class ContactBook:
         self._lock = threading.Lock()
         self._contacts: dict[str, Contact] = {}
         """As they were set."""
-        self._ways: dict[str, list[str]] = {}
+        self._ways: dict[str, list[Way]] = {}
 
     def set(self, peer_id: str, contact: Contact) -> None:
         """Replaces what was known. If it is news, its ways are: its addresses, then a call; the
@@ -73,7 +73,7 @@ class ContactBook:
             before = self._contacts.pop(peer_id, None)
             self._contacts[peer_id] = contact
             if contact != before:
-                ways = [text for text in contact.addresses if _is_address(text)]
+                ways = [way for way in map(address_of, contact.addresses) if way]
                 ways.insert(0 if contact.dials_out else len(ways), CALL)
                 self._ways[peer_id] = ways
             while len(self._contacts) > MOST_KNOWN:
@@ -86,12 +86,12 @@ class ContactBook:
             known = self._contacts.get(peer_id, Contact()).incarnation in (b"", incarnation)
             return known and len(self._ways.get(peer_id, ())) > 1
 
-    def ways(self, peer_id: str) -> list[str]:
+    def ways(self, peer_id: str) -> list[Way]:
         """All ways. An address that worked last is the first, ways that failed come last."""
         with self._lock:
             return list(self._ways.get(peer_id, [CALL]))
 
-    def tried(self, peer_id: str, way: str, worked: bool) -> None:
+    def tried(self, peer_id: str, way: Way, worked: bool) -> None:
         """An address that worked goes to the front, a way that led nowhere to the end."""
         with self._lock:
             ways = self._ways.get(peer_id, [])
@@ -100,16 +100,8 @@ class ContactBook:
                 ways.insert(0 if worked else len(ways), way)
 
 
-def _is_address(text: str) -> bool:
-    try:
-        parse_address(text)
-    except ValueError:
-        return False
-    return True
-
-
 class Dialer:
-    """Opens outgoing channels; `close` cuts those that are open. Thread-safe."""
+    """Opens outgoing channels. Thread-safe."""
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials, reverse: ReverseConnections
@@ -119,8 +111,6 @@ class Dialer:
         self._credentials = credentials
         self._reverse = reverse
         self._resolver = Resolver()
-        self._lock = threading.Lock()
-        self._open: set[Channel] = set()
 
     def dial(
         self,
@@ -132,43 +122,16 @@ class Dialer:
         directly: bool = False,
     ) -> Channel:
         """A channel to that peer and no other, within `seconds` (and the usual limits), or until
-        `stop` is set. `directly`: at its addresses only.
+        `stop` is set. Each way but the last has at most half of what is left of the time: an
+        address behind which nobody answers must not use up all of it. `directly`: at its addresses
+        only.
 
         Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
         """
-        ways = self._addresses(peer_id)
+        ways, failures = self._addresses(peer_id), list[OSError | PeerRefused]()
         if not directly and self._reverse.has_line(peer_id):
             ways = self.contacts.ways(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
-        return self._first_of(ways, peer_id, purpose, tag, patience)
-
-    def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
-        """A connection to the first of the peer's addresses that takes one, and its host; nothing
-        is proven. Raises: OSError."""
-        patience, failure = Patience.within(seconds), OSError("no known address")
-        for address in self._addresses(peer_id):
-            try:
-                return self._connect(address, patience), parse_address(address)[0]
-            except OSError as error:
-                failure = error
-        raise failure
-
-    def close(self) -> None:
-        """Cuts all outgoing channels."""
-        with self._lock:
-            cut = list(self._open)
-        for channel in cut:
-            channel.close()
-
-    def _addresses(self, peer_id: str) -> list[str]:
-        return [way for way in self.contacts.ways(peer_id) if way != CALL]
-
-    def _first_of(
-        self, ways: list[str], peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
-    ) -> Channel:
-        """Each way but the last has at most half of what is left of the time: an address behind
-        which nobody answers must not use up all of it."""
-        failures: list[OSError | PeerRefused] = []
         for way in ways:
             share = patience if way == ways[-1] else _half(patience)
             try:
@@ -181,62 +144,62 @@ class Dialer:
             else:
                 self.contacts.tried(peer_id, way, worked=True)
                 return channel
-        refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
-        if refusals:
-            raise refusals[-1]
-        nobody = bool(failures) and all(isinstance(f, ConnectionRefusedError) for f in failures)
-        detail = "; ".join(str(failure) for failure in failures) or "no known address"
-        raise Unreachable(f"{peer_id}: {detail}", nobody)
+        raise _reason(peer_id, failures)
+
+    def open(self, peer_id: str, opening: bytes, seconds: float) -> tuple[SocketStream, str]:
+        """A connection to the first of the peer's addresses that takes one, and its host; nothing
+        but `opening` is said. Raises: OSError."""
+        patience, failure = Patience.within(seconds), OSError("no known address")
+        for way in self._addresses(peer_id):
+            try:
+                stream = self._connect(way, patience)
+            except OSError as error:
+                failure = error
+                continue
+            try:
+                stream.send_all(memoryview(opening), patience)
+            except OSError as error:
+                stream.close()
+                failure = error
+            else:
+                return stream, way[0]
+        raise failure
+
+    def _addresses(self, peer_id: str) -> list[Way]:
+        return [way for way in self.contacts.ways(peer_id) if way != CALL]
 
     def _shake_hands(
-        self, way: str, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
+        self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
-        within = _at_most(self._endpoint.limits.connect_s, patience)
+        end = self._endpoint
+        deadline = min(patience.deadline, time.monotonic() + end.limits.handshake_s)
+        within = replace(patience, deadline=deadline)
         if way == CALL:
             below = self._reverse.call(peer_id, within.left_s())
         else:
             below = self._connect(way, within)
         stream = TlsStream(below, self._credentials.client, server_side=False)
-        ring = purpose is Purpose.RING
-        channel = Channel(ThrottledStream(stream, self._endpoint.bandwidth, ring), self._gone)
+        limited = ThrottledStream(stream, end.bandwidth, ring=purpose is Purpose.RING)
+        channel = Channel(limited, end.channels.discard)
         channel.purpose, channel.tag = purpose, tag
-        with self._lock:
-            self._open.add(channel)
+        end.keep(channel)
         try:
-            within = _at_most(self._endpoint.limits.handshake_s, patience)
             stream.handshake(within)
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:
                 raise PeerRefused(Reason.WRONG_IDENTITY, f"that is not {peer_id}")
-            handshake.greet(channel, self._endpoint.local, peer_id, certificate, within)
+            handshake.greet(channel, end.local, peer_id, certificate, within)
         except BaseException:
             channel.close()
             raise
         return channel
 
-    def _connect(self, address: str, patience: Patience) -> SocketStream:
-        """A tuned TCP connection. Raises: OSError; Interrupted when closing, too."""
-        host, port = parse_address(address)
-        family, kind, protocol, _, target = self._resolver.resolve(host, port, patience.left_s())
-        connecting = socket.socket(family, kind, protocol)
-        try:
-            connecting.setblocking(False)
-            code = connecting.connect_ex(target)
-            while code == errno.EINPROGRESS:
-                if self._endpoint.closing.is_set():
-                    raise Interrupted("closing")
-                patience.wait_s(math.inf)
-                code = _poll(connecting)
-            if code:
-                raise OSError(code, os.strerror(code))
-        except BaseException:
-            connecting.close()
-            raise
-        return SocketStream(connecting)
-
-    def _gone(self, channel: Channel) -> None:
-        with self._lock:
-            self._open.discard(channel)
+    def _connect(self, way: Way, patience: Patience) -> SocketStream:
+        """A connection that is there, or fails, when something is sent. Raises: OSError."""
+        family, kind, protocol, _, target = self._resolver.resolve(*way, patience.left_s())
+        connecting = SocketStream(socket.socket(family, kind, protocol))
+        connecting.connect(target)
+        return connecting
 
 
 class Resolver:
@@ -285,20 +248,17 @@ def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:
         raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem
 
 
-def _poll(connecting: socket.socket) -> int:
-    poll = select.poll()
-    poll.register(connecting, select.POLLOUT)
-    if not poll.poll(50):
-        return errno.EINPROGRESS
-    return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-
-def _at_most(seconds: float, patience: Patience) -> Patience:
-    """No longer than `seconds` from now, either."""
-    return replace(patience, deadline=min(patience.deadline, time.monotonic() + seconds))
-
-
 def _half(patience: Patience) -> Patience:
     """What is left of it, halved."""
     now = time.monotonic()
     return replace(patience, deadline=now + (patience.deadline - now) / 2)
+
+
+def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused | Unreachable:
+    """Why no way led to a peer."""
+    refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
+    if refusals:
+        return refusals[-1]
+    nobody = bool(failures) and all(isinstance(f, ConnectionRefusedError) for f in failures)
+    detail = "; ".join(str(failure) for failure in failures) or "no known address"
+    return Unreachable(f"{peer_id}: {detail}", nobody)

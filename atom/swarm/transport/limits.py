@@ -14,6 +14,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
+from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 
 TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
@@ -48,7 +49,7 @@ class TransportLimits:
     """
 
     handshake_s: float = 5.0
-    connect_s: float = 3.0
+    """For a connection, or a call, and its handshake."""
     connections: int = 256
     """From peers that have proved who they are."""
     connections_per_peer: int = 12
@@ -240,7 +241,7 @@ class Unreachable(ConnectionError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One peer's identity, limits, log, clock and threads."""
+    """One peer's identity, limits, log, clock, threads and channels."""
 
     local: Local
     limits: TransportLimits
@@ -252,6 +253,14 @@ class Endpoint:
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)
     told: dict[str, TokenBucket] = field(default_factory=dict)
+    channels: set[Channel] = field(default_factory=set)
+    """Open ones. Whatever is done with it is one call, and needs no lock."""
+
+    def keep(self, channel: Channel) -> None:
+        """It ends with the transport, at the latest."""
+        self.channels.add(channel)
+        if self.closing.is_set():
+            channel.close()
 
     def tell(self, event: str, refused: PeerRefused, /, **fields: object) -> None:
         """An event that strangers bring about as often as they like: beyond a rate it is left

@@ -156,7 +156,7 @@ class Router:
 
 
 class Listener:
-    """One listening socket. `close` cuts every incoming connection, proven or not."""
+    """One listening socket, and what comes in by it."""
 
     def __init__(
         self,
@@ -170,8 +170,6 @@ class Listener:
         self._router = router
         self._reverse = reverse
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
-        self._lock = threading.Lock()
-        self._open: set[Channel] = set()
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
@@ -186,14 +184,10 @@ class Listener:
         return str(name[0]), int(name[1])
 
     def close(self) -> None:
-        """Stops listening and cuts all incoming connections; does not wait for their threads."""
+        """Stops listening."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
-        with self._lock:
-            cut = list(self._open)
-        for channel in cut:
-            channel.close()
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -247,10 +241,7 @@ class Listener:
 
     def _channel(self, below: SocketStream, host: str) -> Channel:
         channel = Channel(below, lambda closed: self._left(closed, host))
-        with self._lock:
-            self._open.add(channel)
-        if self._endpoint.closing.is_set():
-            channel.close()
+        self._endpoint.keep(channel)
         return channel
 
     def _patience(self) -> Patience:
@@ -293,8 +284,7 @@ class Listener:
         self._endpoint.tell("connection-refused", refused, host=host, peer_id=peer_id)
 
     def _left(self, channel: Channel, host: str) -> None:
-        with self._lock:
-            self._open.discard(channel)
+        self._endpoint.channels.discard(channel)
         self._limiter.leave(host, channel.peer_id if channel.admitted else "")
 
 

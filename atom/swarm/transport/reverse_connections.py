@@ -115,15 +115,15 @@ class OwnLines:
         self,
         endpoint: Endpoint,
         dial: Callable[[str], Channel],
-        open_plain: Callable[[str, float], tuple[SocketStream, str]],
+        open_: Callable[[str, bytes, float], tuple[SocketStream, str]],
         serve: Callable[[SocketStream, str], None],
     ) -> None:
-        """`dial`: opens a line to that peer; raises OSError, PeerRefused. `open_plain`: within so
-        many seconds, a connection to that peer, nothing proven, and its host; raises OSError.
-        `serve`: serves such a connection as the listener does, to its end."""
+        """`dial`: opens a line to that peer; raises OSError, PeerRefused. `open_`: within so many
+        seconds, a connection to that peer that begins with those bytes, and its host; raises
+        OSError. `serve`: serves such a connection as the listener does, to its end."""
         self._endpoint = endpoint
         self._dial = dial
-        self._open_plain = open_plain
+        self._open = open_
         self._serve = serve
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
@@ -183,12 +183,7 @@ class OwnLines:
 
     def _answer(self, peer_id: str, token: bytes) -> None:
         try:
-            stream, host = self._open_plain(peer_id, _ANSWER_S)
-            try:
-                stream.send_all(memoryview(ANSWER + token), Patience.within(_ANSWER_S))
-            except OSError:
-                stream.close()
-                raise
+            stream, host = self._open(peer_id, ANSWER + token, _ANSWER_S)
         except OSError:  # the caller notices by itself
             return
         finally:

@@ -112,7 +112,8 @@ class Transport:
         self._router.rings.close()
         self._reverse.close()
         self._lanes.wake()
-        self._dialer.close()
+        for channel in list(self._endpoint.channels):
+            channel.close()
         if not self._endpoint.threads.join(_JOIN_S):
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 

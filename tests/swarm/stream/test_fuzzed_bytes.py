@@ -36,6 +36,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
 from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.refusals import refusal
 
 OWNER, RUN = Identity.create(), "shakespeare"
 TRIES = 200
@@ -141,6 +142,14 @@ def test_damage_is_refused_by_name(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert refused > TRIES // 20, "damage that nobody minds damages nothing"
+
+
+def test_another_version_is_refused_by_both_ends() -> None:
+    newer = PROTOCOL_VERSION + 1
+    hello = wire.Hello(version=newer).SerializeToString()
+    assert refusal(said_to_the_door, hello) is Reason.WRONG_VERSION
+    challenge = wire.Challenge(version=newer).SerializeToString()
+    assert refusal(said_to_the_caller, challenge) is Reason.WRONG_VERSION
 
 
 def test_a_refusal_says_nothing_to_our_terminal() -> None:
