@@ -10,10 +10,8 @@ from html import escape
 from atom.dashboard import tables
 from atom.dashboard.chart import loss_chart, speed_chart
 from atom.dashboard.feed import Seen
-from atom.swarm.records.lease import PeerState
-from atom.swarm.records.view import PeerView, SwarmView
-
-_LEFT = PeerState.LEFT.value
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 
 
 def page(seen: Seen) -> str:
@@ -51,14 +49,15 @@ def content(seen: Seen) -> str:
 
 def agreement(view: SwarmView) -> str:
     """Whether the replicas that are at the swarm's round hold the same bytes, as they claim."""
-    digests = [p.digest for p in _living(view) if p.round == view.round and p.digest]
+    at_round = [peer for peer in _living(view) if peer.round == view.round]
+    digests = {peer.state_digest for peer in at_round} - {b""}
     if not digests:
         return "unknown"
-    return "identical" if len(set(digests)) == 1 else "different"
+    return "identical" if len(digests) == 1 else "different"
 
 
-def _living(view: SwarmView) -> list[PeerView]:
-    return [peer for peer in view.peers if peer.state != _LEFT]
+def _living(view: SwarmView) -> list[Lease]:
+    return [peer for peer in view.peers if peer.state != PeerState.LEFT]
 
 
 def _liveness(seen: Seen) -> str:
@@ -76,8 +75,9 @@ def _tiles(seen: Seen) -> Iterable[str]:
     at_round = sum(peer.round == view.round for peer in alive)
     behind = len(alive) - at_round
     yield _tile("round", f"{view.round:,}", of_rounds)
-    yield _tile("loss", "-" if view.loss is None else f"{view.loss:.4f}", view.loss_unit)
-    yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{view.trained_on}/s")
+    loss = "-" if view.loss is None else f"{view.loss:.4f}"
+    yield _tile("loss", loss, loss_unit(view.data_amount))
+    yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{trained_on(view.data_amount)}/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
     agreed = agreement(view)
     kind = {"identical": "good", "different": "bad"}.get(agreed, "")
@@ -113,7 +113,7 @@ def _loss(seen: Seen) -> str:
 
 
 def _speed(seen: Seen) -> str:
-    unit = f"{seen.view.trained_on} per second"
+    unit = f"{trained_on(seen.view.data_amount)} per second"
     since = f"{unit} of the swarm, since the dashboard started"
     title = f'<h2>speed <span class="quiet">{since}</span></h2>'
     if len(seen.speeds) < 2:

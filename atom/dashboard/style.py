@@ -85,7 +85,7 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monos
 .reducing { color: var(--accent); }
 .stepping { color: var(--violet); }
 .starting, .syncing, .paused { color: var(--warn); }
-.leaving, .left, .other { color: var(--quiet); }
+.leaving, .left { color: var(--quiet); }
 @media (max-width: 46rem) {
   main { padding: .9rem .7rem 1.5rem; }
   .tiles { grid-template-columns: repeat(6, 1fr); gap: .5rem; }

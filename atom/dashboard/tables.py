@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from atom.swarm.chain.ledger import Ledger, Round
-from atom.swarm.records.lease import LEASE_SECONDS, PeerState
-from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
+from atom.swarm.records.view import SwarmView, VoidAttempt, trained_on, void_text
 
 MAX_ROWS = 500
 """Peers listed; a browser has better things to do than to lay out thousands every second."""
@@ -14,11 +14,9 @@ MAX_ATTEMPTS = 8
 """In vain, of each round: they are whatever leases say, and a crowd has many."""
 _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
-_KNOWN_STATES = frozenset(state.value for state in PeerState)
 _PEERS = ("peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "digest", "lease age")
 _ROUNDS = ("round", "loss", "mini-batches", "peers", "what happened")
 _SHARES = ("peer", "mini-batches", "share", "rounds", "last round")
-_LEFT = PeerState.LEFT.value
 _NUMBERS = frozenset(
     {"round", "mini-batches", "seq/s", "tokens/s", "lease age", "loss", "peers", "rounds",
      "last round"}
@@ -28,7 +26,8 @@ _NUMBERS = frozenset(
 def peers(view: SwarmView) -> str:
     """Who is there, and what they do."""
     # A sample that is no text has no tokens: a sequence per second is one.
-    titles = [title for title in _PEERS if title != "tokens/s" or view.trained_on == "tokens"]
+    of_text = trained_on(view.data_amount) == "tokens"
+    titles = [title for title in _PEERS if title != "tokens/s" or of_text]
     rows = [_peer_row(peer, view, titles) for peer in view.peers[:MAX_ROWS]]
     return _table("peers", titles, rows, len(view.peers) - MAX_ROWS)
 
@@ -81,28 +80,29 @@ def _row(titles: Sequence[str], cells: Sequence[str], gone: bool = False) -> str
     return f"{start}{inside}</tr>"
 
 
-def _peer_row(peer: PeerView, view: SwarmView, titles: Sequence[str]) -> str:
+def _peer_row(peer: Lease, view: SwarmView, titles: Sequence[str]) -> str:
     cells = dict(zip(_PEERS, _peer(peer, view), strict=True))
-    return _row(titles, [cells[title] for title in titles], peer.state == _LEFT)
+    return _row(titles, [cells[title] for title in titles], peer.state == PeerState.LEFT)
 
 
-def _peer(peer: PeerView, view: SwarmView) -> tuple[str, ...]:
-    gone = peer.state == _LEFT
-    kind = peer.state if peer.state in _KNOWN_STATES else "other"
+def _peer(peer: Lease, view: SwarmView) -> tuple[str, ...]:
+    gone = peer.state == PeerState.LEFT
+    digest, age_s = peer.state_digest.hex(), view.age_s(peer)
     return (
         _short(peer.peer_id, f"…{peer.peer_id[-_ID_CHARACTERS:]}"),
-        f'<span class="state {kind}">{escape(peer.state)}</span>{_trouble(peer)}',
+        f'<span class="state {peer.state}">{peer.state}</span>{_trouble(peer)}',
         _marked(f"{peer.round:,}", peer.round != view.round and not gone),
-        f"{peer.mini_batches:,}",
-        f"{peer.rate:,.1f}",
+        f"{peer.sequences:,}",
+        f"{peer.sequences_per_s:,.1f}",
         f"{peer.tokens_per_s:,.0f}",
-        _short(peer.digest, peer.digest[:_DIGEST_CHARACTERS] or "-"),
-        _marked(f"{peer.lease_age_s:.1f} s", peer.lease_age_s > LEASE_SECONDS / 2 and not gone),
+        _short(digest, digest[:_DIGEST_CHARACTERS] or "-"),
+        _marked(f"{age_s:.1f} s", age_s > LEASE_SECONDS / 2 and not gone),
     )
 
 
-def _trouble(peer: PeerView) -> str:
-    return f' <span class="trouble warn">{escape(peer.trouble)}</span>' if peer.trouble else ""
+def _trouble(peer: Lease) -> str:
+    trouble = void_text(peer.void_passes, peer.void_cause)
+    return f' <span class="trouble warn">{escape(trouble)}</span>' if trouble else ""
 
 
 def _round(each: Round) -> tuple[str, ...]:

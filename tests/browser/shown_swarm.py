@@ -5,11 +5,14 @@ from dataclasses import replace
 from atom.base.errors import AtomError
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round, Share
-from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
+from atom.swarm.records.lease import PeerState
+from atom.swarm.records.view import SwarmView, VoidAttempt
 from tests.manual_clock import ManualClock
+from tests.swarm.swarm_samples import a_lease
 
 HOSTILE = "<img src=x onerror=harmed=1><script>harmed=1</script>"
 _PEERS = ("12D3KooWann", "12D3KooWbob", "12D3KooWeve")
+_NOW = a_lease().issued_at + 0.4
 
 
 class ShownSwarm:
@@ -19,13 +22,15 @@ class ShownSwarm:
         self.note = ""
         self.clock = ManualClock()
         self.problem = ""
-        states = ("accumulating", "syncing", "left")
+        states = (PeerState.ACCUMULATING, PeerState.SYNCING, PeerState.LEFT)
         peers = tuple(
-            PeerView(peer, state, 7, 5, 1234.5, 98765.4, "ab" * 32, 0.4)
+            a_lease(peer, state=state, round=7, sequences_per_s=1234.5, tokens_per_s=98765.4)
             for peer, state in zip(_PEERS, states, strict=True)
         )
         void = (VoidAttempt(8, _PEERS[1], "ring-broken"), VoidAttempt(6, _PEERS[0], "no-quorum"))
-        self.view = SwarmView(run, 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _PEERS[0], void)
+        self.view = SwarmView(
+            run, 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0], void
+        )
         self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
         for _ in range(7):
             self._append()
@@ -34,11 +39,13 @@ class ShownSwarm:
     def crowded(cls) -> "ShownSwarm":
         """As much of everything as there can be: great numbers, long words, many peers."""
         swarm = cls("a-run-with-a-name-as-long-as-names-may-be-" * 2)
-        states = ("accumulating", "paused", "left", "x" * 24)
+        states = (PeerState.ACCUMULATING, PeerState.PAUSED, PeerState.LEFT, PeerState.LEAVING)
         peers = tuple(
-            PeerView(
-                f"12D3KooW{place:044d}", states[place % 4], 1_234_567 - place % 3, 123_456, 12345.6,
-                1_234_567.8, "ab" * 32, 86_400.5, 123_456 * (place % 2), "loss-not-finite",
+            a_lease(
+                f"12D3KooW{place:044d}", state=states[place % 4], round=1_234_567 - place % 3,
+                sequences=123_456, sequences_per_s=12345.6, tokens_per_s=1_234_567.8,
+                issued_at=_NOW - 86_400.5, void_passes=123_456 * (place % 2),
+                void_cause="loss-not-finite",
             )
             for place in range(40)
         )  # fmt: skip

@@ -6,25 +6,18 @@ from typing import Any
 from atom.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round, Share
-from atom.swarm.records.view import PeerView, SwarmView
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.view import SwarmView
+from tests.swarm.swarm_samples import a_lease
 
-_PEER = PeerView(
-    peer_id="12D3KooWpeer",
-    state="accumulating",
-    round=7,
-    mini_batches=5,
-    rate=1.25,
-    tokens_per_s=80.0,
-    digest="ab" * 32,
-    lease_age_s=0.4,
-)
+_PEER = a_lease("12D3KooWpeer", round=7, state_digest=b"\xab" * 32)
 
 
-def a_peer(**changes: Any) -> PeerView:
+def a_peer(**changes: Any) -> Lease:
     return replace(_PEER, **changes)
 
 
-def a_view(*peers: PeerView, **changes: Any) -> SwarmView:
+def a_view(*peers: Lease, **changes: Any) -> SwarmView:
     view = SwarmView(
         run="shakespeare",
         round=7,
@@ -34,6 +27,7 @@ def a_view(*peers: PeerView, **changes: Any) -> SwarmView:
         head="cd" * 32,
         tokens_per_s=80.0,
         peers=peers or (_PEER,),
+        unix_time=_PEER.issued_at + 0.4,
     )
     return replace(view, **changes)
 

@@ -11,6 +11,7 @@ from atom.dashboard.feed import Seen
 from atom.dashboard.page import agreement, content, page
 from atom.dashboard.tables import MAX_ROWS
 from atom.swarm.chain.ledger import Ledger
+from atom.swarm.records.lease import PeerState
 from atom.swarm.records.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
@@ -49,7 +50,10 @@ class Document(HTMLParser):
 
 
 def test_everything_that_status_says_is_on_the_page() -> None:
-    peers = a_peer(), a_peer(peer_id="12D3KooWother", state="syncing", round=6, digest="")
+    peers = (
+        a_peer(),
+        a_peer(peer_id="12D3KooWother", state=PeerState.SYNCING, round=6, state_digest=b""),
+    )
     text = Document(page(seen(a_view(*peers), rounds=2000))).text
     for word in ("shakespeare", "7", "of 2,000", "2.5000", "12", "80", "…oWpeer", "…Wother",
                  "accumulating", "syncing", "1.2", "abababab", "0.4 s", "1 behind"):  # fmt: skip
@@ -67,9 +71,9 @@ def test_loss_and_speed_have_the_unit_of_what_there_is(tokens: int) -> None:
         assert (words in document.text) == (not tokens)
 
 
-@pytest.mark.parametrize("field", ["run", "peer_id", "state", "digest", "problem"])
+@pytest.mark.parametrize("field", ["run", "peer_id", "problem"])
 def test_a_strangers_text_is_text(field: str) -> None:
-    peer = a_peer(**{field: HOSTILE}) if field in ("peer_id", "state", "digest") else a_peer()
+    peer = a_peer(peer_id=HOSTILE) if field == "peer_id" else a_peer()
     view = a_view(peer, **({"run": HOSTILE} if field == "run" else {}))
     problem = HOSTILE if field == "problem" else ""
     document = Document(page(seen(view, problem=problem)))
@@ -77,20 +81,15 @@ def test_a_strangers_text_is_text(field: str) -> None:
     assert scripts == [{"src": "script.js", "defer": None}]
     for _, attributes in document.tags:
         assert not any(name.startswith("on") for name in attributes)
-        if "title" in attributes and field in ("peer_id", "digest"):
+        if "title" in attributes and field == "peer_id":
             assert attributes["title"] in (HOSTILE, "12D3KooWpeer", "ab" * 32)
-    if field in ("run", "state", "problem"):
+    if field in ("run", "problem"):
         assert HOSTILE in document.texts
 
 
 def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     peer = a_peer(void_passes=12, void_cause="loss-not-finite")
     assert "void passes: 12, loss-not-finite" in Document(content(seen(a_view(peer)))).text
-
-
-def test_a_state_nobody_knows_gets_no_class_of_its_own() -> None:
-    document = Document(content(seen(a_view(a_peer(state="card tile")))))
-    assert ("span", {"class": "state other"}) in document.tags
 
 
 def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
@@ -153,10 +152,13 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     ("view", "verdict"),
     [
         (a_view(a_peer(), a_peer(peer_id="b")), "identical"),
-        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32)), "different"),
-        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32, round=6)), "identical"),
-        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32, state="left")), "identical"),
-        (a_view(a_peer(digest="")), "unknown"),
+        (a_view(a_peer(), a_peer(peer_id="b", state_digest=b"e" * 32)), "different"),
+        (a_view(a_peer(), a_peer(peer_id="b", state_digest=b"e" * 32, round=6)), "identical"),
+        (
+            a_view(a_peer(), a_peer(peer_id="b", state_digest=b"e" * 32, state=PeerState.LEFT)),
+            "identical",
+        ),
+        (a_view(a_peer(state_digest=b"")), "unknown"),
     ],
 )
 def test_replicas_are_compared_at_one_round(view: SwarmView, verdict: str) -> None:
@@ -190,7 +192,11 @@ def test_a_huge_swarm_is_cut_and_counted() -> None:
 
 
 def test_old_leases_and_late_peers_are_marked() -> None:
-    view = a_view(a_peer(lease_age_s=6.5), a_peer(round=5), a_peer(state="left", round=1))
+    view = a_view(
+        a_peer(issued_at=a_peer().issued_at - 6.1),
+        a_peer(round=5),
+        a_peer(state=PeerState.LEFT, round=1),
+    )
     marked = content(seen(view))
     assert '<span class="warn">6.5 s</span>' in marked
     assert '<span class="warn">5</span>' in marked

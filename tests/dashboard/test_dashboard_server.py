@@ -208,12 +208,12 @@ def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:
 
 
 def test_strangers_are_escaped_over_the_wire() -> None:
-    view = a_view(a_peer(peer_id="<b>", state="<i>"), run="<u>")
+    view = a_view(a_peer(peer_id="<b>"), run="<u>")
 
     def visit(url: str) -> None:
         text = get(url).text
-        assert not any(tag in text for tag in ("<b>3", "<i>", "<u>"))
-        assert all(word in text for word in ("&lt;b&gt;", "&lt;i&gt;", "&lt;u&gt;"))
+        assert not any(tag in text for tag in ("<b>3", "<u>"))
+        assert all(word in text for word in ("&lt;b&gt;", "&lt;u&gt;"))
 
     served(visit, SwarmFeed(FakeSwarm(view), view))
 

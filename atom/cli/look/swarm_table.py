@@ -11,8 +11,8 @@ from rich.text import Text
 
 from atom.cli.look.onlooker import Sight
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import LEASE_SECONDS
-from atom.swarm.records.view import PeerView, SwarmView
+from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.view import SwarmView, trained_on, void_text
 
 _DIGEST_CHARACTERS = 8
 _BAR_COLUMNS = 40
@@ -44,7 +44,7 @@ def headline(sight: Sight) -> Text:
         Text(view.run, "name"),
         _count("round ", f"{view.round:,}", of_rounds),
         _count("", str(alive), " peer" if alive == 1 else " peers"),
-        _count("", f"{view.tokens_per_s:,.0f}", f" {view.trained_on}/s"),
+        _count("", f"{view.tokens_per_s:,.0f}", f" {trained_on(view.data_amount)}/s"),
     ]
     if view.loss is not None:
         parts.append(_count("loss ", f"{view.loss:.4f}", ""))
@@ -95,7 +95,7 @@ class PeersTable:
     def _titles(self) -> list[str]:
         """A sample that is no text has no tokens: a sequence per second is one."""
         absent = {"name"} if self._names is None else set[str]()
-        absent |= set() if self._view.trained_on == "tokens" else {"tokens/s"}
+        absent |= set() if trained_on(self._view.data_amount) == "tokens" else {"tokens/s"}
         return [title for title in _COLUMNS if title not in absent]
 
     def _table(self, titles: Sequence[str], tight: bool = False) -> Table:
@@ -134,27 +134,29 @@ def swarm(
     return Group(headline(sight), Text(), batch_bar(sight.view), Text(), table)
 
 
-def _cells(peer: PeerView, view: SwarmView, name: str) -> dict[str, Text]:
+def _cells(peer: Lease, view: SwarmView, name: str) -> dict[str, Text]:
     gone = peer.state == "left"
     row = "dim" if gone else ""
     behind = "yellow" if peer.round != view.round and not gone else row
-    aged = "yellow" if peer.lease_age_s > LEASE_SECONDS / 2 and not gone else row
+    digest, age_s = peer.state_digest.hex(), view.age_s(peer)
+    aged = "yellow" if age_s > LEASE_SECONDS / 2 and not gone else row
     return {
         "name": Text(name, row or "bold"),
         "peer": Text(short_id(peer.peer_id), row),
         "state": _state(peer, row),
         "round": Text(f"{peer.round:,}", behind),
-        "mini-batches": Text(f"{peer.mini_batches:,}", row),
-        "seq/s": Text(f"{peer.rate:,.1f}", row),
+        "mini-batches": Text(f"{peer.sequences:,}", row),
+        "seq/s": Text(f"{peer.sequences_per_s:,.1f}", row),
         "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
-        "digest": Text(peer.digest[:_DIGEST_CHARACTERS] or "-", row),
-        "lease age": Text(f"{peer.lease_age_s:.1f} s", aged),
+        "digest": Text(digest[:_DIGEST_CHARACTERS] or "-", row),
+        "lease age": Text(f"{age_s:.1f} s", aged),
     }
 
 
-def _state(peer: PeerView, row: str) -> Text:
+def _state(peer: Lease, row: str) -> Text:
     state = Text(peer.state, _STATE_STYLES.get(peer.state, row))
-    return Text.assemble(state, (f", {peer.trouble}", "bad")) if peer.trouble else state
+    trouble = void_text(peer.void_passes, peer.void_cause)
+    return Text.assemble(state, (f", {trouble}", "bad")) if trouble else state
 
 
 def _count(before: str, number: str, after: str) -> Text:

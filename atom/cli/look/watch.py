@@ -25,6 +25,7 @@ from atom.cli.shell.terminal import draws, stdout_console
 from atom.dashboard.feed import Seen, SwarmFeed
 from atom.dashboard.history import thinned
 from atom.swarm.identity import short_id
+from atom.swarm.records.view import loss_unit, trained_on
 
 MAX_POINTS = 400
 """Of the loss curve: no terminal shows more."""
@@ -59,7 +60,7 @@ def frame(
     """The whole display: swarm, loss chart, and whatever belongs below."""
     parts: list[RenderableType] = [swarm(sight, names, peer_rows), Text()]
     if len(losses) > 1 and chart_rows >= MIN_CHART_ROWS:
-        unit = sight.view.loss_unit
+        unit = loss_unit(sight.view.data_amount)
         parts.append(Text(f"loss ({unit}) by round" if unit else "loss by round", "bold"))
         parts.append(LossChart(losses, chart_rows))
         parts.append(Text())
@@ -80,7 +81,7 @@ def plain_line(sight: Sight) -> str:
     batch = "" if view.global_batch is None else f"/{view.global_batch}"
     return (
         f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} mini-batches"
-        f"  {view.tokens_per_s:,.0f} {view.trained_on}/s{loss}"
+        f"  {view.tokens_per_s:,.0f} {trained_on(view.data_amount)}/s{loss}"
     )
 
 

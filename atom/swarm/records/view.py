@@ -9,32 +9,6 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import DataAmount, Manifest
 
 
-@dataclass(frozen=True)
-class PeerView:
-    """One peer's lease, in the words of the command line."""
-
-    peer_id: str
-    state: str
-    round: int
-    mini_batches: int
-    """Sequences accumulated toward the next round."""
-    rate: float
-    """Sequences per second."""
-    tokens_per_s: float
-    digest: str
-    """Digest of the replica's state, hexadecimal; equal heads have equal digests."""
-    lease_age_s: float
-    """Since the publisher issued it, by two wall clocks: for display."""
-    void_passes: int = 0
-    """Its last passes in a row that counted for nothing: it computes, and gives nothing."""
-    void_cause: str = ""
-
-    @property
-    def trouble(self) -> str:
-        """What is wrong with it; empty: nothing that its state does not say."""
-        return void_text(self.void_passes, self.void_cause)
-
-
 def void_text(in_a_row: int, cause: str) -> str:
     """ "void passes: 12, loss-not-finite"; empty for one alone: float16 has those now and then."""
     if in_a_row < 2:
@@ -78,7 +52,9 @@ class SwarmView:
     tokens_per_s: float
     """Of what it is `trained_on`. Of who is at the head or a round behind it: a commit reaches
     peers one after the other."""
-    peers: tuple[PeerView, ...]
+    peers: tuple[Lease, ...]
+    unix_time: float
+    """Of the look."""
     owner: str = ""
     """Peer id of who founded the run."""
     void_attempts: tuple[VoidAttempt, ...] = ()
@@ -86,13 +62,9 @@ class SwarmView:
     data_amount: tuple[int, int, int] | None = None
     """As in the manifest."""
 
-    @property
-    def loss_unit(self) -> str:
-        return loss_unit(self.data_amount)
-
-    @property
-    def trained_on(self) -> str:
-        return trained_on(self.data_amount)
+    def age_s(self, lease: Lease) -> float:
+        """Since the publisher issued it, by two wall clocks: for display."""
+        return round(max(0.0, self.unix_time - lease.issued_at), 1)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""
@@ -107,7 +79,21 @@ class SwarmView:
             "head": self.head,
             "tokens_per_s": round(self.tokens_per_s, 3),
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
-            "peers": [vars(peer) | {"rate": round(peer.rate, 3)} for peer in self.peers],
+            "peers": [self._peer(lease) for lease in self.peers],
+        }
+
+    def _peer(self, lease: Lease) -> dict[str, Any]:
+        return {
+            "peer_id": lease.peer_id,
+            "state": lease.state,
+            "round": lease.round,
+            "mini_batches": lease.sequences,
+            "rate": round(lease.sequences_per_s, 3),
+            "tokens_per_s": lease.tokens_per_s,
+            "digest": lease.state_digest.hex(),
+            "lease_age_s": self.age_s(lease),
+            "void_passes": lease.void_passes,
+            "void_cause": lease.void_cause,
         }
 
 
@@ -115,9 +101,9 @@ def view_swarm(
     manifest: Manifest, leases: Iterable[Lease], global_batch: int | None, unix_time: float
 ) -> SwarmView:
     """Assembles the view. `global_batch` (sequences) is what the manifest's run file says."""
-    ordered = sorted(leases, key=lambda lease: lease.peer_id)
-    head = preferred_head(ordered)
-    on_head = [lease for lease in ordered if lease.head == head]
+    peers = tuple(sorted(leases, key=lambda lease: lease.peer_id))
+    head = preferred_head(peers)
+    on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
     losses = [lease.loss for lease in on_head if lease.loss is not None]
     return SwarmView(
@@ -129,15 +115,16 @@ def view_swarm(
         head=head.hex(),
         tokens_per_s=sum(
             lease.tokens_per_s
-            for lease in ordered
+            for lease in peers
             if lease.state != PeerState.LEFT and (lease.head == head or lease.round == newest - 1)
         ),
-        peers=tuple(_peer_view(lease, unix_time) for lease in ordered),
+        peers=peers,
+        unix_time=unix_time,
         owner=manifest.owner,
         void_attempts=tuple(
             sorted(
                 VoidAttempt(number, lease.peer_id, reason)
-                for lease in ordered
+                for lease in peers
                 for number, reason in lease.ended_attempts
             )
         ),
@@ -153,18 +140,3 @@ def preferred_head(leases: Iterable[Lease]) -> bytes:
     claims = [lease for lease in leases if lease.head]
     ranked = ((rank(each.head, each.round, each.branches), each.head) for each in claims)
     return max(ranked, default=(None, b""))[1]
-
-
-def _peer_view(lease: Lease, unix_time: float) -> PeerView:
-    return PeerView(
-        peer_id=lease.peer_id,
-        state=lease.state.value,
-        round=lease.round,
-        mini_batches=lease.sequences,
-        rate=lease.sequences_per_s,
-        tokens_per_s=lease.tokens_per_s,
-        digest=lease.state_digest.hex(),
-        lease_age_s=round(max(0.0, unix_time - lease.issued_at), 1),
-        void_passes=lease.void_passes,
-        void_cause=lease.void_cause,
-    )

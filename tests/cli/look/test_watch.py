@@ -18,7 +18,7 @@ from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.terminal import THEME, draws
 from atom.dashboard.feed import Seen
 from atom.swarm.chain.commit import MAX_LOSS
-from atom.swarm.records.lease import EndedAttempt
+from atom.swarm.records.lease import EndedAttempt, PeerState
 from tests.cli.swarm_sights import sight
 
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_peers_pushes_nothing_off_the_screen(
 def test_who_has_left_takes_no_row_from_who_is_there() -> None:
     whole = sight(30)
     gone = [
-        replace(each, state="left" if number < 20 else each.state)
+        replace(each, state=PeerState.LEFT if number < 20 else each.state)
         for number, each in enumerate(whole.view.peers)
     ]
     shown = replace(whole, view=replace(whole.view, peers=tuple(gone)))
