@@ -1,6 +1,7 @@
 """`atom bootstrap`: a DHT node that others enter through, without training."""
 
 import asyncio
+import contextlib
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
-from atom.swarm.dht.directory import run_bootstrap
+from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
@@ -77,19 +78,18 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
-    stop = asyncio.Event()
+    serving = asyncio.current_task()
+    assert serving is not None
     for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-    def ready(addresses: tuple[str, ...]) -> None:
-        if not addresses:
-            return
-        console.data(addresses[0])
-        console.note(
-            f"to found a run through it: `atom start RUN.toml --initial-peers {addresses[0]}`"
+        # A second one does not break off the end that the first one began.
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: serving.cancelling() or serving.cancel()
         )
-        for address in addresses[1:]:
-            console.note(f"also reached at {address}")
-
-    await run_bootstrap(node, stop, ready, ToldEvents(console))
+    with contextlib.suppress(asyncio.CancelledError):
+        async with entrance(node, ToldEvents(console)) as (best, *others):
+            console.data(best)
+            console.note(f"to found a run through it: `atom start RUN.toml --initial-peers {best}`")
+            for address in others:
+                console.note(f"also reached at {address}")
+            await asyncio.Event().wait()
     console.note("the bootstrap node has ended")

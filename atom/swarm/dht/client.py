@@ -14,21 +14,19 @@ import itertools
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
+from asyncio.subprocess import DEVNULL, Process
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
-
-import psutil
 
 import atom
 from atom.base import errors
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
 from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
-from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
 
 START_SECONDS = 160.0
@@ -46,8 +44,7 @@ CONTACTS_EVERY_SECONDS = 5.0
 MAX_UNANSWERED = 6
 """Questions in a row, ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
-_FOLDER_PREFIX = "atom-dht-"
-_MAX_SOCKET_PATH = 90
+_MAX_ROOT_CHARACTERS = 50
 PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
 
@@ -62,9 +59,7 @@ class DhtClient:
     def __init__(self, settings: NodeSettings, events: EventSink | None = None) -> None:
         self._settings = settings
         self._events = events
-        self._follow_pid = os.getpid()
-        """The process ends with the thread of this one that runs our event loop; 0: it does not."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -77,18 +72,12 @@ class DhtClient:
         self.restarted = asyncio.Event()
         """Set each time the process has been started again; clear it to wait for the next."""
 
-    @property
-    def process_id(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     async def start(self) -> None:
         """Returns when the node is part of the DHT. Leaves nothing behind if it fails.
 
         Raises: AddressError, PortInUseError, StorageError, UserError; DirectoryUnavailable where
         the system gives no process or file for it, or it speaks nonsense.
         """
-        listen = free_port(parse_listen(self._settings.listen or "127.0.0.1:0"))
-        self._settings = replace(self._settings, listen=str(listen))
         await self._open(self._settings)
         self._watching = asyncio.create_task(self._watch())
 
@@ -128,9 +117,10 @@ class DhtClient:
 
     async def _open(self, settings: NodeSettings) -> None:
         try:
-            free_port(parse_listen(str(settings.listen)))
+            port = str(free_port(parse_listen(self._settings.listen or "127.0.0.1:0")))
+            self._settings = replace(self._settings, listen=port)
             reader = await self._spawn()
-            await self._until_ready(reader, settings)
+            await self._until_ready(reader, replace(settings, listen=port))
         except BaseException as problem:
             await self._end()
             if isinstance(problem, UserError) or not isinstance(problem, (OSError, ValueError)):
@@ -144,20 +134,18 @@ class DhtClient:
             ours, theirs = socket.socketpair()
             stack.callback(ours.close)
             with theirs, open_node_log(self._settings.log_path) as log:
-                self._process = self._process_with(theirs, log)
+                self._process = await self._python(theirs, log)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
             stack.pop_all()  # from here on the writer's to close
         return reader
 
-    def _process_with(self, theirs: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Raises: OSError."""
-        return subprocess.Popen(
-            [
-                *(sys.executable, *PROGRAM),
-                *(str(theirs.fileno()), str(self._follow_pid), str(self._folder)),
-            ],
+    async def _python(self, theirs: socket.socket, log: IO[bytes]) -> Process:
+        """The process, before it has imported anything. Raises: OSError."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, *PROGRAM),
+            *(str(theirs.fileno()), str(os.getpid()), str(self._folder)),
             pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
+            stdin=DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -190,12 +178,9 @@ class DhtClient:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
         finally:
-            self._fail_waiting()
-
-    def _fail_waiting(self) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result({"failed": "the DHT process has ended"})
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_result({"failed": "the DHT process has ended"})
 
     async def _end(self) -> None:
         """Of the present process nothing is left after it. Never fails."""
@@ -207,13 +192,9 @@ class DhtClient:
         if self._process is not None:
             looked_only = self._settings.client_mode
             patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
-            try:
-                await asyncio.to_thread(_end_process, self._process, patience_s)
-            except RuntimeError:  # no thread to be had: better to stand still than to leave it
-                _end_process(self._process, patience_s)
+            await end_process(self._process, patience_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._fail_waiting()
 
     async def _watch(self) -> None:
         unanswered = 0
@@ -280,15 +261,6 @@ def free_port(listen: ListenAddress) -> ListenAddress:
             ) from None
 
 
-def _end_process(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Waits for a process that has lost its socket; impatient with one that does not go."""
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _environment() -> dict[str, str]:
     """Atom importable as it is here, no GPU, one arithmetic thread."""
     paths = [str(Path(atom.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
@@ -300,28 +272,16 @@ def _environment() -> dict[str, str]:
 
 
 def _make_folder() -> Path:
-    """A private folder for sockets, whose paths have to be short, named after this process so that
-    a later one can clear it. Raises: StorageError."""
+    """A private folder for sockets, whose paths have to be short. Raises: StorageError."""
     root = tempfile.gettempdir()
-    if len(root) > _MAX_SOCKET_PATH - 40:
+    if len(root) > _MAX_ROOT_CHARACTERS:
         root = "/tmp"
-    _clear_abandoned(Path(root))
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=root))
+        return Path(tempfile.mkdtemp(prefix="atom-dht-", dir=root))
     except OSError as error:
         raise StorageError(
             f"cannot create a folder in {root}: {error.strerror}", "free some space there"
         ) from None
-
-
-def _clear_abandoned(root: Path) -> None:
-    """Folders of processes that were killed together with their DHT process."""
-    for folder in root.glob(f"{_FOLDER_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
-            if ours and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_node_log(path: str | None) -> IO[bytes]:

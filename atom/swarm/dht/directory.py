@@ -10,7 +10,7 @@ import itertools
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -225,43 +225,22 @@ async def open_directory(
     return Directory(client, run, owner, identity)
 
 
-async def run_bootstrap(
-    node: NodeSettings,
-    stop: asyncio.Event,
-    on_ready: Callable[[tuple[str, ...]], None],
-    events: EventSink | None = None,
-) -> None:
-    """Serves until `stop` is set, and does not begin if that is before it could; `on_ready` gets
-    the multiaddrs others may use, best first, and `events` that the DHT's process ended and was
-    started again.
+@contextlib.asynccontextmanager
+async def entrance(node: NodeSettings, events: EventSink) -> AsyncIterator[tuple[str, ...]]:
+    """A DHT node that others enter through, under these multiaddrs, best first. `events` get that
+    its process ended and was started again.
 
     Raises: AddressError, PortInUseError, StorageError, UserError.
     """
-    if node.identity_path is not None:
-        Identity.load_or_create(Path(node.identity_path))
+    Identity.load_or_create(Path(str(node.identity_path)))
     client = DhtClient(node, events)
-    opening = asyncio.create_task(_addresses_of(client))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if opening.done():
-            on_ready(rank_addresses(opening.result(), primary_host()))
-            await stopping
-    finally:
-        opening.cancel()
-        stopping.cancel()
-        await asyncio.gather(opening, stopping, return_exceptions=True)
-        await client.close()
-
-
-async def _addresses_of(client: DhtClient) -> list[str]:
-    """Of the node, once it is part of the DHT. Raises: as `run_bootstrap`."""
     try:
         await client.start()
-        found: list[str] = await client.call("addresses")
+        yield rank_addresses(await client.call("addresses"), primary_host())
     except DirectoryUnavailable as problem:
         raise no_answer(problem) from problem
-    return found
+    finally:
+        await client.close()
 
 
 def primary_host() -> str | None:

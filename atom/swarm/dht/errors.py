@@ -12,43 +12,23 @@ _OTHER_KEY = re.compile(r"remote key matches (\w+)")
 
 def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> AddressError:
     """Why none of the addresses could be dialled; the first failure speaks for all."""
+    for address, failure in zip(addresses, failures, strict=True):
+        if other := _OTHER_KEY.search(failure):
+            return AddressError(
+                f"{address} is reached, but another peer ({other[1]}) answers there",
+                "the node was started anew with another identity: ask for its present address",
+            )
     where = addresses[0] if len(addresses) == 1 else f"any of the {len(addresses)} DHT nodes named"
     text = " ".join(failures)
-    if "peer id mismatch" in text or "remote key matches" in text:
-        address, failure = next(
-            each
-            for each in zip(addresses, failures, strict=True)
-            if "peer id mismatch" in each[1] or "remote key matches" in each[1]
-        )
-        other = _OTHER_KEY.search(failure)
-        found = f" ({other[1]})" if other else ""
-        return AddressError(
-            f"{address} is reached, but another peer{found} answers there",
-            "the node was started anew with another identity: ask for its present address",
-        )
     if "connection refused" in text:
         return AddressError(
             f"cannot reach {where}: connection refused",
             "nothing listens there: check host and port, and that the node is running",
         )
-    if "network is unreachable" in text or "no route to host" in text:
-        return AddressError(
-            f"cannot reach {where}: this machine has no way to that network",
-            "is it connected? `ip route` shows its ways, `ping HOST` whether one leads there",
-        )
-    if "dial to self" in text:
-        return AddressError(
-            f"{addresses[0]} is this peer itself", "use the address of another node, or another "
-            "state directory (with its own identity)"
-        )  # fmt: skip
-    if "no good addresses" in text and all(each.startswith("/ip") for each in addresses):
-        return AddressError(
-            f"cannot reach {where}: it is of a kind that is not dialled",
-            "addresses end in /tcp/PORT/p2p/PEER_ID: ask for such a one",
-        )
     if "no good addresses" in text or "no addresses" in text:
         return AddressError(
-            f"cannot reach {where}: its host name is unknown", "check the spelling of the address"
+            f"cannot reach {where}: its host name is unknown, or it is of a kind not dialled",
+            "check the spelling of the address, which ends in /tcp/PORT/p2p/PEER_ID",
         )
     return AddressError(
         f"cannot reach {where}: {_brief(failures[0])}",

@@ -20,11 +20,10 @@ from pathlib import Path
 from atom.base.errors import UserError
 from atom.swarm.addresses import ListenAddress
 
-START_SECONDS = 20.0
+LOOK_EVERY_SECONDS = 0.02
 STOP_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-_MAX_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -55,32 +54,44 @@ def die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
+    """Waits for one that was told to go; kills it when patience is over, or we are cancelled."""
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    await process.wait()
+
+
 class P2pDaemon:
-    """One running p2pd. `folder` holds its control socket, at `socket_path`."""
+    """One running p2pd. `folder` holds its control socket, at `socket_path`; its words go where
+    ours do."""
 
     def __init__(self, folder: Path) -> None:
         self.socket_path = folder / "p2pd.sock"
         self._process: asyncio.subprocess.Process | None = None
-        self._drain: asyncio.Task[None] | None = None
 
     async def start(self, settings: NodeSettings, listen: ListenAddress) -> None:
-        """Returns once it listens. Raises: UserError with its own words if it does not."""
+        """Returns once it can be asked. Raises: UserError if it ends instead."""
         self._process = await asyncio.create_subprocess_exec(
             _binary(),
             *_arguments(settings, listen, self.socket_path),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=sys.stderr,
             env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
-            limit=_MAX_LINE_BYTES,
             preexec_fn=die_with_parent,
         )
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await self._until_ready()
-        except TimeoutError:
-            raise UserError("the libp2p daemon did not start in time", "try again") from None
-        self._drain = asyncio.create_task(self._discard_output())
+        while self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(self.socket_path)
+                writer.close()
+                return
+            await asyncio.sleep(LOOK_EVERY_SECONDS)
+        hint = f"see {settings.log_path}" if settings.log_path else "is hivemind installed whole?"
+        raise UserError("the libp2p daemon ended while starting", hint)
 
     async def wait(self) -> None:
         """Returns when the daemon has ended, for whatever reason."""
@@ -93,35 +104,7 @@ class P2pDaemon:
             return
         with contextlib.suppress(ProcessLookupError):
             (self._process.terminate if gently else self._process.kill)()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        if self._drain is not None:
-            self._drain.cancel()
-
-    async def _until_ready(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        last = ""
-        while line := await self._process.stdout.readline():
-            last = line.decode(errors="replace").strip()
-            if last.startswith("Peer ID:"):
-                return
-        raise UserError(f"the libp2p daemon did not start: {last[:500]}", "check --listen")
-
-    async def _discard_output(self) -> None:
-        """A full pipe would stop the daemon; its words go to our log, or nowhere if that has no
-        room."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while chunk := await self._process.stdout.read(65536):
-            with contextlib.suppress(OSError):
-                sys.stderr.buffer.write(chunk)
-                sys.stderr.flush()
+        await end_process(self._process, STOP_SECONDS)
 
 
 def _binary() -> str:

@@ -2,7 +2,7 @@
 
 Started by the daemon (see client), never by hand. It serves its parent over an inherited
 socket and exists for it alone: when the parent is gone (the socket ends, or the kernel tells)
-it takes the libp2p daemon and its folder along. An interrupt at the terminal is the parent's
+it takes the libp2p daemon along. An interrupt at the terminal is the parent's
 business, and so is being asked to end: it still says goodbye through this process.
 
 Each message is a line of JSON. The parent's first has the settings, ours says whether the node is
@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 16 << 20
 """Of one message: twice as many as a reading of the DHT may bring, for bytes are hexadecimal."""
-JOIN_SECONDS = 20.0
-"""For dialling and joining; an address that does not answer is given up sooner."""
 CLOSE_SECONDS = 2.0
 CLOCK_EVERY_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 1.0
@@ -83,14 +80,7 @@ class DhtService:
         from atom.swarm.dht.node import DhtNode  # takes two seconds, and makes locks
 
         node = DhtNode(settings, p2pd.socket_path)
-        try:
-            async with asyncio.timeout(JOIN_SECONDS):
-                await node.open()
-        except TimeoutError:
-            raise UserError(
-                f"the DHT node did not join within {JOIN_SECONDS:.0f} s",
-                "is the machine overloaded, or a named DHT node very slow? try again",
-            ) from None
+        await node.open()
         self._node = node
         await self._send({"ready": True})
         chores = {
@@ -176,21 +166,16 @@ async def until_clock_is_set_back(
 async def _run(descriptor: int, folder: Path) -> None:
     ours = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
-    try:
-        await DhtService(reader, writer).run(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    await DhtService(reader, writer).run(folder)
 
 
 def main(arguments: list[str]) -> None:
     descriptor, parent_pid, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to whole groups at once
         signal.signal(number, signal.SIG_IGN)
-    if parent_pid:
-        die_with_parent()
-        if os.getppid() != parent_pid:  # it died before we could ask for the signal
-            return
-    asyncio.run(_run(descriptor, folder))
+    die_with_parent()
+    if os.getppid() == parent_pid:  # else it died before we could ask for the signal
+        asyncio.run(_run(descriptor, folder))
 
 
 if __name__ == "__main__":
