@@ -215,7 +215,7 @@ def membership_view(
     return View(
         fresh=others,
         lapsed_seconds={voter: book.missing_for(voter, now) for voter in absent},
-        dead=frozenset([v for v in absent if book.has_left(v) or book.is_replaced(v, now)]),
+        dead=frozenset(voter for voter in absent if book.is_dead(voter, now)),
         sequences=sequences,
         pass_seconds=pass_seconds,
         mine=mine,

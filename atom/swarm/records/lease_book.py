@@ -6,7 +6,8 @@ DHT replica cannot keep a dead peer alive. When we ourselves were not looking (f
 DHT unreachable), everything is unknown again and every timer starts over.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atom.swarm.chain.commit import Voter
@@ -19,6 +20,7 @@ MAX_PEERS = 1024
 MAX_INCARNATIONS = 4
 """Incarnations remembered per peer, for replay protection."""
 MAX_ASKED = 256
+_NEVER = float("-inf")
 _TWIN_SIGNS = 2
 """An older lease of a dead process may turn up after a newer one; hardly twice."""
 
@@ -30,14 +32,14 @@ class _Sighting:
     lease: Lease
     first_seen: float
     """When its first lease was read."""
-    last_sign: float | None
-    """When its serial was last news, if that was since the last gap."""
-    last_progress: float
+    last_sign: float
+    """When its serial was last news, if that was since the last gap; else `_NEVER`."""
+    last_progress: float = _NEVER
     """Like `last_sign`, but the first lease does not count: it may be an old record."""
 
 
 class LeaseBook:
-    """Fed with each reading of the DHT; answers who is fresh, silent, gone or doubled.
+    """Fed with each reading of the DHT; answers who is fresh, silent or gone.
 
     Times are seconds of one monotonic clock that also runs while the machine sleeps. Not
     thread-safe. `head`, counts and states in the leases are the peers' own words.
@@ -46,9 +48,9 @@ class LeaseBook:
     def __init__(self) -> None:
         self._peers: dict[str, dict[bytes, _Sighting]] = {}
         """By incarnation; whose lease was read last at the end."""
-        self._asked_at: dict[tuple[str, bytes], float] = {}
-        self._updated_at: float | None = None
-        self._watching_since: float | None = None
+        self._asked_at: dict[Voter, float] = {}
+        self._updated_at = _NEVER
+        self._watching_since = _NEVER
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
         """Takes one successful reading (verified leases by peer id). Never call it for a failed
@@ -64,21 +66,16 @@ class LeaseBook:
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
-        return self._updated_at is not None and now - self._updated_at <= GAP_SECONDS
+        return now - self._updated_at <= GAP_SECONDS
 
     def fresh(self, now: float) -> dict[str, Lease]:
         """The current lease of every peer that is alive: news within the lease time, neither
         left nor doubled. Empty while we are not watching."""
-        if not self.is_watching(now):
-            return {}
-        current = (self._current(peer_id) for peer_id in self._peers)
+        living = (self._living(peer_id, now) for peer_id in self._peers)
         return {
-            each.lease.peer_id: each.lease
-            for each in current
-            if each is not None
-            and self._is_recent(each, now)
-            and each.lease.state != PeerState.LEFT
-            and not self.is_duplicate(each.lease.peer_id, now)
+            lease.peer_id: lease
+            for lease in living
+            if lease is not None and lease.state != PeerState.LEFT
         }
 
     def missing_for(self, voter: Voter, now: float) -> float:
@@ -89,63 +86,56 @@ class LeaseBook:
         Of one that lives twice, from when it did: what is sent to it may go to the other.
         Compare it with the whole grace time, lease time included. 0 while we are blind.
         """
-        if not self.is_watching(now) or self._watching_since is None:
+        if not self.is_watching(now):
             return 0.0
-        asked_at = self._asked_at.setdefault((voter.peer_id, voter.incarnation), now)
+        asked_at = self._asked_at.setdefault(voter, now)
         if len(self._asked_at) > MAX_ASKED:
             del self._asked_at[next(iter(self._asked_at))]
         sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
-        if sighting is not None and sighting.last_sign is not None:
-            doubled_since = self._doubled_since(voter.peer_id, now)
-            return now - (sighting.last_sign if doubled_since is None else doubled_since)
-        return now - max(self._watching_since, asked_at)
+        if sighting is None or sighting.last_sign == _NEVER:
+            return now - max(self._watching_since, asked_at)
+        doubled_since = self._doubled_since(voter.peer_id, now)
+        return now - (sighting.last_sign if doubled_since is None else doubled_since)
 
-    def has_left(self, voter: Voter) -> bool:
-        """Whether this incarnation said goodbye. Final: an incarnation never comes back."""
+    def is_dead(self, voter: Voter, now: float) -> bool:
+        """Whether this incarnation said goodbye, which is final; or is silent while its peer lives
+        on as another one."""
         sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
-        return sighting is not None and sighting.lease.state == PeerState.LEFT
+        if sighting is not None and sighting.lease.state == PeerState.LEFT:
+            return True
+        current = self._living(voter.peer_id, now)
+        return current is not None and current.incarnation != voter.incarnation
 
-    def is_replaced(self, voter: Voter, now: float) -> bool:
-        """Whether the peer lives on as another incarnation, and this one is silent since.
-
-        A hint at a restart, not a proof of death: a doubled identity looks alike for a moment.
-        """
-        current = self._current(voter.peer_id)
-        if current is None or current.lease.incarnation == voter.incarnation:
-            return False
-        if not self.is_watching(now):
-            return False
-        return self._is_recent(current, now) and not self.is_duplicate(voter.peer_id, now)
-
-    def is_duplicate(self, peer_id: str, now: float) -> bool:
-        """Whether two incarnations of one id live at once (a cloned machine): trust neither.
-
-        A restart is no duplicate: the old incarnation makes no progress once the new one is seen.
-        """
-        return self._doubled_since(peer_id, now) is not None
+    def _living(self, peer_id: str, now: float) -> Lease | None:
+        """Of the one incarnation that lives, as far as we know."""
+        recent = self._recent(peer_id, now)
+        if not recent or self._doubled_since(peer_id, now) is not None:
+            return None
+        return max(recent, key=lambda each: (each.last_sign, each.first_seen)).lease
 
     def _doubled_since(self, peer_id: str, now: float) -> float | None:
-        known = self._peers.get(peer_id, {}).values()
-        recent = [s for s in known if self._is_recent(s, now)]
-        if not _are_doubled(recent):
-            return None
-        return max(self._watching_since or 0.0, *(s.first_seen for s in recent))
+        """Since when two incarnations of one id live side by side (a cloned machine): trust
+        neither. After a restart the old one makes no progress once the new one is seen."""
+        recent = self._recent(peer_id, now)
+        if any(
+            a.last_progress > b.first_seen and b.last_progress > a.first_seen
+            for a, b in itertools.combinations(recent, 2)
+        ):
+            return max(self._watching_since, *(each.first_seen for each in recent))
+        return None
 
-    def _is_recent(self, sighting: _Sighting, now: float) -> bool:
-        return sighting.last_sign is not None and now - sighting.last_sign <= LEASE_SECONDS
-
-    def _current(self, peer_id: str) -> _Sighting | None:
-        """The incarnation that gave the latest sign of life."""
-        signs = [s for s in self._peers.get(peer_id, {}).values() if s.last_sign is not None]
-        return max(signs, key=lambda s: (s.last_sign or 0.0, s.first_seen), default=None)
+    def _recent(self, peer_id: str, now: float) -> list[_Sighting]:
+        """Its incarnations that were news within the lease time. None while we are blind."""
+        known = self._peers.get(peer_id, {}).values() if self.is_watching(now) else ()
+        return [each for each in known if now - each.last_sign <= LEASE_SECONDS]
 
     def _see(self, peer_id: str, lease: Lease, now: float) -> None:
         known = self._peers[peer_id] = self._peers.pop(peer_id, {})
         sighting = known.get(lease.incarnation)
         if sighting is None:
             if len(known) >= MAX_INCARNATIONS:
-                del known[min(known, key=lambda i: known[i].last_sign or float("-inf"))]
-            known[lease.incarnation] = _Sighting(lease, now, now, float("-inf"))
+                del known[min(known, key=lambda each: known[each].last_sign)]
+            known[lease.incarnation] = _Sighting(lease, now, now)
         elif lease.serial > sighting.lease.serial and sighting.lease.state != PeerState.LEFT:
             sighting.lease = lease
             sighting.last_sign = sighting.last_progress = now
@@ -154,16 +144,7 @@ class LeaseBook:
         """After a gap: serials stay known (against replays), signs of life do not."""
         for incarnations in self._peers.values():
             for sighting in incarnations.values():
-                sighting.last_sign = None
-
-
-def _are_doubled(recent: Sequence[_Sighting]) -> bool:
-    """Whether two of these incarnations of one peer made progress side by side."""
-    return any(
-        a.last_progress > b.first_seen and b.last_progress > a.first_seen
-        for index, a in enumerate(recent)
-        for b in recent[index + 1 :]
-    )
+                sighting.last_sign = _NEVER
 
 
 class TwinWatch:

@@ -33,13 +33,9 @@ def grown(head: Head, sequences: int = 8, survivors: tuple[Voter, ...] = ()) -> 
     return head.after(value)
 
 
-def lease_at(head: Head, voter: Voter | None = None) -> Lease:
-    lease = a_lease(head=head.digest, round=head.round)
+def lease_at(head: Head) -> Lease:
     newest, before = head.branches[-SHOWN:], len(head.branches[:-SHOWN])
-    lease = replace(lease, branches=newest, branches_before=before)
-    if voter is None:
-        return lease
-    return replace(lease, peer_id=voter.peer_id, incarnation=voter.incarnation)
+    return a_lease(head=head.digest, round=head.round, branches=newest, branches_before=before)
 
 
 QUORUM = grown(START)
