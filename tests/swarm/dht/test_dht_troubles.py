@@ -1,0 +1,179 @@
+"""The DHT's client and process where disks are full, a clock is set back, or something lacks."""
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.base.errors import StorageError, UserError
+from atom.base.events import EventList
+from atom.swarm.addresses import parse_listen
+from atom.swarm.dht import client as client_module
+from atom.swarm.dht import p2pd, process
+from atom.swarm.dht.client import DhtClient, DirectoryUnavailable, keep_small, open_node_log
+from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
+from atom.swarm.dht.process import DhtService, message_line, until_clock_is_set_back
+
+SOON = 20.0
+NODE = "atom.swarm.dht.node"
+LISTEN = parse_listen("127.0.0.1:0")
+
+
+def failing(problem: Exception) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    return fail
+
+
+def test_whatever_a_start_fails_with_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.EMFILE, "Too many open files")
+    nonsense = ValueError("a frame that is no object")
+    script = [None, full, nonsense, RuntimeError("can't start new thread"), None]
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_SECONDS", 0.0)
+    events, ended = EventList(), asyncio.Event()
+
+    async def opened(client: Any, _: NodeSettings) -> None:
+        problem = script.pop(0)
+        if problem is not None:
+            raise problem
+        client._reading = asyncio.create_task(ended.wait() if script else asyncio.sleep(SOON))
+
+    monkeypatch.setattr(DhtClient, "_open", opened)
+    monkeypatch.setattr(DhtClient, "call", lambda *_: asyncio.sleep(0.0, []))
+
+    async def lose_it_once() -> None:
+        client = DhtClient(NodeSettings(), events)
+        await client.start()
+        ended.set()
+        async with asyncio.timeout(SOON):
+            await client.restarted.wait()
+        await client.close()
+
+    asyncio.run(lose_it_once())
+    kinds = [event["event"] for event in events.events]
+    failed = ["dht-restart-failed"] * 3
+    assert kinds == ["dht-process-ended", *failed, "dht-process-restarted"]
+    assert "Too many open files" in events.events[1]["detail"]
+
+
+def test_a_system_without_another_process_is_no_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing(refused))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(DirectoryUnavailable, match="Resource temporarily unavailable"):
+        asyncio.run(DhtClient(NodeSettings()).start())
+    assert len(os.listdir("/proc/self/fd")) == len(before), "nothing is left open"
+
+
+def test_a_full_log_is_emptied_and_its_writer_goes_on_at_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 100)
+    path = tmp_path / "dht.log"
+    keep_small(str(path))
+    assert not path.exists()
+    path.write_bytes(b"before" * 20)
+    with open_node_log(str(path)) as held:
+        assert path.read_bytes() == b"", "also when a node starts"
+        for word, kept in ((b"a", b"a"), (b"b", b""), (b"c", b"c")):
+            os.write(held.fileno(), word * 90)
+            keep_small(str(path))
+            assert path.read_bytes() == kept * 90
+    with pytest.raises(StorageError, match="absent"):
+        open_node_log(str(tmp_path / "absent" / "dht.log"))
+    with open_node_log(None) as nowhere:
+        assert nowhere.name == os.devnull
+
+
+def test_a_chore_that_fails_runs_again_though_its_log_is_full() -> None:
+    async def check() -> None:
+        tries, again = iter(range(9)), asyncio.Event()
+
+        class Unlucky:
+            async def redial(self) -> None:
+                if next(tries):
+                    again.set()
+                raise ConnectionError("nobody there")
+
+        node: Any = Unlucky()
+        service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
+        chore = asyncio.create_task(service._redial(node, every_s=0.001))
+        async with asyncio.timeout(SOON):
+            await again.wait()
+        chore.cancel()
+
+    full = open("/dev/full", "w")  # noqa: SIM115 - closed below, which fails as well
+    with contextlib.redirect_stderr(full):
+        asyncio.run(check())
+    with contextlib.suppress(OSError):
+        full.close()
+
+
+def test_no_room_for_its_locks_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoRoom:
+        """In the place of a finder of modules."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == NODE:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Listener:
+        """The end of the line to somebody who waits for the node."""
+
+        told = b""
+
+        def write(self, raw: bytes) -> None:
+            self.told += raw
+
+        async def drain(self) -> None: ...
+
+    async def start(listener: Any) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(message_line({}))
+        await DhtService(reader, listener).run(tmp_path)
+
+    monkeypatch.setattr(P2pDaemon, "start", lambda *_: asyncio.sleep(0.0))
+    monkeypatch.delitem(sys.modules, NODE, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoRoom(), *sys.meta_path])
+    listener = Listener()
+    asyncio.run(start(listener))
+    kind, words, hint = json.loads(listener.told)["failed"]
+    assert (kind, words) == ("StorageError", "the DHT node cannot start: No space left on device")
+    assert "/dev/shm" in hint
+
+
+def test_only_a_step_back_of_the_clock_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CLOCK_EVERY_SECONDS", 0.0)
+    ahead_s = iter([50.0, 50.0, 49.5, 49.0, 900.0, 899.5, 898.0, 898.0])
+    asyncio.run(until_clock_is_set_back(wall=lambda: next(ahead_s), steady=lambda: 0.0))
+    assert list(ahead_s) == [898.0]
+
+
+def test_a_libp2p_daemon_that_is_not_there_or_ends_at_once_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> None:
+        asyncio.run(P2pDaemon(tmp_path).start(NodeSettings(log_path="dht.log"), LISTEN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match="hivemind is not installed") as caught:
+            start()
+        assert "atom doctor" in caught.value.hint
+    monkeypatch.setattr(p2pd, "_binary", lambda: "/bin/false")
+    with pytest.raises(UserError, match="ended while starting") as caught:
+        start()
+    assert caught.value.hint == "see dht.log"
