@@ -9,8 +9,7 @@ from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
 from tests.cli.good_run import good_run
-from tests.manual_clock import ManualClock
-from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
+from tests.swarm.directory_memory import MemoryDht
 
 RUN = good_run(rounds=30, global_sequences=64, micro_batch_sequences=8)
 DIGEST = bytes(range(32))
@@ -20,7 +19,7 @@ class Village:
     """A run on an in-memory DHT, with peers that say what the test wants."""
 
     def __init__(self, peers: int = 2) -> None:
-        self.dht = MemoryDht(ManualClock(1_000.0))
+        self.dht = MemoryDht()
         self.identities = sorted(
             (Identity.create() for _ in range(peers)), key=lambda identity: identity.peer_id
         )
@@ -42,15 +41,17 @@ class Village:
 
     async def publish(self, **wishes: object) -> None:
         """Every peer's lease, and the manifest."""
+        await self.publish_manifest()
         for number, identity in enumerate(self.identities):
-            directory = MemoryDirectory(self.dht, "tiny", self.owner.peer_id, identity)
-            if identity is self.owner:
-                record = encode_manifest(self.manifest(), identity)
-                await directory.publish_manifest(record)
+            directory = self.dht.directory("tiny", self.owner.peer_id, identity)
             await directory.publish_lease(lease(identity.peer_id, sequences=10 + number, **wishes))
 
+    async def publish_manifest(self) -> None:
+        directory = self.dht.directory("tiny", self.owner.peer_id, self.owner)
+        await directory.publish_manifest(encode_manifest(self.manifest(), self.owner))
+
     async def onlooker(self) -> Onlooker:
-        directory = MemoryDirectory(self.dht, "tiny", None)
+        directory = self.dht.directory("tiny")
         manifest, _ = await directory.read_manifest()
         return Onlooker(directory, manifest)
 

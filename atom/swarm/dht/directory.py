@@ -10,7 +10,7 @@ import itertools
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,12 @@ class Directory:
         run: str,
         owner: str | None,
         identity: Identity | None,
-        dht_time: Callable[[], float] = time.time,
     ) -> None:
         self.run = check_run_name(run)
         self.owner = owner
         """Peer id of the founder; found out by `read_manifest` if it was not named."""
         self._client = client
         self._identity = identity
-        self._dht_time = dht_time
         self._members = OPEN
         self._leases: dict[bytes, Lease] = {}
         """By record, as they were read last: most are news only every other second."""
@@ -91,7 +89,7 @@ class Directory:
         """Signs and stores our lease for 8 s."""
         assert self._identity is not None, "an onlooker publishes nothing"
         assert self.owner is not None, "read or publish the manifest first"
-        expires_at = self._dht_time() + LEASE_SECONDS
+        expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
         key = lease_key(self.run, self.owner)
         await self._store(key, lease.peer_id, record, expires_at)
@@ -117,7 +115,7 @@ class Directory:
         self._keeping = asyncio.create_task(self._keep_manifest(manifest.owner, record))
 
     async def _store_manifest(self, owner: str, record: bytes) -> None:
-        expires_at = self._dht_time() + KEEP_LIFETIME_SECONDS
+        expires_at = time.time() + KEEP_LIFETIME_SECONDS
         for key in (manifest_key(self.run, owner), index_key(self.run)):
             await self._store(key, owner, record, expires_at)
 

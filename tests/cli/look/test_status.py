@@ -8,16 +8,17 @@ from rich.console import Console
 from rich.text import Text
 
 from atom.base.errors import AddressError
-from atom.cli.look.onlooker import Onlooker, Sight, onlooking
+from atom.cli.look.onlooker import Sight, onlooking
 from atom.cli.look.status import show_status
 from atom.cli.look.swarm_table import swarm
 from atom.cli.look.watch import plain_line
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
+from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState
 from tests.cli.swarm_sights import DIGEST, Village, sight
-from tests.swarm.directory_memory import MemoryDirectory
+from tests.swarm.directory_memory import MemoryDht
 
 
 def drawn(renderable: object, width: int = 100, **options: object) -> str:
@@ -125,9 +126,8 @@ def test_a_silent_dht_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> No
     async def look() -> None:
         village = Village()
         await village.publish()
-        directory = MemoryDirectory(village.dht, "tiny", None)
-        onlooker = Onlooker(directory, village.manifest())
-        directory.is_reachable = False
+        onlooker = await village.onlooker()
+        village.dht.is_reachable = False
         await onlooker.first_look()
 
     with pytest.raises(AddressError, match="the DHT cannot be asked"):
@@ -137,11 +137,11 @@ def test_a_silent_dht_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_dht_that_falls_silent_before_the_manifest_is_one_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    directory = MemoryDirectory(Village().dht, "tiny", None)
-    directory.is_reachable = False
+    dht = MemoryDht()
+    dht.is_reachable = False
 
-    async def opened(*_: object) -> MemoryDirectory:
-        return directory
+    async def opened(*_: object) -> Directory:
+        return dht.directory("tiny")
 
     async def look() -> None:
         async with onlooking(JoinAddress((), "tiny", None)):
@@ -157,9 +157,8 @@ def test_a_run_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def look() -> int:
         village = Village()
-        await village.publish()
+        await village.publish_manifest()
         onlooker = await village.onlooker()
-        village.dht._clock.advance(60.0)  # type: ignore[attr-defined]
         return len((await onlooker.first_look()).view.peers)
 
     assert asyncio.run(look()) == 0

@@ -1,198 +1,173 @@
-"""What our DHT nodes store and believe: only well-signed records in their own place."""
+"""What our node makes of hivemind's: who holds a record, who was met, how much is passed on."""
 
 import asyncio
-import time
 import warnings
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from swarm_samples import a_lease, a_manifest
 
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
-    MAX_RECORD_BYTES,
-    encode_lease,
-    encode_manifest,
-    index_key,
-    lease_key,
-    manifest_key,
-)
+from atom.swarm.records.codec import MAX_RECORD_BYTES
+from tests.manual_clock import ManualClock
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
+    from hivemind.p2p import PeerID
     from hivemind.utils import ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
-    from atom.swarm.dht import storage as dht_storage
+    from atom.swarm.dht.node import MAX_CONTACTS, DhtNode, with_contact
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING
+
+ADA, BOB = (Identity.create().peer_id for _ in range(2))
+ENDS = 9e9
 
 
-OWNER, PEER = Identity.create(), Identity.create()
-RUN = "shakespeare"
-SIZES_AND_KEYS = [(1, 1), (3 * 1024, 1), (MAX_RECORD_BYTES, 1), (MAX_RECORD_BYTES, 16), (400, 16)]
-EXPIRES = time.time() + 3600.0  # the tests may be slow; see the fixture
-KEY = lease_key(RUN, OWNER.peer_id)
-LEASE = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, EXPIRES)
-MANIFEST = encode_manifest(a_manifest(OWNER), OWNER)
-pack = dht_node.MSGPackSerializer.dumps
+class Neighbours:
+    """What is used of hivemind's node: searches, calls to other nodes, a list of the silent."""
+
+    def __init__(self, found: Sequence[str] = ()) -> None:
+        self.protocol = self.blacklist = self
+        self.nearest, self.silent, self.searches = list("abcdefg"), "", 0
+        self.stored: list[tuple[str, str]] = []
+        self.thawed, self._found = asyncio.Event(), found
+
+    def register_failure(self, peer: str) -> None:
+        self.nearest.remove(peer)
+
+    async def shutdown(self) -> None: ...
+
+    async def find_nearest_nodes(
+        self, key_ids: Sequence[Any], k_nearest: int, beam_size: int, exclude_self: bool
+    ) -> dict[Any, dict[str, str]]:
+        self.searches += 1
+        assert exclude_self
+        assert beam_size >= k_nearest
+        return {key_id: {peer: peer for peer in self.nearest[:k_nearest]} for key_id in key_ids}
+
+    async def call_store(
+        self, peer: str, keys: object, values: object, expires_at: float, subkeys: Sequence[str]
+    ) -> list[bool] | None:
+        if peer in self.silent:
+            await self.thawed.wait()
+            return None
+        self.stored.append((peer, subkeys[0]))
+        return [True]
+
+    async def get_many(self, keys: Sequence[str], **_: object) -> dict[str, Any]:
+        value = dict.fromkeys(self._found, ValueWithExpiration(b"x", ENDS))
+        search = asyncio.get_running_loop().create_future()
+        search.set_result(ValueWithExpiration(value, ENDS))
+        return dict.fromkeys(keys, search)
+
+    def holders(self, subkey: str) -> str:
+        return "".join(sorted(peer for peer, stored in self.stored if stored == subkey))
 
 
-def record(key=KEY, subkey=PEER.peer_id, value=LEASE, expires_at=EXPIRES):
-    key_id = dht_node.DHTID.generate(key).to_bytes()
-    return dht_storage.DHTRecord(key_id, pack(subkey), pack(value), expires_at)
+def play(
+    story: Callable[[Neighbours, DhtNode, ManualClock], Awaitable[None]], found: Sequence[str] = ()
+) -> None:
+    async def run() -> None:
+        neighbours, clock = Neighbours(found), ManualClock(50.0)
+        node = DhtNode(NodeSettings(client_mode=True), Path(), clock)
+        node._node = node._p2p = neighbours
+        await story(neighbours, node, clock)
+        await node.close()
+        assert len(asyncio.all_tasks()) == 1, "what was under way is broken off"
+
+    asyncio.run(run())
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Lets these leases last for an hour or two rather than seconds."""
-    assert 8.0 < dht_storage.MAX_SECONDS_AHEAD["lease"] < 30.0
-    monkeypatch.setitem(dht_storage.MAX_SECONDS_AHEAD, "lease", 7200.0)
+async def store(node: DhtNode, subkey: str, key: str = "key") -> None:
+    await node.store(key, subkey, b"record", 60.0)
 
 
-@pytest.fixture
-def gate():
-    return dht_storage.RecordGate()
+def test_one_search_serves_many_records() -> None:
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        for subkey in "123":
+            await store(node, subkey)
+            assert neighbours.holders(subkey) == "abcde"
+        assert neighbours.searches == 1
+        clock.advance(dht_node.HOLDERS_SECONDS)
+        neighbours.nearest.insert(0, "x")
+        await store(node, "4")
+        assert (neighbours.searches, neighbours.holders("4")) == (2, "abcdx")
+        await store(node, "4", "other key")
+        assert neighbours.searches == 3
+
+    play(story)
 
 
-def test_a_record_in_its_place_passes(gate):
-    assert gate.validate(record())
-    for key in (manifest_key(RUN, OWNER.peer_id), index_key(RUN)):
-        for lifetime_s in (1.0, 600.0):
-            expires_at = time.time() + lifetime_s
-            assert gate.validate(record(key, OWNER.peer_id, MANIFEST, expires_at))
+def test_a_silent_node_holds_nobody_up_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_node, "ENOUGH_SECONDS", 0.01)
+
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        neighbours.silent = "b"
+        await store(node, "1")
+        assert (neighbours.searches, neighbours.holders("1")) == (1, "acde")
+        neighbours.thawed.set()  # its time is over
+        await asyncio.gather(*node._gifts)
+        neighbours.thawed.clear()
+        await store(node, "2")
+        assert (neighbours.searches, neighbours.holders("2")) == (2, "acdef")
+        neighbours.silent = "c"
+        await store(node, "3")
+
+    play(story)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"key": lease_key("other", OWNER.peer_id)},
-        {"key": "anything"},
-        {"subkey": OWNER.peer_id},
-        {"subkey": None},
-        {"subkey": 7},
-        {"expires_at": EXPIRES + 1.0},
-        {"value": LEASE[:-1] + bytes([LEASE[-1] ^ 1])},
-        {"value": LEASE + bytes(9000)},
-        {"value": b""},
-        {"value": "text"},
-        {"value": None},
-        {"value": {"a": 1}},
-        {"key": index_key(RUN), "subkey": PEER.peer_id, "value": MANIFEST},
-        {"key": index_key("other"), "subkey": OWNER.peer_id, "value": MANIFEST},
-        {"key": index_key(RUN), "subkey": OWNER.peer_id, "value": MANIFEST, "expires_at": 9e9},
-    ],
-)
-def test_a_record_out_of_place_does_not(gate, changes):
-    assert not gate.validate(record(**changes))
-
-
-def test_whatever_never_ends_is_no_record(gate):
-    for expires_at in (float("nan"), float("inf")):
-        assert not gate.validate(record(index_key(RUN), OWNER.peer_id, MANIFEST, expires_at))
-
-
-def test_a_lease_cannot_be_signed_for_a_long_time(gate):
-    later = time.time() + 9000.0
-    lease = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, later)
-    assert not gate.validate(record(value=lease, expires_at=later))
-
-
-@pytest.mark.parametrize("raw", [b"", b"\xc4", b"\xc5\x00", b"\xc4\x05abc", b"\xc7\x01\x50\x90"])
-def test_bytes_that_are_no_message_are_no_record(gate, raw):
-    assert not gate.validate(replace(record(), value=raw))
-
-
-def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate):
-    dictionary = dht_storage.DictionaryDHTValue(maxsize=3)
-    dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
-    dictionary.store(OWNER.peer_id, pack(b"noise"), EXPIRES + 1e6)
-    dictionary.store(7, pack(b"noise"), EXPIRES + 1.0)
-    assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
-    assert [subkey for subkey, _ in dictionary.items()] == [PEER.peer_id]
-    assert dictionary.maxsize > 10**6, "or a later merge would push good records out"
-
-
-def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_expiry(gate):
-    dictionary = dht_storage.DictionaryDHTValue()
-    dictionary.store(PEER.peer_id, pack(b"noise"), EXPIRES + 1e6)
-    key_id = dht_node.DHTID.generate(KEY).to_bytes()
-    assert gate.keep_valid(key_id, dictionary)
-    assert dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
-    assert gate.keep_valid(key_id, dictionary)
-    assert len(dictionary) == 1
-
-
-def test_of_a_crowd_on_a_node_that_keeps_everything_a_few_are_checked_the_known_first(
-    gate, monkeypatch
-):
-    checked = []
-    monkeypatch.setattr(gate, "validate", lambda record: checked.append(record) or True)
-    gate.use(dht_node.DHTID.generate(KEY), ["ada"], only_known=False)
-    crowd = [f"peer {number}" for number in range(3 * dht_storage.MAX_RECORDS_PER_READING)]
-    seen = set()
-    for _ in range(2):
-        dictionary = dht_storage.DictionaryDHTValue()
-        for subkey in (*crowd, "ada"):
-            dictionary.store(subkey, pack(b"x"), EXPIRES)
-        assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
-        seen |= {subkey for subkey, _ in dictionary.items()}
-        assert len(dictionary) == dht_storage.MAX_RECORDS_PER_READING
-        assert "ada" in dictionary
-    assert len(checked) == 2 * dht_storage.MAX_RECORDS_PER_READING < 2 * len(seen)
-
-
-def test_in_a_closed_run_the_records_of_others_are_neither_kept_nor_believed(gate):
-    for known, is_kept in (([OWNER.peer_id], False), ([OWNER.peer_id, PEER.peer_id], True)):
-        gate.use(dht_node.DHTID.generate(KEY), known, only_known=True)
-        assert gate.validate(record()) is is_kept
-        dictionary = dht_storage.DictionaryDHTValue()
-        dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
-        assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
-        assert len(dictionary) == is_kept
-        assert gate.validate(record(index_key(RUN), OWNER.peer_id, MANIFEST, time.time() + 9.0))
-
-
-def test_of_all_that_is_found_a_few_go_on_the_known_first(gate):
+def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
     """Identities are free: a stranger stores as many leases as it likes."""
 
-    async def get_many(keys, **_):
-        return {key: done([*(f"stranger {n}" for n in range(2000)), "ada"]) for key in keys}
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        found, complete = await node.fetch("key", 1.0, known=["ada"])
+        assert complete
+        assert found[0] == ("ada", b"x")
+        assert len(found) == MAX_RECORDS_PER_READING
 
-    node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    node._node = SimpleNamespace(get_many=get_many)
-    found, complete = asyncio.run(node.fetch("key", 1.0, known=["ada"]))
-    assert complete
-    assert found[0] == ("ada", b"x")
-    assert len(found) == dht_storage.MAX_RECORDS_PER_READING
+    play(story, [*(f"stranger {number}" for number in range(2000)), "ada"])
 
 
-def test_whatever_is_found_goes_into_one_message():
-    crowd = [(f"{number:052}", bytes(MAX_RECORD_BYTES)) for number in range(512)]
-    assert len(crowd) == dht_storage.MAX_RECORDS_PER_READING
+def test_whatever_is_found_goes_into_one_message() -> None:
+    crowd = [(f"{n:052}", bytes(MAX_RECORD_BYTES)) for n in range(MAX_RECORDS_PER_READING)]
     assert len(message_line({"id": 1, "answer": (crowd, True)})) < MAX_LINE_BYTES
 
 
-def test_a_node_tells_where_its_neighbours_are_now():
-    """A swarm whose entrance is gone is found by that alone."""
-    first, now = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2"
-    here, place = dht_node.PeerID.from_base58(PEER.peer_id), f"/p2p/{PEER.peer_id}"
-    node = dht_node.DhtNode(dht_node.NodeSettings(contacts=(first + place,)), Path())
-    table = SimpleNamespace(uid_to_peer_id={"uid": here})
-    node._p2p = SimpleNamespace(
-        list_peers=lambda: answer([SimpleNamespace(peer_id=here, addrs=[now])])
-    )
+def at(port: int, peer_id: str) -> str:
+    return f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"
+
+
+@pytest.mark.parametrize(
+    ("before", "met", "after"),
+    [
+        # The third start forgets the first: its ports are the system's choice each time.
+        ((at(1, ADA), at(1, BOB)), at(2, ADA), (at(2, ADA), at(1, ADA), at(1, BOB))),
+        ((at(2, ADA), at(1, ADA)), at(3, ADA), (at(3, ADA), at(2, ADA))),
+        ((at(2, ADA), at(1, ADA)), at(1, ADA), (at(1, ADA), at(2, ADA))),
+        ((at(1, ADA), at(2, BOB)), at(2, BOB), (at(1, ADA), at(2, BOB))),  # as before
+    ],
+)
+def test_who_came_back_on_another_port_is_found_there(
+    before: Sequence[str], met: str, after: Sequence[str]
+) -> None:
+    assert with_contact(before, met.rpartition("/")[2], [met]) == after
+    assert with_contact(before, ADA, []) == before
+
+
+def test_the_newest_contacts_are_kept_and_what_people_named_stays() -> None:
+    """A swarm whose entrance is gone is found by them alone."""
+    peers = [PeerID.from_base58(ADA), *map(PeerID, map(bytes, range(34, 34 + 2 * MAX_CONTACTS)))]
+    infos = [SimpleNamespace(peer_id=peer, addrs=["/ip4/10.0.0.1/tcp/7"]) for peer in peers]
+    table = SimpleNamespace(uid_to_peer_id=dict(enumerate(peers[:-1])))
+    node = DhtNode(NodeSettings(contacts=(at(1, ADA),), initial_peers=(at(1, BOB),)), Path())
+    node._p2p = SimpleNamespace(list_peers=lambda: asyncio.sleep(0.0, infos))
     node._node = SimpleNamespace(protocol=SimpleNamespace(routing_table=table))
-    assert asyncio.run(node.contacts()) == [now + place, first + place]
-
-
-async def answer(what):
-    return what
-
-
-def done(names):
-    value = dict.fromkeys(names, ValueWithExpiration(b"x", EXPIRES))
-    future = asyncio.get_running_loop().create_future()
-    future.set_result(ValueWithExpiration(value, EXPIRES))
-    return future
+    told = asyncio.run(node.contacts())
+    newest = [f"/ip4/10.0.0.1/tcp/7/p2p/{peer.to_base58()}" for peer in reversed(peers[:-1])]
+    assert told == newest[:MAX_CONTACTS]
+    assert node._entrances() == [*told, at(1, BOB)]

@@ -1,53 +1,179 @@
-"""A crowd of identities fills what it may of a node, and pushes nobody out."""
+"""What our DHT nodes store and believe: well-signed records in their own place, and few."""
 
+import math
 import random
 import time
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from swarm_samples import a_lease, a_manifest
+
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import (
+    MAX_LEASE_BYTES,
+    encode_lease,
+    encode_manifest,
+    index_key,
+    lease_key,
+    manifest_key,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from hivemind.dht.routing import DHTID
-    from hivemind.dht.storage import DHTLocalStorage
+    from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+    from hivemind.dht.validation import DHTRecord
     from hivemind.utils import MSGPackSerializer, timed_storage
 
     from atom.swarm.dht import storage as dht_storage
-    from atom.swarm.dht.storage import BoundedStorage
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, BoundedStorage, RecordGate
 
-from atom.swarm.records.codec import MAX_LEASE_BYTES
-
-SOON, LATER = time.time() + 3600.0, time.time() + 7200.0
-ROOT, SHARD, *OTHERS = (DHTID.generate(f"key {number}") for number in range(40))
+OWNER, PEER = Identity.create(), Identity.create()
+NAME, FOUNDER = PEER.peer_id, OWNER.peer_id
+RUN = "shakespeare"
+SOON, LATER = time.time() + 3600.0, time.time() + 7200.0  # the tests may be slow; see the fixture
+KEY, INDEX = lease_key(RUN, FOUNDER), index_key(RUN)
+LEASE = encode_lease(a_lease(NAME), RUN, FOUNDER, PEER, SOON)
+MANIFEST = encode_manifest(a_manifest(OWNER), OWNER)
+HOUR = time.time() + 600.0
+FOUNDED: dict[str, Any] = {
+    "key": INDEX, "subkey": FOUNDER, "value": MANIFEST, "expires_at": HOUR
+}  # fmt: skip
+ROOT, *OTHERS = (DHTID.generate(key) for key in (KEY, *map(str, range(40))))
 LONGEST_ANSWER_BYTES = 4 * 2**20
+pack = MSGPackSerializer.dumps
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small_and_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases may last for an hour or two rather than seconds."""
+    assert 8.0 < dht_storage.MAX_SECONDS_AHEAD["lease"] < 30.0
+    monkeypatch.setitem(dht_storage.MAX_SECONDS_AHEAD, "lease", 5400.0)
     monkeypatch.setattr(dht_storage, "MAX_KEYS", 8)
     monkeypatch.setattr(dht_storage, "MAX_STRANGERS_PER_KEY", 16)
 
 
 @pytest.fixture
-def gate():
-    return dht_storage.RecordGate()
+def gate() -> RecordGate:
+    return RecordGate()
 
 
 @pytest.fixture
-def storage(gate):
+def storage(gate: RecordGate) -> BoundedStorage:
     return BoundedStorage(gate)
 
 
-def under(storage, key):
+def record(
+    key: str = KEY, subkey: object = NAME, value: object = LEASE, expires_at: float = SOON
+) -> DHTRecord:
+    return DHTRecord(DHTID.generate(key).to_bytes(), pack(subkey), pack(value), expires_at)
+
+
+def believed(gate: RecordGate, entries: dict[Any, tuple[bytes, float]]) -> DictionaryDHTValue:
+    """What of the answer of a node that checks nothing passes."""
+    answer = DictionaryDHTValue(maxsize=max(3, len(entries)))
+    for subkey, (value, expires_at) in entries.items():
+        answer.store(subkey, pack(value), expires_at)
+    assert gate.keep_valid(ROOT.to_bytes(), answer)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        FOUNDED,
+        FOUNDED | {"key": manifest_key(RUN, FOUNDER)},
+        FOUNDED | {"expires_at": HOUR - 500.0},
+    ],
+)
+def test_a_record_in_its_place_passes(gate: RecordGate, changes: dict[str, Any]) -> None:
+    assert gate.validate(record(**changes))
+
+
+FOREVER = encode_lease(a_lease(NAME), RUN, FOUNDER, PEER, LATER)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": lease_key("other", FOUNDER)},
+        {"key": "anything"},
+        {"subkey": FOUNDER},
+        {"subkey": None},
+        {"subkey": 7},
+        {"expires_at": SOON + 1.0},
+        {"value": LEASE[:-1] + bytes([LEASE[-1] ^ 1])},
+        {"value": LEASE + bytes(9000)},
+        {"value": b""},
+        {"value": "text"},
+        {"value": None},
+        {"value": {"a": 1}},
+        {"value": FOREVER, "expires_at": LATER},
+        FOUNDED | {"subkey": NAME},
+        FOUNDED | {"key": index_key("other")},
+        *(FOUNDED | {"expires_at": endless} for endless in (9e9, math.nan, math.inf)),
+    ],
+)
+def test_a_record_out_of_place_does_not(gate: RecordGate, changes: dict[str, Any]) -> None:
+    assert not gate.validate(record(**changes))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc4", b"\xc5\x00", b"\xc4\x05abc", b"\xc7\x01\x50\x90"])
+def test_bytes_that_are_no_message_are_no_record(gate: RecordGate, raw: bytes) -> None:
+    assert not gate.validate(replace(record(), value=raw))
+
+
+def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate: RecordGate) -> None:
+    good, noise = (LEASE, SOON), (b"noise", LATER)
+    answer = believed(gate, {NAME: good, FOUNDER: noise, 7: noise})
+    assert [subkey for subkey, _ in answer.items()] == [NAME]
+    assert answer.maxsize > 10**6, "or a later merge would push good records out"
+    answer = believed(gate, {NAME: noise})
+    assert len(answer) == 0
+    assert answer.store(NAME, pack(LEASE), SOON), "its author may write, whatever ended later"
+
+
+def test_of_a_crowd_on_a_node_that_keeps_everything_a_few_are_checked_the_known_first(
+    gate: RecordGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    monkeypatch.setattr(gate, "validate", lambda record: checked.append(record) or True)
+    gate.use(ROOT, ["ada"], only_known=False)
+    crowd = [*(f"peer {number}" for number in range(3 * MAX_RECORDS_PER_READING)), "ada"]
+    seen: set[str] = set()
+    for _ in range(2):
+        answer = believed(gate, dict.fromkeys(crowd, (b"x", SOON)))
+        assert len(answer) == MAX_RECORDS_PER_READING
+        assert "ada" in answer
+        seen |= {subkey for subkey, _ in answer.items()}
+    assert len(checked) == 2 * MAX_RECORDS_PER_READING < 2 * len(seen)
+
+
+def test_in_a_closed_run_the_records_of_others_are_neither_kept_nor_believed(
+    gate: RecordGate,
+) -> None:
+    for known, is_kept in (([FOUNDER], False), ([FOUNDER, NAME], True)):
+        gate.use(ROOT, known, only_known=True)
+        assert gate.validate(record()) is is_kept
+        assert len(believed(gate, {NAME: (LEASE, SOON)})) == is_kept
+        assert gate.validate(record(**FOUNDED))
+
+
+def under(storage: BoundedStorage, key: DHTID) -> set[str]:
     entry = storage.get(key)
     return set() if entry is None else {subkey for subkey, _ in entry.value.items()}
 
 
-def crowd(storage, key, size=100):
-    return sum(storage.store_subkey(key, f"stranger {n}", b"x", LATER) for n in range(size))
+def crowd(storage: BoundedStorage, key: DHTID, size: int = 100, ends: float = LATER) -> int:
+    return sum(storage.store_subkey(key, f"stranger {n}", b"x", ends) for n in range(size))
 
 
-def test_under_a_crowd_those_who_were_there_and_those_who_are_known_stay(gate, storage):
+def test_under_a_crowd_those_who_were_there_and_those_who_are_known_stay(
+    gate: RecordGate, storage: BoundedStorage
+) -> None:
     gate.use(ROOT, ["ada", "grace"], only_known=False)
     assert storage.store_subkey(ROOT, "ada", b"1", SOON)
     assert storage.store_subkey(ROOT, "early", b"1", SOON)
@@ -59,20 +185,22 @@ def test_under_a_crowd_those_who_were_there_and_those_who_are_known_stay(gate, s
     assert len(under(storage, ROOT)) == 2 + 16
 
 
-def test_a_crowd_that_is_renewed_without_end_freezes_no_newcomer_out(storage, monkeypatch):
+def test_a_crowd_that_is_renewed_without_end_freezes_no_newcomer_out(
+    storage: BoundedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dht_storage, "random", random.Random(1))
-    crowd(storage, ROOT, 24)
     seen = 0
     for second in range(50):
-        assert storage.store_subkey(ROOT, "new", b"1", SOON + second)
-        for stranger in range(24):
-            storage.store_subkey(ROOT, f"stranger {stranger}", b"x", LATER + 1.0 + second)
+        crowd(storage, ROOT, 24, LATER + second)
         seen += "new" in under(storage, ROOT)
+        assert storage.store_subkey(ROOT, "new", b"1", SOON + second)
     assert seen > 5
     assert len(under(storage, ROOT)) == 16
 
 
-def test_what_is_there_may_be_renewed_and_ends_with_the_later_record(storage, monkeypatch):
+def test_what_is_there_may_be_renewed_and_ends_with_the_later_record(
+    storage: BoundedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert storage.store_subkey(ROOT, "ada", b"2", LATER)
     assert not storage.store_subkey(ROOT, "ada", b"1", SOON)
     monkeypatch.setattr(timed_storage, "get_dht_time", lambda: SOON + 1.0)
@@ -82,53 +210,50 @@ def test_what_is_there_may_be_renewed_and_ends_with_the_later_record(storage, mo
 
 
 @pytest.mark.parametrize("own_first", [False, True])
-def test_runs_without_end_push_out_no_lease_of_our_own(own_first, gate, storage):
-    for key in (ROOT, SHARD):
+def test_runs_without_end_push_out_no_lease_of_our_own_and_are_bounded(
+    own_first: bool, gate: RecordGate, storage: BoundedStorage
+) -> None:
+    own = ROOT, OTHERS[0]
+    for key in own:
         gate.use(key, [], only_known=False)
     if own_first:
         assert storage.store_subkey(ROOT, "ada", b"1", SOON)
-    assert sum(storage.store_subkey(key, "owner", b"x", LATER) for key in OTHERS) == 8
-    for key in (ROOT, SHARD):
-        assert storage.store_subkey(key, "ada", b"1", SOON + 1.0)
-    assert len(storage) == 10
-    assert under(storage, ROOT) == under(storage, SHARD) == {"ada"}
-
-
-def test_all_that_is_kept_for_others_is_bounded(storage):
-    for key in OTHERS:
+    for key in OTHERS[1:]:
         crowd(storage, key)
-    assert sum(len(under(storage, key)) for key in OTHERS) == 8 * 16
+    assert sum(len(under(storage, key)) for key in OTHERS[1:]) == 8 * 16
+    for key in own:
+        assert storage.store_subkey(key, "ada", b"1", SOON + 1.0)
+        assert under(storage, key) == {"ada"}
+    assert len(storage) == 10
 
 
-def test_what_is_not_kept_takes_no_place(storage):
+def test_what_is_not_kept_takes_no_place(storage: BoundedStorage) -> None:
     ended = time.time() - 1.0
     crowd(storage, ROOT)
     before = under(storage, ROOT)
-    assert not any(storage.store_subkey(ROOT, f"{n}", b"1", ended) for n in range(100))
-    assert not any(storage.store_subkey(OTHERS[0], "ada", b"1", ended) for _ in range(100))
+    assert crowd(storage, ROOT, ends=ended) == crowd(storage, OTHERS[0], ends=ended) == 0
+    assert not storage.store_subkey(ROOT, "ada", b"1", ended)
     assert under(storage, ROOT) == before
     assert storage.store_subkey(OTHERS[1], "ada", b"1", LATER)
 
 
-def test_a_new_neighbour_is_handed_nothing(storage):
+def test_a_new_neighbour_is_handed_nothing_and_a_cache_without_places_keeps_nothing(
+    storage: BoundedStorage,
+) -> None:
     assert crowd(storage, ROOT)
     assert list(storage.items()) == []
-    assert len(storage) == 1
-
-
-def test_a_cache_without_places_keeps_nothing():
     cache = DHTLocalStorage()
     cache.maxsize = 0
     cache.store_subkey(ROOT, "stranger", b"x", LATER)
-    assert cache.get(ROOT) is None
-    cache.store(ROOT, b"x", LATER)
-    assert cache.get(ROOT) is None
+    cache.store(OTHERS[0], b"x", LATER)
+    assert cache.get(ROOT) is cache.get(OTHERS[0]) is None
 
 
-def test_a_full_key_is_an_answer_that_is_carried(gate, storage, monkeypatch):
+def test_a_full_key_is_an_answer_that_is_carried(
+    gate: RecordGate, storage: BoundedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     gate.use(ROOT, [f"{number:052}" for number in range(100)], only_known=False)
     for number in range(10_000):
         storage.store_subkey(ROOT, f"{number:052}", bytes(MAX_LEASE_BYTES), LATER)
-    answer_bytes = len(MSGPackSerializer.dumps(storage.get(ROOT).value))
-    assert answer_bytes < LONGEST_ANSWER_BYTES
+    assert len(pack(storage.get(ROOT).value)) < LONGEST_ANSWER_BYTES

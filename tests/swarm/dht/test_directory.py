@@ -1,11 +1,13 @@
-"""Directories on real DHT nodes: a stock bootstrap, peers, onlookers."""
+"""Directories on real DHT nodes: a stock bootstrap, peers, onlookers; and their twin in memory."""
 
 import asyncio
 import contextlib
 import itertools
 import time
 import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,10 +15,9 @@ from dht_stock import crowd_nearer_than_the_holder, stock_node, wait_until_gone
 from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.errors import AddressError
-from atom.base.events import EventList
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.dht import directory as directory_module
-from atom.swarm.dht.directory import open_directory
+from atom.swarm.dht.directory import Directory, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
@@ -27,201 +28,207 @@ from atom.swarm.records.codec import (
     manifest_key,
 )
 from atom.swarm.records.lease import PeerState
+from tests.swarm.directory_memory import MemoryDht
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, MAX_STRANGERS_PER_KEY
 
 pytestmark = pytest.mark.timeout(180)
+ANNA, BERT, CLEO = (Identity.create() for _ in range(3))
 RUN = "shakespeare"
-CROWD = 300
+MANIFEST = a_manifest(ANNA)
+RECORD = encode_manifest(MANIFEST, ANNA)
+CROWD = [Identity.create() for _ in range(300)]
+
+Open = Callable[..., Awaitable[Directory]]
 
 
-class Peers:
-    """Opens directories and closes them all; each peer's identity is a file in `folder`."""
+@contextlib.asynccontextmanager
+async def real_peers(folder: Path, *entrances: str) -> AsyncIterator[Open]:
+    """Opens directories, by default through these entrances; closes them all, and with them ends
+    every process that they have started."""
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    async with contextlib.AsyncExitStack() as opened:
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open = contextlib.AsyncExitStack()
+        async def open_one(
+            identity: Identity | None = None,
+            owner: str | None = None,
+            through: Sequence[str] = entrances,
+            **settings: Any,
+        ) -> Directory:
+            path = None
+            if identity is not None:
+                path = str(folder / identity.peer_id)
+                identity.save(Path(path))
+            settings |= {"client_mode": identity is None, "redial_seconds": 0.5}
+            node = NodeSettings(path, initial_peers=through, **settings)
+            directory = await open_directory(RUN, owner, node)
+            opened.push_async_callback(directory.close)
+            return directory
 
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *_):
-        await self._open.aclose()
-
-    def identity(self, name):
-        return Identity.load_or_create(self._folder / name)
-
-    async def open(self, name, owner, run=RUN, events=None, **settings):
-        path = None if name is None else str(self._folder / name)
-        node = NodeSettings(path, redial_seconds=0.5, **settings)
-        opened = await open_directory(run, owner, node, events)
-        self._open.push_async_callback(opened.close)
-        return opened
-
-
-async def until(ask, good, timeout_s=30.0):
-    """Asks again and again, for there is no event to wait for on a DHT."""
-    async with asyncio.timeout(timeout_s):
-        while not good(answer := await ask()):
-            await asyncio.sleep(0.1)
-        return answer
+        yield open_one
+        family = {each.pid for each in psutil.Process().children(recursive=True)} - before
+    assert wait_until_gone(list(family)) == []
 
 
-def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path):
-    async def check(bootstrap):
-        async with Peers(tmp_path) as peers:
-            anna, bert = peers.identity("anna"), peers.identity("bert")
-            events = EventList()
-            a = await peers.open("anna", anna.peer_id, initial_peers=(bootstrap,), events=events)
-            manifest = a_manifest(anna)
-            record = encode_manifest(manifest, anna)
-            await a.publish_manifest(record)
-            b = await peers.open("bert", None, initial_peers=(bootstrap,))
-            assert await b.read_manifest() == (manifest, record)
-            await b.publish_manifest(record)
+async def they_meet(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = await open_one(ANNA, ANNA.peer_id)
+    await a.publish_manifest(RECORD)
+    b = await open_one(BERT)
+    assert await b.read_manifest() == (MANIFEST, RECORD)
+    await b.publish_manifest(RECORD)
+    onlooker = await open_one()
 
-            onlooker = await peers.open(None, None, initial_peers=(bootstrap,), client_mode=True)
-            first = a_lease(anna.peer_id), a_lease(bert.peer_id, serial=7)
-            await a.publish_lease(first[0])
-            await b.publish_lease(first[1])
-            expected = {lease.peer_id: lease for lease in first}
-            for directory in (a, b, onlooker):
-                assert await directory.read_leases() == expected
+    decoded, decode = [], directory_module.decode_lease
+    monkeypatch.setattr(
+        directory_module, "decode_lease", lambda raw: decoded.append(raw) or decode(raw)
+    )
+    leases = {each.peer_id: a_lease(each.peer_id) for each in (ANNA, BERT)}
+    await a.publish_lease(leases[ANNA.peer_id])
+    await b.publish_lease(leases[BERT.peer_id])
+    for directory in (a, b, onlooker):
+        assert await directory.read_leases() == leases
+    left = a_lease(BERT.peer_id, serial=8, state=PeerState.LEFT)
+    await b.publish_lease(left)
+    assert await onlooker.read_leases() == leases | {BERT.peer_id: left}
+    assert len(decoded) == 3 * 2 + 1, "each reads each record once"
 
-            left = a_lease(bert.peer_id, serial=8, state=PeerState.LEFT)
-            await b.publish_lease(left)
-            leases = await onlooker.read_leases()
-            assert leases[bert.peer_id] == left
+    monkeypatch.setattr(directory_module, "MANIFEST_SECONDS", 0.5)
+    onlooker.run, onlooker.owner = "unknown", None
+    with pytest.raises(AddressError, match="no run named 'unknown'"):
+        await onlooker.read_leases()
+    namesake = await open_one(CLEO, CLEO.peer_id)
+    await namesake.publish_manifest(encode_manifest(a_manifest(CLEO), CLEO))
+    with pytest.raises(AddressError) as several:
+        await (await open_one()).read_manifest()
+    assert ANNA.peer_id in several.value.message
+    assert CLEO.peer_id in several.value.message
+    assert (await namesake.read_manifest())[0].owner == CLEO.peer_id
 
-            [address] = await a.visible_addresses()
-            assert address.endswith(anna.peer_id)
 
-            monkeypatched = pytest.MonkeyPatch()
-            with monkeypatched.context() as patch:
-                patch.setattr(directory_module, "MANIFEST_SECONDS", 0.5)
-                onlooker.run, onlooker.owner = "unknown", None
-                with pytest.raises(AddressError, match="no run named 'unknown'"):
-                    await onlooker.read_leases()
-            assert events.events == []
-            pids = [each._client.process_id for each in (a, b, onlooker)]
-            family = [p.pid for pid in pids for p in psutil.Process(pid).children()]
-        assert wait_until_gone([*pids, *family]) == []
+def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(bootstrap: str) -> None:
+        async with real_peers(tmp_path, bootstrap) as open_one:
+            await they_meet(open_one, monkeypatch)
 
     with stock_node() as bootstrap:
         asyncio.run(check(bootstrap))
 
 
-@pytest.mark.parametrize("is_owner_known", [True, False])
-def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(tmp_path, is_owner_known):
-    async def check(bootstrap):
-        async with Peers(tmp_path) as peers:
-            owner = anna.peer_id if is_owner_known else None
-            newcomer = await peers.open("bert", owner, initial_peers=(bootstrap,))
-            assert await newcomer.read_manifest() == (manifest, record)
+def test_peers_meet_in_memory_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    dht = MemoryDht()
 
-    anna = Peers(tmp_path).identity("anna")
-    manifest = a_manifest(anna)
-    record = encode_manifest(manifest, anna)
-    key = manifest_key(RUN, anna.peer_id) if is_owner_known else index_key(RUN)
-    with crowd_nearer_than_the_holder(key, anna.peer_id, record, nearer=10) as bootstrap:
+    async def open_one(identity: Identity | None = None, owner: str | None = None) -> Directory:
+        return dht.directory(RUN, owner, identity)
+
+    asyncio.run(they_meet(open_one, monkeypatch))
+
+
+@pytest.mark.parametrize("is_owner_known", [True, False])
+def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(
+    tmp_path: Path, is_owner_known: bool
+) -> None:
+    async def check(bootstrap: str) -> None:
+        async with real_peers(tmp_path, bootstrap) as open_one:
+            newcomer = await open_one(BERT, ANNA.peer_id if is_owner_known else None)
+            assert await newcomer.read_manifest() == (MANIFEST, RECORD)
+
+    key = manifest_key(RUN, ANNA.peer_id) if is_owner_known else index_key(RUN)
+    with crowd_nearer_than_the_holder(key, ANNA.peer_id, RECORD, nearer=10) as bootstrap:
         asyncio.run(check(bootstrap))
 
 
-def test_a_crowd_hides_neither_who_is_known_nor_who_comes(tmp_path):
-    async def check():
-        async with Peers(tmp_path) as peers:
-            anna, bert, cleo = (peers.identity(name) for name in ("anna", "bert", "cleo"))
-            a = await peers.open("anna", anna.peer_id)
-            await a.publish_manifest(encode_manifest(a_manifest(anna), anna))
-            entrance = await a.visible_addresses()
-            stranger = await peers.open(None, None, initial_peers=entrance, client_mode=True)
-            names = [Identity.create() for _ in range(CROWD)]
-            for each in names:
-                await store_as(stranger, each, anna)
-            crowd = asyncio.create_task(renewed(stranger, names, anna))
+async def store_as(directory: Directory, who: Identity) -> None:
+    expires_at = time.time() + 19.0
+    record = encode_lease(a_lease(who.peer_id), RUN, ANNA.peer_id, who, expires_at)
+    await directory._store(lease_key(RUN, ANNA.peer_id), who.peer_id, record, expires_at)
 
-            a.known = frozenset({cleo.peer_id})  # a voter that comes back
-            b, c = [await peers.open(n, None, initial_peers=entrance) for n in ("bert", "cleo")]
-            for each in (b, c):
-                await each.read_manifest()
-            await c.publish_lease(a_lease(cleo.peer_id))
-            serials, seen = itertools.count(2), 0
+
+async def renewed(directory: Directory, names: Sequence[Identity]) -> None:
+    for who in itertools.cycle(names):
+        await store_as(directory, who)
+
+
+def test_a_crowd_hides_neither_who_is_known_nor_who_comes(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with real_peers(tmp_path) as open_one:
+            a = await open_one(ANNA, ANNA.peer_id)
+            await a.publish_manifest(RECORD)
+            entrance = await a.visible_addresses()
+            stranger = await open_one(through=entrance)
+            for each in CROWD:
+                await store_as(stranger, each)
+            crowd = asyncio.create_task(renewed(stranger, CROWD))
+
+            a.known = frozenset({CLEO.peer_id})  # a voter that comes back
+            b, c = [await open_one(each, through=entrance) for each in (BERT, CLEO)]
+            for directory in (b, c):
+                await directory.read_manifest()
+            serials, seen = itertools.count(1), 0
             async with asyncio.timeout(60.0):
                 while seen < 5:
-                    await c.publish_lease(a_lease(cleo.peer_id, serial=next(serials)))
-                    await b.publish_lease(a_lease(bert.peer_id, serial=next(serials)))
+                    await c.publish_lease(a_lease(CLEO.peer_id, serial=next(serials)))
+                    await b.publish_lease(a_lease(BERT.peer_id, serial=next(serials)))
                     leases = await a.read_leases()
-                    assert cleo.peer_id in leases
+                    assert CLEO.peer_id in leases
                     assert MAX_STRANGERS_PER_KEY <= len(leases) <= MAX_RECORDS_PER_READING
-                    seen += bert.peer_id in leases
+                    seen += BERT.peer_id in leases
             crowd.cancel()
 
     asyncio.run(check())
 
 
-def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path):
-    async def check():
-        async with Peers(tmp_path) as peers:
-            anna, bert = peers.identity("anna"), peers.identity("bert")
-            run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{bert.peer_id}']\n")
-            manifest = a_manifest(anna, run_file=normalised_run_text(run))
-            a = await peers.open("anna", anna.peer_id)
-            await a.publish_manifest(encode_manifest(manifest, anna))
+def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path: Path) -> None:
+    """Whether they have published the manifest or read it."""
+
+    async def check() -> None:
+        async with real_peers(tmp_path) as open_one:
+            run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{BERT.peer_id}']\n")
+            listed = a_manifest(ANNA, run_file=normalised_run_text(run))
+            a = await open_one(ANNA, ANNA.peer_id)
+            await a.publish_manifest(encode_manifest(listed, ANNA))
             entrance = await a.visible_addresses()
-            stranger = await peers.open(None, None, initial_peers=entrance, client_mode=True)
-            await a.publish_lease(a_lease(anna.peer_id))
-            names = [Identity.create() for _ in range(CROWD)]
-            for each in names:
-                await store_as(stranger, each, anna)
-            b = await peers.open("bert", None, initial_peers=entrance)
+            stranger = await open_one(None, ANNA.peer_id, entrance)
+            await a.publish_lease(a_lease(ANNA.peer_id))
+            for each in CROWD:
+                await store_as(stranger, each)
+            b = await open_one(BERT, through=entrance)
             await b.read_manifest()
-            await b.publish_lease(a_lease(bert.peer_id))
-            both = {anna.peer_id, bert.peer_id}
-            stranger.owner = anna.peer_id
-            for each in (a, b, stranger):
-                assert set(await each.read_leases()) == both
+            await b.publish_lease(a_lease(BERT.peer_id))
+            for directory in (a, b, stranger):
+                assert set(await directory.read_leases()) == {ANNA.peer_id, BERT.peer_id}
 
     asyncio.run(check())
 
 
-async def renewed(directory, names, owner):
-    for who in itertools.cycle(names):
-        await store_as(directory, who, owner)
-
-
-async def store_as(directory, who, owner):
-    expires_at = time.time() + 19.0
-    record = encode_lease(a_lease(who.peer_id), RUN, owner.peer_id, who, expires_at)
-    await directory._store(lease_key(RUN, owner.peer_id), who.peer_id, record, expires_at)
-
-
-def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path):
-    async def check():
-        async with Peers(tmp_path) as peers:
-            anna, bert = peers.identity("anna"), peers.identity("bert")
-            a = await peers.open("anna", anna.peer_id)
-            record = encode_manifest(a_manifest(anna), anna)
-            await a.publish_manifest(record)
+def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with real_peers(tmp_path) as open_one:
+            a = await open_one(ANNA, ANNA.peer_id)
+            await a.publish_manifest(RECORD)
             entrance = await a.visible_addresses()
-            b = await peers.open("bert", anna.peer_id, initial_peers=entrance)
+            assert entrance[0].endswith(ANNA.peer_id)
+            b = await open_one(BERT, ANNA.peer_id, entrance)
             await b.read_manifest()
-            await b.publish_manifest(record)
+            await b.publish_manifest(RECORD)
             await a.close()
 
-            through_b = await b.visible_addresses()
-            late = await peers.open(None, None, initial_peers=through_b, client_mode=True)
-            assert (await late.read_manifest())[1] == record
-            await b.publish_lease(a_lease(bert.peer_id))
-            assert set(await late.read_leases()) == {bert.peer_id}
+            late = await open_one(through=await b.visible_addresses())
+            assert (await late.read_manifest())[1] == RECORD
+            await b.publish_lease(a_lease(BERT.peer_id))
+            assert set(await late.read_leases()) == {BERT.peer_id}
 
             # The founder is back where it was, and knows nobody: the others call it.
             listen = "127.0.0.1:" + entrance[0].split("/")[4]
-            again = await peers.open("anna", anna.peer_id, listen=listen)
-            assert (await again.read_manifest())[1] == record
-            await b.publish_lease(a_lease(bert.peer_id, serial=2))
-            leases = await until(again.read_leases, lambda found: bert.peer_id in found)
-            assert leases[bert.peer_id].serial == 2
+            again = await open_one(ANNA, ANNA.peer_id, (), listen=listen)
+            assert (await again.read_manifest())[1] == RECORD
+            await b.publish_lease(a_lease(BERT.peer_id, serial=2))
+            async with asyncio.timeout(30.0):
+                while BERT.peer_id not in (leases := await again.read_leases()):
+                    await asyncio.sleep(0.1)  # for there is no event to wait for on a DHT
+            assert leases[BERT.peer_id].serial == 2
 
     asyncio.run(check())

@@ -1,18 +1,15 @@
 """Peers of a run with a list speak with each other, and with nobody else."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from swarm_samples import TINY_RUN, a_lease, a_manifest
+from swarm_samples import TINY_RUN, a_manifest
 from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, shake
 
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_manifest
-from atom.swarm.records.lease import LEASE_SECONDS
 from atom.swarm.records.manifest import (
     OPEN,
     AllowList,
@@ -23,8 +20,6 @@ from atom.swarm.stream.frames import Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
-from tests.manual_clock import ManualClock
-from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 from tests.swarm.refusals import refusal
 
 __all__ = ["make_peer", "make_tcp_peer"]
@@ -106,28 +101,3 @@ def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(
         ("not-on-the-list", STRANGER.peer_id),
         ("bad-signature", ""),
     ]
-
-
-@pytest.mark.parametrize("founder", [True, False])
-def test_leases_of_strangers_are_not_believed(founder: bool) -> None:
-    """Neither by who has published the manifest nor by who has read it."""
-
-    async def check() -> None:
-        clock = ManualClock(1000.0)
-        dht = MemoryDht(clock)
-        record = encode_manifest(listed_manifest(), OWNER)
-        voices = [
-            MemoryDirectory(dht, "shakespeare", OWNER.peer_id, who)
-            for who in (OWNER, ANN, STRANGER)
-        ]
-        await voices[0].publish_manifest(record)
-        identity = OWNER if founder else ANN
-        eyes = MemoryDirectory(dht, "shakespeare", OWNER.peer_id, identity)
-        await (eyes.publish_manifest(record) if founder else eyes.read_manifest())
-        for serial in range(1, 4):
-            for who, voice in zip((OWNER, ANN, STRANGER), voices, strict=True):
-                await voice.publish_lease(a_lease(who.peer_id, serial=serial))
-            assert set(await eyes.read_leases()) == {OWNER.peer_id, ANN.peer_id}
-            clock.advance(LEASE_SECONDS + 1.0)
-
-    asyncio.run(check())
