@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.failures import Terminated
+from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file
 from atom.config.places import bootstrap_state_directory, named_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
-from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
@@ -71,25 +71,18 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
     console = TerminalConsole()
     state.lock()
     try:
-        asyncio.run(_serve(node, console))
+        with contextlib.suppress(KeyboardInterrupt, Terminated):
+            run_to_the_end(_serve(node, console))
+        console.note("the bootstrap node has ended")
     finally:
         state.unlock()
         console.close()
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
-    serving = asyncio.current_task()
-    assert serving is not None
-    for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
-        # A second one does not break off the end that the first one began.
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: serving.cancelling() or serving.cancel()
-        )
-    with contextlib.suppress(asyncio.CancelledError):
-        async with entrance(node, ToldEvents(console)) as (best, *others):
-            console.data(best)
-            console.note(f"to found a run through it: `atom start RUN.toml --initial-peers {best}`")
-            for address in others:
-                console.note(f"also reached at {address}")
-            await asyncio.Event().wait()
-    console.note("the bootstrap node has ended")
+    async with entrance(node, ToldEvents(console)) as (best, *others):
+        console.data(best)
+        console.note(f"to found a run through it: `atom start RUN.toml --initial-peers {best}`")
+        for address in others:
+            console.note(f"also reached at {address}")
+        await asyncio.Event().wait()
