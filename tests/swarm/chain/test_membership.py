@@ -1,6 +1,7 @@
 """Who may decide: quorums that always meet, electorates that change slowly, votes that bind."""
 
 import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,57 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import (
-    MAX_VOTERS,
-    VOTE_DOMAIN,
-    Ballot,
-    Commit,
-    Contribution,
-    Head,
-    Value,
-    Vote,
-    Voter,
-    vote_payload,
-)
-from atom.swarm.chain.membership import (
-    certificate_problem,
-    is_quorum,
-    signed_by,
-    standing,
-    voters_next,
-)
+from atom.swarm.chain.commit import MAX_VOTERS, Commit, Head, Value, Vote, Voter
+from atom.swarm.chain.membership import certificate_problem, is_quorum, standing, voters_next
 from atom.swarm.identity import Identity
+from tests.swarm.chain_samples import a_commit, vote, voter_of
 
 KEYS = [Identity.create() for _ in range(6)]
-PEERS = tuple(Voter(key.peer_id, bytes([n]) * 16) for n, key in enumerate(KEYS))
-BALLOT = Ballot(3, PEERS[0].peer_id, PEERS[0].incarnation)
-
-
-def head_of(*voters: Voter) -> Head:
-    return Head(b"h" * 32, 4, 96, 96, voters, tuple(v.peer_id for v in voters))
-
-
-def value_on(head: Head, *members: Voter, survivors: tuple[Voter, ...] = ()) -> Value:
-    parts = tuple(Contribution(v.peer_id, v.incarnation, 8, 8.0) for v in members)
-    return Value(
-        head.digest, head.round + 1, BALLOT, b"r" * 32, 1.0, b"s" * 32, parts, members, survivors
-    )
-
-
-def vote(
-    voter: Voter,
-    value: Value,
-    ballot: Ballot = BALLOT,
-    survivors: tuple[Voter, ...] = (),
-    signer: Voter | None = None,
-) -> Vote:
-    payload = vote_payload(value.parent, ballot, value.digest(), survivors)
-    key = KEYS[PEERS.index(signer or replace(voter, incarnation=_born(voter)))]
-    return Vote(voter, key.sign(VOTE_DOMAIN, signed_by(signer or voter, payload)))
-
-
-def _born(voter: Voter) -> bytes:
-    return next(peer.incarnation for peer in PEERS if peer.peer_id == voter.peer_id)
+PEERS = tuple(map(voter_of, KEYS))
+AGAIN = tuple(Voter(peer.peer_id, b"n" * 16) for peer in PEERS)
+"""The same, restarted."""
 
 
 # ---- quorums
@@ -80,8 +39,7 @@ def test_exactly_half_needs_the_tie_breaker() -> None:
 
 
 def test_another_incarnation_is_nobody_and_no_voters_no_quorum() -> None:
-    reborn = {Voter(v.peer_id, b"n" * 16) for v in PEERS[:3]}
-    assert not is_quorum(PEERS[:3], reborn)
+    assert not is_quorum(PEERS[:3], set(AGAIN[:3]))
     assert not is_quorum((), set(PEERS))
 
 
@@ -93,80 +51,87 @@ def test_the_order_depends_on_salt_and_not_on_the_order_of_asking() -> None:
 
 # ---- the next electorate
 
-
-def test_who_took_part_stays_and_one_absence_is_forgiven() -> None:
-    after = voters_next(PEERS[:3], PEERS[:2], set(), set())
-    assert {v: v.absences for v in after} == {PEERS[0]: 0, PEERS[1]: 0, PEERS[2]: 1}
-    again = voters_next(after, PEERS[:2], set(), set())
-    assert set(again) == set(PEERS[:2])
+A, B, C = PEERS[:3]
+ONCE = replace(C, absences=1)
 
 
-def test_an_absence_is_forgotten_by_taking_part() -> None:
-    once = voters_next(PEERS[:3], PEERS[:2], set(), set())
-    back = voters_next(once, PEERS[:3], set(), set())
-    assert [v.absences for v in back] == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("voters", "contributors", "leaving", "dead", "idle", "after"),
+    [
+        ([A, B, C], [A, B], "", "", "", [A, B, ONCE]),
+        ([A, B, ONCE], [A, B], "", "", "", [A, B]),
+        ([A, B, ONCE], [A, B, C], "", "", "", [A, B, C]),
+        ([A, B, ONCE], [A, B], "", "", [C], [A, B, C]),
+        ([A, B, C], [A, B, C], [A], "", "", [B, C]),
+        ([A, B, C], [B, C], "", [A], "", [B, C]),
+        ([A, B], [AGAIN[0], B], "", "", "", [AGAIN[0], B]),
+        ([A], [A], [A], "", "", [A]),
+        (PEERS[:4], PEERS, "", "", "", PEERS),
+    ],
+    ids=[
+        "one absence is forgiven", "two are not", "an absence is forgotten by taking part",
+        "nothing to give is no absence", "goodbye", "confirmed death", "another incarnation",
+        "there is always a voter", "newcomers",
+    ],
+)  # fmt: skip
+def test_who_decides_next(
+    voters: Sequence[Voter],
+    contributors: Sequence[Voter],
+    leaving: Collection[Voter],
+    dead: Collection[Voter],
+    idle: Collection[Voter],
+    after: Sequence[Voter],
+) -> None:
+    gone = {voter.peer_id for voter in leaving}
+    found = voters_next(voters, contributors, gone, set(dead), set(idle))
+    assert {voter: voter.absences for voter in found} == {each: each.absences for each in after}
 
 
-def test_goodbye_and_confirmed_death_remove_a_voter_at_once() -> None:
-    assert set(voters_next(PEERS[:3], PEERS[:3], {PEERS[0].peer_id}, set())) == set(PEERS[1:3])
-    assert set(voters_next(PEERS[:3], PEERS[1:3], set(), {PEERS[0]})) == set(PEERS[1:3])
-
-
-def test_newcomers_enter_at_most_half_as_many_at_a_time() -> None:
-    assert len(voters_next(PEERS[:1], PEERS, set(), set())) == 2
-    assert len(voters_next(PEERS[:2], PEERS, set(), set())) == 3
-    after = voters_next(PEERS[:4], PEERS, set(), set())
-    assert set(after) == set(PEERS)
-
-
-def test_a_new_incarnation_replaces_its_old_one() -> None:
-    reborn = Voter(PEERS[0].peer_id, b"n" * 16)
-    after = voters_next(PEERS[:2], (reborn, PEERS[1]), set(), set())
-    assert set(after) == {reborn, PEERS[1]}
-
-
-def test_there_is_always_a_voter_and_never_too_many() -> None:
-    assert voters_next(PEERS[:1], PEERS[:1], {PEERS[0].peer_id}, set()) == PEERS[:1]
+def test_newcomers_enter_at_most_half_as_many_at_a_time_and_never_too_many() -> None:
     crowd = [Voter(f"peer {n}", b"i" * 16) for n in range(30)]
-    voters = voters_next(crowd[:1], crowd, set(), set())
-    for _ in range(8):
+    voters, counts = tuple(crowd[:1]), list[int]()
+    for _ in range(6):
         voters = voters_next(voters, crowd, set(), set())
-    assert len(voters) == MAX_VOTERS
-
-
-SOME = st.sets(st.sampled_from(PEERS))
+        counts.append(len(voters))
+    assert counts == [2, 3, 4, 6, 9, MAX_VOTERS]
 
 
 # ---- certificates
 
-HEAD = head_of(*PEERS[:3])
-VALUE = value_on(HEAD, *PEERS[:3])
+
+def head_of(*voters: Voter) -> Head:
+    return Head(b"h" * 32, 4, 96, 96, voters, tuple(v.peer_id for v in voters))
 
 
-def certificate(*votes: Vote, value: Value = VALUE) -> Commit:
-    return Commit(value, BALLOT, votes)
+HEAD = head_of(A, B, C)
+GOOD = a_commit(HEAD, dict.fromkeys(KEYS[:3], 8), KEYS[:3])
+VALUE, BALLOT = GOOD.value, GOOD.ballot
+OF_A = GOOD.votes[0]
+
+
+def problem(votes: Sequence[Vote], value: Value = VALUE, head: Head = HEAD) -> Reason | None:
+    return certificate_problem(head, Commit(value, BALLOT, tuple(votes)))
 
 
 def test_a_quorum_of_genuine_votes_binds() -> None:
-    votes = [vote(v, VALUE) for v in PEERS[:3]]
-    assert certificate_problem(HEAD, certificate(*votes)) is None
-    assert certificate_problem(HEAD, certificate(*votes[:2])) is None
+    assert certificate_problem(HEAD, GOOD) is None
+    assert problem(GOOD.votes[:2]) is None
 
 
 @pytest.mark.parametrize(
     "votes",
     [
         [],
-        [vote(PEERS[0], VALUE)],
-        [vote(PEERS[0], VALUE), vote(PEERS[0], VALUE)],
-        [vote(PEERS[0], VALUE), vote(PEERS[4], VALUE), vote(PEERS[5], VALUE)],
-        [vote(PEERS[0], VALUE), vote(PEERS[1], VALUE, signer=PEERS[0])],
-        [vote(PEERS[0], VALUE), vote(PEERS[1], VALUE, replace(BALLOT, attempt=4))],
-        [vote(PEERS[0], VALUE), vote(PEERS[1], replace(VALUE, gradient_norm=2.0))],
-        [vote(PEERS[0], VALUE), vote(PEERS[1], VALUE, survivors=PEERS[:2])],
-        [vote(PEERS[0], VALUE), vote(Voter(PEERS[1].peer_id, b"n" * 16), VALUE)],
-        [vote(PEERS[0], VALUE), Vote(PEERS[1], b"x" * 64)],
-        [vote(PEERS[0], VALUE), Vote(PEERS[1], b"")],
+        [OF_A],
+        [OF_A, OF_A],
+        [OF_A, *(vote(key, VALUE, BALLOT) for key in KEYS[4:])],
+        [OF_A, vote(KEYS[0], VALUE, BALLOT, voter=B)],
+        [OF_A, vote(KEYS[1], VALUE, replace(BALLOT, attempt=4))],
+        [OF_A, vote(KEYS[1], replace(VALUE, gradient_norm=2.0), BALLOT)],
+        [OF_A, vote(KEYS[1], VALUE, BALLOT, survivors=(A, B))],
+        [OF_A, vote(KEYS[1], VALUE, BALLOT, voter=AGAIN[1])],
+        [OF_A, Vote(B, b"x" * 64)],
+        [OF_A, Vote(B, b"")],
     ],
     ids=[
         "none", "one of three", "one twice", "strangers", "signed by another", "another ballot",
@@ -174,44 +139,33 @@ def test_a_quorum_of_genuine_votes_binds() -> None:
     ],
 )  # fmt: skip
 def test_anything_less_does_not(votes: list[Vote]) -> None:
-    assert certificate_problem(HEAD, certificate(*votes)) is Reason.BAD_CERTIFICATE
+    assert problem(votes) is Reason.BAD_CERTIFICATE
 
 
 def test_an_old_incarnation_cannot_vote_for_its_peer() -> None:
-    reborn = Voter(PEERS[1].peer_id, b"n" * 16)
-    head = head_of(PEERS[0], reborn, PEERS[2])
-    votes = [vote(v, VALUE) for v in PEERS[:2]]
-    assert certificate_problem(head, certificate(*votes)) is Reason.BAD_CERTIFICATE
+    assert problem(GOOD.votes[:2], head=head_of(A, AGAIN[1], C)) is Reason.BAD_CERTIFICATE
 
 
-def test_a_branch_needs_all_its_survivors() -> None:
-    survivors = PEERS[:2]
-    value = value_on(HEAD, *survivors, survivors=survivors)
-    votes = [vote(v, value, survivors=survivors) for v in survivors]
-    assert certificate_problem(HEAD, certificate(*votes, value=value)) is None
-    short = certificate(votes[0], value=value)
-    assert certificate_problem(HEAD, short) is Reason.BAD_CERTIFICATE
+def branch(survivors: Sequence[Identity]) -> Commit:
+    return a_commit(HEAD, dict.fromkeys(survivors, 8), survivors, survivors=survivors)
 
 
-def test_survivors_sign_nothing_but_what_names_them() -> None:
+def test_a_branch_needs_all_its_survivors_and_their_votes_for_a_branch() -> None:
+    commit = branch(KEYS[:2])
+    assert certificate_problem(HEAD, commit) is None
+    assert problem(commit.votes[:1], commit.value) is Reason.BAD_CERTIFICATE
+    ordinary = [vote(key, commit.value, BALLOT, survivors=()) for key in KEYS[:2]]
+    assert problem(ordinary, commit.value) is Reason.BAD_CERTIFICATE
+
+
+@pytest.mark.parametrize("value", [VALUE, branch(KEYS[1:2]).value])
+def test_survivors_sign_nothing_but_what_names_them(value: Value) -> None:
     """Else a head would not say whether a quorum decided it."""
-    survivors, others = PEERS[:1], PEERS[1:2]
-    for value in (VALUE, value_on(HEAD, *others, survivors=others)):
-        votes = vote(PEERS[0], value, survivors=survivors)
-        signed = certificate(votes, value=value)
-        assert certificate_problem(HEAD, signed) is Reason.BAD_CERTIFICATE
-
-
-def test_a_branch_value_is_no_ordinary_commit() -> None:
-    value = value_on(HEAD, *PEERS[:3], survivors=PEERS[:3])
-    votes = [vote(v, value) for v in PEERS[:3]]
-    assert certificate_problem(HEAD, certificate(*votes, value=value)) is Reason.BAD_CERTIFICATE
+    signed = vote(KEYS[0], value, BALLOT, survivors=(A,))
+    assert problem([signed], value) is Reason.BAD_CERTIFICATE
 
 
 def test_strangers_found_no_branch_but_a_restarted_voter_may() -> None:
-    stranger = (PEERS[5],)
-    value = value_on(HEAD, *stranger, survivors=stranger)
-    theirs = certificate(vote(PEERS[5], value, survivors=stranger), value=value)
+    theirs = branch(KEYS[5:])
     assert certificate_problem(HEAD, theirs) is Reason.BAD_CERTIFICATE
-    old = head_of(Voter(PEERS[5].peer_id, b"o" * 16))
-    assert certificate_problem(old, theirs) is None
+    assert certificate_problem(head_of(AGAIN[5]), theirs) is None

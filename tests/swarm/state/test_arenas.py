@@ -1,15 +1,20 @@
 """Digests name contents: any change of bytes, type, length or name shows."""
 
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import itertools
+import random
+from dataclasses import replace
 
-from atom.base.errors import PeerRefused
+import pytest
+import torch
+
 from atom.base.reasons import Reason
 from atom.swarm import schema
+from atom.swarm.state import arenas as arenas_module
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
+    ArenaManifest,
     BlobManifest,
+    LandingDigest,
     arena_digest,
     bytes_of,
     decode_manifest,
@@ -68,37 +73,38 @@ def test_a_manifest_survives_the_wire() -> None:
     assert arrived.digest() == state_digest({"w": arena(), "empty": torch.empty(0).bfloat16()})
 
 
-def test_a_manifest_is_bounded() -> None:
-    good = describe("w", arena(16))
-    manifest = BlobManifest((good,))
-    assert (
-        refusal(decode_manifest, schema.encode(manifest), manifest.byte_count - 1)
-        is Reason.TOO_LARGE
-    )
-    bad = [
-        BlobManifest((describe("x" * 300, arena(16)),)),
-        BlobManifest((good, good)),
-        BlobManifest((good, describe("a", arena(16)))),
-    ]
-    for wrong in bad:
-        assert refusal(decode_manifest, schema.encode(wrong), 1 << 30) is Reason.MALFORMED
+GOOD = describe("w", arena(16))
+WRONG = [
+    ((GOOD,), 63, Reason.TOO_LARGE),
+    ((describe("x" * 300, arena(16)),), 1 << 30, Reason.MALFORMED),
+    ((GOOD, GOOD), 1 << 30, Reason.MALFORMED),
+    ((GOOD, describe("a", arena(16))), 1 << 30, Reason.MALFORMED),
+    ((replace(GOOD, elements=2**60),), 1 << 62, Reason.MALFORMED),
+    ((replace(GOOD, elements=2 * CHUNK),), 1 << 62, Reason.MALFORMED),
+    ((replace(GOOD, dtype="complex64"),), 1 << 62, Reason.MALFORMED),
+]
 
 
-def test_an_arena_that_claims_too_much_is_refused() -> None:
-    message = schema.encode(BlobManifest((describe("w", arena(16)),)))
-    for elements, reason in ((2**60, Reason.MALFORMED), (CHUNK * 2, Reason.MALFORMED)):
-        huge = BlobManifest((describe("w", arena(16)),))
-        object.__setattr__(huge.arenas[0], "elements", elements)
-        assert schema.encode(huge) != message
-        assert refusal(decode_manifest, schema.encode(huge), 1 << 62) is reason
+@pytest.mark.parametrize(("arenas", "max_bytes", "reason"), WRONG)
+def test_a_manifest_is_bounded(
+    arenas: tuple[ArenaManifest, ...], max_bytes: int, reason: Reason
+) -> None:
+    raw = schema.encode(BlobManifest(arenas))
+    assert refusal(decode_manifest, raw, max_bytes) is reason
 
 
-@given(st.binary(max_size=300), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_random_manifests_raise_only_refusals(raw: bytes, appended: bool) -> None:
-    start = schema.encode(BlobManifest((describe("w", arena(16)),))) if appended else b""
-    try:
-        manifest = decode_manifest(start + raw, 1 << 20)
-    except PeerRefused:
-        return
-    assert decode_manifest(schema.encode(manifest), 1 << 20) == manifest
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neither_pieces_nor_their_order_show_in_the_digest_of_what_lands(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, seed: int
+) -> None:
+    """`LandedBlocks` itself is proven where norms land (tests/optim/test_clipping.py)."""
+    monkeypatch.setattr(arenas_module, "CHUNK_BYTES", 4096)
+    tensor, chance = arena(10_000).to(dtype), random.Random(seed)
+    ends = [0, *sorted(chance.sample(range(1, 10_000), 10 * seed)), 10_000]
+    cut = list(itertools.pairwise(ends))
+    chance.shuffle(cut)
+    landing = LandingDigest(tensor, chance.choice([1, 3]))
+    for start, stop in cut:
+        landing.landed(start, stop)
+    assert landing.digest() == arena_digest(tensor)

@@ -26,20 +26,6 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-def test_arenas_come_in_chunks_in_the_order_of_their_names() -> None:
-    store = Shelf({"state/x": state()})
-    assert store.manifest("state/x").digest() == state_digest(state())
-    assert bytes(store.chunk("state/x", 0, 0)) == bytes(state()["half"].view(torch.uint8))
-    raw = b"".join(bytes(store.chunk("state/x", 1, number)) for number in range(2))
-    assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), state()["weights"])
-
-
-def test_plain_bytes_are_one_chunk() -> None:
-    store = Shelf({"page": plain_bytes(b"commits"), "empty": plain_bytes(b"")})
-    assert bytes(store.chunk("page", 0, 0)) == b"commits"
-    assert bytes(store.chunk("empty", 0, 0)) == b""
-
-
 def test_what_is_found_is_hashed_once_and_gone_when_it_is_not_found_any_more() -> None:
     store = Shelf({"state/x": state(), "small": plain_bytes(b"old")})
     manifest = store.manifest("state/x")
@@ -62,30 +48,6 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
     channel.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     kind, length = channel.recv_header(1 << 24, Patience(SOON))
     return kind, channel.recv_rest(length, Patience(SOON))
-
-
-def test_the_server_answers_refuses_and_goes_on() -> None:
-    server = BlobServer(Shelf({"chain": plain_bytes(b"commits" * 100_000)}))
-    asking, serving = (Channel(stream) for stream in MemoryStream.pair())
-    ended = threading.Event()
-
-    def serve() -> None:
-        with pytest.raises(ConnectionError):
-            server.serve(serving)
-        ended.set()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    kind, raw = ask(asking, wire.BlobRequest(name="nothing", manifest=True).SerializeToString())
-    assert kind == Kind.REFUSED
-    assert wire.Refused.FromString(raw).reason == "not-found"
-    assert ask(asking, wire.BlobRequest(name="chain").SerializeToString()) == (
-        Kind.BLOB,
-        b"commits" * 100_000,
-    )
-    asking.close()
-    assert ended.wait(SOON)
-    thread.join(SOON)
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])

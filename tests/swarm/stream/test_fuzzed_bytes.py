@@ -13,7 +13,9 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.run_file import CODECS
 from atom.swarm import schema
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit_chain import parse_commits, record_of
+from atom.swarm.chain.messages import Accept
 from atom.swarm.exchange.chunk_kernels import NotFinite
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
@@ -113,6 +115,7 @@ def damaged(raw: bytes, dice: random.Random) -> bytes:
 
 
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "message": (messages.encode(Accept(b"p" * 32, COMMIT.ballot, COMMIT.value)), messages.decode),
     "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),
     "lease": (LEASE, decode_lease),
     "lease, signed": (payload_of(LEASE), lambda raw: read_claim(signed(raw))),
