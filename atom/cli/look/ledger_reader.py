@@ -8,14 +8,14 @@ something to it, as far as it was checked; and who was asked in vain is asked la
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from atom.base.errors import PeerRefused
 from atom.base.events import NoEvents
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name, pages_beyond
+from atom.swarm.chain.commit_chain import Ask, pages_beyond
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, claims_better, preferred
@@ -28,9 +28,7 @@ from atom.swarm.transport.transport import Transport
 DONORS = 4
 """Asked at most, one after the other, each time the chain is read."""
 
-AskFor = Callable[[int], bytes]
-"""A page of a peer's commits after a round. Raises: PeerRefused, OSError."""
-FetchChain = Callable[[Lease], AbstractContextManager[AskFor]]
+FetchChain = Callable[[Lease], AbstractContextManager[Ask]]
 """Asks the lease's owner. Raises: PeerRefused, OSError."""
 Progress = Callable[[int, int], None]
 """The round that the chain is checked up to, and the one that is claimed."""
@@ -140,10 +138,8 @@ class ChainFetcher:
         )
         self._stop = threading.Event()
 
-    @contextmanager
-    def __call__(self, lease: Lease) -> Iterator[AskFor]:
-        with asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop) as ask:
-            yield lambda since: ask(chain_name(since), PAGE_BYTES)
+    def __call__(self, lease: Lease) -> AbstractContextManager[Ask]:
+        return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Where everybody is: who cannot be dialled is reached through another. Before a call."""

@@ -77,8 +77,8 @@ def export_run(
     # the place of those that were there, and may do so again while the model is traced.
     kept = KeptRun.read(request.state)
     snapshot = _chosen(kept, request.snapshot)
-    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
-    weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
+    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
+    weights = kept.weights(snapshot)
     with source_errors(kept.run):
         outside = source.outside(dtype)
     if outside.config is None:

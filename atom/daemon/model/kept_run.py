@@ -30,7 +30,7 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import Manifest, first_head
-from atom.training.storage.run_storage import Progress, Snapshot, list_snapshots
+from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class KeptRun:
         check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
         return recipe.graph.layout
 
-    def weights(self, snapshot: Snapshot, on_progress: Progress) -> "KeptWeights":
+    def weights(self, snapshot: Snapshot) -> "KeptWeights":
         """The state, mapped from the file, every byte checked against what it must be.
 
         Raises: StorageError.
         """
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.commits)
-        arenas = snapshot.checked(certified, on_progress)
+        arenas = snapshot.checked(certified)
         if not state_form(self.run).weight_dtypes.keys() <= arenas.keys():
             raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
         return KeptWeights(arenas)

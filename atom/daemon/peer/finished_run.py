@@ -45,5 +45,6 @@ def _last_state(box: Box, name: str, owner: str | None, console: Console) -> Sna
     kept = KeptRun.read(box.state.root)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)
     if last is not None:
-        kept.weights(last, lambda *at: console.progress("checking the snapshot", *at))
+        console.note(f"checking the snapshot of round {rounds}")
+        kept.weights(last)
     return last

@@ -21,9 +21,8 @@ PAGE_BYTES = LENGTH_BYTES + MAX_RECORD_BYTES
 """Of a chain, as much as is fetched before its certificates are checked."""
 
 
-def chain_name(since: int) -> str:
-    """Under which a peer serves the commits after round `since` of its chain, a page of them."""
-    return f"chain/{since}"
+Ask = Callable[[str, int], bytes]
+"""What a peer serves under a name, of so many bytes at most. Raises: PeerRefused, OSError."""
 
 
 def record_of(commit: Commit) -> bytes:
@@ -72,21 +71,26 @@ def page_of(commits: Sequence[Commit], since: int) -> bytes:
     return page
 
 
-def pages_beyond(
-    heads: Sequence[Head], ask: Callable[[int], bytes]
-) -> Iterator[tuple[list[Head], list[Commit]]]:
+def pages_beyond(heads: Sequence[Head], ask: Ask) -> Iterator[tuple[list[Head], list[Commit]]]:
     """What a donor's chain has beyond the newest of `heads` that is on it, page by page, verified:
     the heads along the page, the one it begins at first, and its commits.
 
-    `heads`: of one chain that we trust, in order; the first is genesis. `ask`: the donor's page of
-    commits after a round. Where the chains part is looked for backwards, in steps that double, then
-    by halves: so what comes is news, and who repeats what we know is not listened to.
+    `heads`: of one chain that we trust, in order; the first is genesis. `ask`: the donor. Where the
+    chains part is looked for backwards, in steps that double, then by halves: so what comes is
+    news, and who repeats what we know is not listened to.
 
     Raises: PeerRefused at the first commit that does not follow, and what `ask` raises.
     """
 
+    def page_after(since: int) -> list[Commit]:
+        raw = ask(f"chain/{since}", PAGE_BYTES)
+        commits, end = parse_commits(raw)
+        if end != len(raw):
+            raise PeerRefused(Reason.MALFORMED, "a page ends in the middle of a commit")
+        return commits
+
     def page_at(index: int) -> list[Commit]:
-        found = _whole_page(ask(heads[index].round))
+        found = page_after(heads[index].round)
         follows = found and (index == 0 or found[0].value.parent == heads[index].digest)
         return found if follows else []
 
@@ -106,14 +110,7 @@ def pages_beyond(
         if along[1] in heads[beyond : beyond + 1]:
             return  # its chain ends within ours
         head = along[-1]
-        page = _whole_page(ask(head.round))
-
-
-def _whole_page(raw: bytes) -> list[Commit]:
-    commits, end = parse_commits(raw)
-    if end != len(raw):
-        raise PeerRefused(Reason.MALFORMED, "a page ends in the middle of a commit")
-    return commits
+        page = page_after(head.round)
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:

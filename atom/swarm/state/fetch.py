@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink, NoEvents
 from atom.base.reasons import Reason
+from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
@@ -128,29 +129,35 @@ def fetch(
 
 @contextmanager
 def asking(
-    transport: Transport, donor: str, pace: Pace, stop: threading.Event | None = None
-) -> Iterator[Callable[[str, int], bytes]]:
-    """A function (name, most bytes) for what a donor serves as plain bytes: the caller checks what
-    they say before it asks for more. All of it together must come at this pace.
+    transport: Transport,
+    donor: str,
+    pace: Pace,
+    stop: threading.Event | None = None,
+    watch: Watch | None = None,
+) -> Iterator[Ask]:
+    """For what a donor serves as plain bytes: the caller checks what they say before it asks for
+    more. All of it together must come at this pace. What the caller refuses tells on the donor.
 
     Raises: PeerRefused, OSError; also the function.
     """
     began, received = time.monotonic(), 0
-    channel = transport.connect(donor, Purpose.BLOBS, timeout_s=SILENCE_S, stop=stop)
-
-    def ask(name: str, max_bytes: int) -> bytes:
-        nonlocal received
-        patience = Patience(SILENCE_S, began + pace.due_s(received), stop)
-        asked = Donor(channel, name, patience)
-        asked.ask((0, 0))
-        raw = asked.take_whole(max_bytes)
-        received += len(raw)
-        return raw
-
     try:
-        yield ask
-    finally:
-        channel.close()
+        connection = transport.connect(donor, Purpose.BLOBS, timeout_s=SILENCE_S, stop=stop)
+        with closing(connection) as channel:
+
+            def ask(name: str, max_bytes: int) -> bytes:
+                nonlocal received
+                patience = Patience(SILENCE_S, began + pace.due_s(received), stop)
+                asked = Donor(channel, name, patience)
+                asked.ask((0, 0))
+                raw = asked.take_whole(max_bytes)
+                received += len(raw)
+                return raw
+
+            yield ask
+    except (PeerRefused, OSError) as problem:
+        (watch or Watch()).dropped(donor, "plain bytes", refusal_of(problem))
+        raise
 
 
 class Donor:
@@ -288,15 +295,13 @@ class _Fetch:
             self._stop.wait(PAUSE_S * 2 ** (failures - 1))
 
     def _draw_from(self, peer_id: str) -> None:
-        channel = self._transport.connect(
+        connection = self._transport.connect(
             peer_id, Purpose.BLOBS, timeout_s=SILENCE_S, stop=self._stop
         )
-        try:
+        with closing(connection) as channel:
             donor = Donor(channel, self._wanted.name, Patience(SILENCE_S, stop=self._stop))
             target = self._target or self._settle(donor.manifest(self._wanted.max_bytes))
             self._pull(donor, peer_id, target)
-        finally:
-            channel.close()
 
     def _settle(self, manifest: BlobManifest) -> Target:
         """Where the pieces go, for whoever comes first with the right manifest."""

@@ -2,28 +2,23 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name
+from atom.swarm.chain.commit_chain import PAGE_BYTES, Ask
 from atom.swarm.state.arenas import DIGEST_BYTES, named_digest
 from atom.swarm.state.blobs import RESULT_ARENA
-from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch, refusal_of
+from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.run_storage import OFFERS
 
 Arenas = Mapping[str, torch.Tensor]
-MAX_OFFERS = 64
-_ASKED_AT_ONCE = 8
-"""Donors that are asked what they offer."""
 
 
 class PeerDonors:
@@ -55,37 +50,18 @@ class PeerDonors:
         """Whether this peer ends, and needs no state any more. From any thread."""
         return self._stop.is_set()
 
-    @contextmanager
-    def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
-        """A function for pages of that peer's chain: the commits after a round. A refusal of what
-        they say, while it is open, tells on the peer."""
-        try:
-            with asking(self._transport, peer_id, UNCHECKED_PACE, self._stop) as ask:
-                yield lambda since: ask(chain_name(since), PAGE_BYTES)
-        except (PeerRefused, OSError) as problem:
-            self._watch.dropped(peer_id, "chain", refusal_of(problem))
-            raise
+    def asking(self, peer_id: str) -> AbstractContextManager[Ask]:
+        """For a page of that peer's chain, or its list of states."""
+        return asking(self._transport, peer_id, UNCHECKED_PACE, self._stop, self._watch)
 
-    def offered(self, heads: Sequence[Head], peers: Sequence[str]) -> list[Head]:
-        """Of these heads, those whose states they offer: first those of which an earlier fetch left
-        something here, then the newest. Who does not answer offers nothing.
-
-        Raises: OSError when the system has no thread to give."""
-        try:
-            with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
-                told = {each for offers in pool.map(self._offers, peers) for each in offers}
-        except RuntimeError as fault:
-            raise OSError(str(fault)) from fault
+    def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
+        """Of these heads, those whose states that peer offers: first those of which an earlier
+        fetch left something here, then the newest."""
+        with self.asking(peer_id) as ask:
+            raw = ask(OFFERS, PAGE_BYTES)
+        told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
         found = [head for head in heads if head.digest in told]
         return sorted(found, key=lambda head: (self._begun(head), head.round), reverse=True)
-
-    def _offers(self, peer_id: str) -> list[bytes]:
-        try:
-            with asking(self._transport, peer_id, UNCHECKED_PACE, self._stop) as ask:
-                raw = ask(OFFERS, MAX_OFFERS * DIGEST_BYTES)
-        except (PeerRefused, OSError):
-            return []
-        return [raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)]
 
     def state(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
         """The state at that head, with that digest, in files: there an interrupted fetch goes on.

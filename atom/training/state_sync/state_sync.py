@@ -148,7 +148,7 @@ class StateSync:
             base = _Chain(ours.commits, ours.heads)
         chain = _Chain([], [ours.genesis])
         try:
-            with self._donors.chain(donor) as ask:
+            with self._donors.asking(donor) as ask:
                 for along, page in pages_beyond(base.heads, ask):
                     if chain.heads[-1] != along[0]:
                         shared = along[0].round
@@ -161,8 +161,8 @@ class StateSync:
         return chain
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
-        """To its end, with what these peers serve. One that offers what it does not have, or
-        something else, must not stand in the way of another offer. Raises: PeerRefused, OSError."""
+        """To its end, with what these peers serve and the first one offers. An offer that does not
+        hold must not stand in the way of another one. Raises: PeerRefused, OSError."""
         here = self._journal.head
         on_chain = chain.heads[here.round : here.round + 1] == [here]
         ours = on_chain and self.usable and not discard
@@ -170,7 +170,7 @@ class StateSync:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
         failed: PeerRefused | OSError | None = None
-        offered = self._donors.offered(chain.heads, peers)
+        offered = self._donors.offered(chain.heads, peers[0])
         for head in offered:
             if ours and head.round <= self._replica.round:
                 continue

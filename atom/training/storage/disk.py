@@ -102,7 +102,11 @@ class DiskRoom:
         except StorageError as problem:
             self._refused(what, problem)
             return False
-        self._written(what)
+        with self._lock:
+            was_paused = self._paused.pop(what, None) is not None
+        if was_paused:
+            self._events.emit("disk-room", what=what, free_bytes=self.free_bytes())
+            self._say(f"the disk has room again: {what} written")
         return True
 
     def _refused(self, what: str, problem: StorageError) -> None:
@@ -111,18 +115,6 @@ class DiskRoom:
             self._paused[what] = problem.message
         if known:
             return
-        self._events.emit(
-            "disk-full",
-            what=what,
-            detail=problem.message[:300],
-            hint=problem.hint,
-            free_bytes=self.free_bytes(),
-        )
+        told = {"detail": problem.message[:300], "hint": problem.hint}
+        self._events.emit("disk-full", what=what, **told, free_bytes=self.free_bytes())
         self._say(f"{problem.message}; tried again later ({problem.hint})")
-
-    def _written(self, what: str) -> None:
-        with self._lock:
-            was_paused = self._paused.pop(what, None) is not None
-        if was_paused:
-            self._events.emit("disk-room", what=what, free_bytes=self.free_bytes())
-            self._say(f"the disk has room again: {what} written")

@@ -12,7 +12,7 @@ stops the writing, never the training.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from atom.base.errors import StorageError
 from atom.base.leftover import remove_leftover
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of
-from atom.swarm.state.arenas import arena_digest, named_digest
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import RESULT_ARENA, Content, plain_bytes
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
 from atom.training.storage.journal import Journal
@@ -33,8 +33,6 @@ OFFERS = "snapshots"
 """Name of the list of states."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,11 @@ class Snapshot:
         """The arenas by name, as they are. Raises: StorageError if the file does not read back."""
         return read_tensors(self.path)
 
-    def checked(
-        self, certified: bytes | None, on_progress: Progress = lambda done, total: None
-    ) -> dict[str, Tensor]:
-        """The arenas by name: every byte is what the file's own name for it, and the chain's, says.
-        `certified`: the chain's, if it has one. `on_progress`: bytes hashed, of how many.
-
-        Raises: StorageError.
-        """
-        arenas, digests, done = self.load(), dict[str, bytes](), 0
-        total = sum(arena.nbytes for arena in arenas.values())
-        for name, arena in arenas.items():
-            on_progress(done, total)
-            digests[name] = arena_digest(arena)
-            done += arena.nbytes
-        on_progress(total, total)
-        if {named_digest(digests)} != {self.state_digest, certified or self.state_digest}:
+    def checked(self, certified: bytes | None) -> dict[str, Tensor]:
+        """The arenas by name: every byte is what the file's own digest, and the chain's, says.
+        `certified`: the chain's, if it has one. Raises: StorageError."""
+        arenas = self.load()
+        if {state_digest(arenas)} != {self.state_digest, certified or self.state_digest}:
             raise StorageError(
                 f"{self.path} is damaged: its content is not the state of round {self.round}",
                 "export another snapshot with --snapshot FILE, or fetch the state anew",
@@ -78,17 +65,17 @@ class Snapshot:
 
 
 def write_snapshot(
-    folder: Path, round_number: int, head: bytes, state_digest: bytes, arenas: Mapping[str, Tensor]
+    folder: Path, round_number: int, head: bytes, digest: bytes, arenas: Mapping[str, Tensor]
 ) -> Snapshot:
     """Saves `arenas` (name → flat tensor). Raises: StorageError when the disk is full or gone."""
     path = folder / f"round-{round_number:09d}-{head.hex()[:16]}.safetensors"
     metadata = {
         "round": str(round_number),
         "head": head.hex(),
-        "state_digest": state_digest.hex(),
+        "state_digest": digest.hex(),
     }
     write_tensors(path, arenas, metadata, synced=True)
-    return Snapshot(path, round_number, head, state_digest)
+    return Snapshot(path, round_number, head, digest)
 
 
 def list_snapshots(folder: Path) -> list[Snapshot]:

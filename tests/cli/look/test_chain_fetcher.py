@@ -10,7 +10,7 @@ from atom.base.events import NoEvents
 from atom.cli.look import ledger_reader
 from atom.cli.look.ledger_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.chain.commit_chain import chain_name, page_of
+from atom.swarm.chain.commit_chain import page_of
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
@@ -46,7 +46,7 @@ def served(
     head = heads_along(first, commits)[-1]
     store = Shelf()
     for since in range(rounds + 1):
-        store.contents[chain_name(since)] = plain_bytes(page_of(commits, since))
+        store.contents[f"chain/{since}"] = plain_bytes(page_of(commits, since))
     allowed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
     transport = Transport(local, ("127.0.0.1", 0), NoEvents())

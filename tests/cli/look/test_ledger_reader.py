@@ -11,9 +11,9 @@ import pytest
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.cli.look.bookkeeper import LedgerFile
-from atom.cli.look.ledger_reader import DONORS, AskFor, LedgerReader
+from atom.cli.look.ledger_reader import DONORS, LedgerReader
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.chain.commit_chain import Ask, record_of
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
@@ -43,8 +43,9 @@ class Donors:
         self.asked: list[tuple[str, int]] = []
 
     @contextmanager
-    def __call__(self, lease: Lease) -> Iterator[AskFor]:
-        def ask(since: int) -> bytes:
+    def __call__(self, lease: Lease) -> Iterator[Ask]:
+        def ask(name: str, max_bytes: int) -> bytes:
+            since = int(name.removeprefix("chain/"))
             self.asked.append((lease.peer_id, since))
             return b"".join(map(record_of, self.chains[lease.peer_id][since : since + PAGE]))
 

@@ -11,6 +11,7 @@ from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import (
     PAGE_BYTES,
+    Ask,
     page_of,
     pages_beyond,
     parse_commits,
@@ -42,11 +43,6 @@ def continued(commits: Sequence[Commit], rounds: int, gives: int) -> list[Commit
         longer.append(a_commit(head, {ME: gives}, [ME]))
         head = head.after(longer[-1].value)
     return longer
-
-
-def test_a_strangers_bytes_are_refused_by_name() -> None:
-    assert refusal(parse_commits, (10).to_bytes(4, "big") + b"0123456789") is Reason.MALFORMED
-    assert refusal(parse_commits, (1 << 30).to_bytes(4, "big")) is Reason.TOO_LARGE
 
 
 @pytest.mark.parametrize("stripped", range(10))
@@ -96,6 +92,10 @@ def test_a_page_is_bounded_and_never_empty_before_the_end(monkeypatch: pytest.Mo
     assert page_of(commits, 5) == page_of(commits, 10**12 - 1) == b""
 
 
+def page(commits: Sequence[Commit], there: bool = True) -> bytes:
+    return b"".join(map(record_of, commits[:3])) if there else b""
+
+
 class Donor:
     """Serves a chain in pages of three; notes what it was asked for."""
 
@@ -103,9 +103,11 @@ class Donor:
         self.commits = commits
         self.asked: list[int] = []
 
-    def __call__(self, since: int) -> bytes:
+    def __call__(self, name: str, max_bytes: int) -> bytes:
+        assert max_bytes == PAGE_BYTES
+        since = int(name.removeprefix("chain/"))
         self.asked.append(since)
-        return b"".join(map(record_of, self.commits[since : since + 3]))
+        return page(self.commits[since:])
 
 
 @pytest.mark.parametrize("ours", [0, 1, 2, 7, 20])
@@ -127,24 +129,27 @@ def test_a_donors_chain_is_found_from_where_it_parts(ours: int, shared: int, new
     assert len(donor.asked) <= 2 * math.log2(ours + 1) + 3 + news / 3
 
 
-def test_whoever_repeats_itself_or_us_is_not_listened_to() -> None:
+def test_whoever_repeats_us_is_not_listened_to() -> None:
+    """Our own chain, from genesis on, as if it had nothing newer."""
     own = continued([], 50, 8)
-    heads = heads_along(GENESIS, own)
-
-    def repeats(since: int) -> bytes:
-        return b"".join(map(record_of, own[:3]))
-
-    assert refusal(lambda: list(pages_beyond([GENESIS], repeats))) is Reason.WRONG_HEAD
-
-    def feigns(since: int) -> bytes:
-        """Our own chain, from genesis on, as if it had nothing newer."""
-        return b"".join(map(record_of, own[since : since + 3])) if not since else b""
-
-    assert len(list(pages_beyond(heads, feigns))) == 1
+    found = pages_beyond(heads_along(GENESIS, own), lambda name, _: page(own, name == "chain/0"))
+    assert len(list(found)) == 1
 
 
-def test_a_chain_of_another_run_is_named_and_so_is_half_a_commit() -> None:
-    other = Donor(continued([], 3, 8)[1:])
-    assert refusal(lambda: list(pages_beyond([GENESIS], other))) is Reason.WRONG_HEAD
-    torn = record_of(continued([], 1, 8)[0])[:-1]
-    assert refusal(lambda: list(pages_beyond([GENESIS], lambda since: torn))) is Reason.MALFORMED
+THREE = continued([], 3, 8)
+TORN = record_of(THREE[0])[:-1]
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda *_: page(THREE), Reason.WRONG_HEAD),
+        (Donor(THREE[1:]), Reason.WRONG_HEAD),
+        (lambda *_: TORN, Reason.MALFORMED),
+        (lambda *_: (10).to_bytes(4, "big") + b"0123456789", Reason.MALFORMED),
+        (lambda *_: (1 << 30).to_bytes(4, "big"), Reason.TOO_LARGE),
+    ],
+    ids=["repeats itself", "another run", "half a commit", "no commit", "an endless record"],
+)
+def test_what_is_no_chain_is_refused_by_name(ask: Ask, reason: Reason) -> None:
+    assert refusal(lambda: list(pages_beyond([GENESIS], ask))) is reason
