@@ -219,7 +219,7 @@ def test_reports_become_events_but_not_all_of_a_flood_of_refusals(stage: Stage) 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
     stage.transport.reachable = False
-    stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest, 1))]
+    stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest))]
     stage.loop.leave()
     assert stage.next_event() == LeaveRequested()
     assert stage.next_event() == Unreachable(ANN.peer_id)
@@ -241,7 +241,7 @@ def test_a_change_is_said_once(stage: Stage, what: str) -> None:
 
 
 def test_a_message_comes_with_who_sent_it(stage: Stage) -> None:
-    message = Prevote(START.digest, 4)
+    message = Prevote(START.digest)
     stage.loop.receive(ANN.peer_id, ANN.incarnation, encode(message))
     assert stage.next_event() == Received(ANN.peer_id, ANN.incarnation, message)
 
@@ -262,7 +262,7 @@ def test_malformed_messages_are_refused_and_complaints_bounded(idle: Stage) -> N
 
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
-    raw = encode(Prevote(START.digest, 4))
+    raw = encode(Prevote(START.digest))
     for _ in range(MAX_WAITING + 50):
         idle.loop.receive(ANN.peer_id, ANN.incarnation, raw)
     idle.loop.leave()

@@ -14,7 +14,6 @@ from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     Contributions,
-    Count,
     Digest,
     LossSum,
     OptionalDigest,
@@ -48,16 +47,14 @@ class Prevote:
     `Prepare`."""
 
     parent: Digest
-    serial: Count
     survivors: Voters = ()
 
 
 @dataclass(frozen=True)
 class PrevoteAnswer:
-    """Echoes parent and serial; an empty refusal means yes."""
+    """An empty refusal means yes."""
 
     parent: Digest
-    serial: Count
     refusal: Text = ""
 
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum
 
 from atom.swarm.chain.commit import (
     Ballot,
@@ -27,11 +27,17 @@ Way = tuple[str, str]
 """Between two peers, by peer id, the lower one first."""
 
 
-class Stage(StrEnum):
-    PREVOTE = "prevote"
-    PREPARE = "prepare"
-    RING = "ring"
-    ACCEPT = "accept"
+class Stage(IntEnum):
+    """In their order. Who does what one asks for could do what those before it asked for."""
+
+    PREVOTE = 0
+    PREPARE = 1
+    RING = 2
+    ACCEPT = 3
+
+    @property
+    def told(self) -> str:
+        return self.name.lower()
 
 
 @dataclass
@@ -42,7 +48,6 @@ class Attempt:
     stage: Stage
     deadline: float
     """Of this stage; an exchange has one once it broke."""
-    serial: int = 0
     ballot: Ballot | None = None
     invited: set[str] = field(default_factory=set)
     """Peers whose promise counts."""

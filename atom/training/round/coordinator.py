@@ -40,7 +40,6 @@ class Coordinator:
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
-        self._serial = 0
         self.peers = UnreliablePeers(context)
         self.election = LeaderElection(context, self.peers)
         self.attempt: Attempt | None = None
@@ -85,21 +84,17 @@ class Coordinator:
 
     def _begin(self, chosen: Electorate) -> None:
         context = self._context
-        self._serial += 1
         deadline = context.now + context.patience.prevote
-        attempt = Attempt(chosen, Stage.PREVOTE, deadline, self._serial)
-        self.attempt = attempt
+        attempt = self.attempt = Attempt(chosen, Stage.PREVOTE, deadline)
         attempt.agreeable.add(context.me)
         others = [voter.peer_id for voter in chosen.voters if voter != context.me]
-        context.tell(others, Prevote(context.head.digest, self._serial, chosen.survivors))
+        context.tell(others, Prevote(context.head.digest, chosen.survivors))
         self._check_prevotes(attempt)
 
     def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
         self.peers.forgive(sender.peer_id, Stage.PREVOTE)
         attempt = self.attempt
         if attempt is None or attempt.stage is not Stage.PREVOTE:
-            return
-        if message.serial != attempt.serial:
             return
         if message.refusal:
             attempt.refused.add(sender.peer_id)
@@ -282,7 +277,7 @@ class Coordinator:
         elector = sender in attempt.electorate.voters
         if message.promised is not None and elector:
             context.highest_attempt = max(context.highest_attempt, message.promised.attempt)
-        stage = attempt.stage.value
+        stage = attempt.stage.told
         context.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)
         if elector and message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
@@ -311,13 +306,13 @@ class Coordinator:
         """Ends the attempt; whoever took part goes back to accumulating."""
         context, attempt, self.attempt = self._context, self.attempt, None
         assert attempt is not None
-        story = {"reason": reason.value, "stage": attempt.stage.value, **details}
+        story = {"reason": reason.value, "stage": attempt.stage.told, **details}
         context.report("attempt-ended", round=context.head.round + 1, **story)
         if attempt.electorate.survivors:  # perhaps they know better than to go on alone
             self.peers.ask_anew()
         if reason is Reason.NO_QUORUM:
             self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
-        self.election.back_off(reason is Reason.NO_QUORUM and attempt.stage is Stage.PREPARE)
+        self.election.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
             context.tell(asked, Abort(context.head.digest, attempt.ballot, reason))

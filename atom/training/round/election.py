@@ -18,8 +18,6 @@ from atom.training.round.events import Phase
 from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
-UNHEEDED = 2
-"""Calls for promises without a quorum, at one head: then it is others' turn."""
 HOLD_OUT = 5
 """Times the grace time and what promises take: until a head is overdue."""
 _VIEW_SLACK_S = 2.0
@@ -56,7 +54,6 @@ class LeaderElection:
 
     def new_head(self) -> None:
         self._retry_at = self._context.now
-        self._unheeded = 0
         self._cause_since: float | None = None
         self._has_cause = False
         self._stalled_s = 0.0
@@ -70,17 +67,12 @@ class LeaderElection:
         self._retry_at = self._context.now + self._context.patience.quiet
         self._cause_since = None
 
-    def back_off(self, unheeded: bool = False) -> None:
-        """After an attempt in vain: not all at once again.
-
-        `unheeded`: it called for promises, and no quorum answered. Perhaps we are heard and do not
-        hear. Each call keeps those that promise from leading for a while, so from the second on we
-        leave them the time in which one of them can; and if exchanges broke because of us.
-        """
+    def back_off(self) -> None:
+        """After an attempt in vain: not all at once again. Each keeps others from leading for a
+        while; if exchanges broke because of us we leave them the time in which one of them can."""
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
-        self._unheeded += unheeded
         pause_s = patience.retry
-        if self._unheeded >= UNHEEDED or self._peers.we_fail:
+        if self._peers.we_fail:
             # until another is due, and has asked who would follow
             pause_s = patience.quiet + patience.rank + patience.prevote
         self._retry_at = self._context.now + pause_s * spread

@@ -17,12 +17,10 @@ from atom.training.round.round_state import RoundContext
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 20.0, 600.0
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
+_UNSEEN: Way = ("", "")
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
 AT_ONCE = 2
 """Chains that are fetched beside the training."""
-_ORDER = list(Stage)
-_UNSEEN: Way = ("", "")
-"""Of an exchange that broke where nobody saw it."""
 
 
 class UnreliablePeers:
@@ -35,13 +33,14 @@ class UnreliablePeers:
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._aside = Backoff(FIRST_ASIDE_S, LONGEST_ASIDE_S)
-        self._owes: dict[str, tuple[Stage, float, bytes]] = {}
-        """Peer id → at which stage it failed, when it did so last, and its incarnation then."""
+        self._owes: dict[str, Stage] = {}
+        """Peer id → at which stage it failed."""
+        self.owing = set[Voter]()
+        """Who has failed since all were asked anew, in what process, and not made it good."""
         self._broken: list[Way] = []
         """Where exchanges of this round broke, as far as no culprit explains it."""
         self._ways: dict[Way, float] = {}
-        """Where exchanges broke, and when."""
-        self._anew_at = context.now
+        """Where exchanges broke, and when; `_UNSEEN` if nobody saw where."""
 
     def new_head(self, averaged: Collection[str]) -> None:
         """`averaged`: who was in the exchange of its commit, with us."""
@@ -58,28 +57,22 @@ class UnreliablePeers:
         for peer in peers:
             if peer not in held:
                 self._aside.fail(peer, now)
-            lease = self._context.view.fresh.get(peer)
-            owed, *_ = self._owes.pop(peer, (stage,))
-            worst = max(owed, stage, key=_ORDER.index)
-            self._owes[peer] = worst, now, lease.incarnation if lease else b""
+            self._owes[peer] = max(self._owes.pop(peer, stage), stage)
+            if (lease := self._context.view.fresh.get(peer)) is not None:
+                self.owing.add(Voter(peer, lease.incarnation))
             while len(self._owes) > MOST_REMEMBERED:
                 del self._owes[next(iter(self._owes))]
 
     def forgive(self, peer: str, stage: Stage) -> None:
         """It did what is asked for at this stage."""
-        owed, *_ = self._owes.get(peer, (stage,))
-        if _ORDER.index(owed) <= _ORDER.index(stage):
+        if self._owes.get(peer, stage) <= stage:
             self._owes.pop(peer, None)
+            self.owing = {voter for voter in self.owing if voter.peer_id != peer}
             self._aside.forgive(peer)
 
     def ask_anew(self) -> None:
         """What they owe by now is no reason any more to go on without them."""
-        self._anew_at = self._context.now
-
-    @property
-    def owing(self) -> set[Voter]:
-        """Who has failed at this head, and not made it good; in what process."""
-        return {Voter(peer, i) for peer, (_, at, i) in self._owes.items() if at >= self._anew_at}
+        self.owing.clear()
 
     @property
     def aside(self) -> frozenset[str]:
@@ -100,11 +93,10 @@ class UnreliablePeers:
     def broke(self, ways: Collection[Way], members: int) -> None:
         """An exchange of so many broke there; empty: nobody saw where. Two have no other way, and
         if at this head others do not answer us either, it is we that broke it."""
-        now, me = self._context.now, self._context.me.peer_id
-        self._ways = {way: at for way, at in self._ways.items() if now < at + FORGOTTEN_S}
-        self._ways |= dict.fromkeys(ways or [_UNSEEN], now)
-        owing = {voter.peer_id for voter in self.owing}
-        silent = [(me, peer) for peer in owing if self._owes[peer][0] is not Stage.RING]
+        me, owing = self._context.me.peer_id, {voter.peer_id for voter in self.owing}
+        self._ways = {way: self._ways[way] for way in self.apart}
+        self._ways |= dict.fromkeys(ways or [_UNSEEN], self._context.now)
+        silent = [(me, peer) for peer in owing if self._owes.get(peer) is not Stage.RING]
         self._broken += [*ways, *ways, *silent] if members == 2 else ways
         found = culprits(self._broken, me)
         self._broken = [way for way in self._broken if found.isdisjoint(way)]
@@ -112,9 +104,9 @@ class UnreliablePeers:
 
     @property
     def apart(self) -> list[Way]:
-        """Where an exchange broke lately. Perhaps neither of the two is bad, and only the way
-        between them is: then both do well where they are not connected. While there is any, members
-        average by parts: somebody sees where."""
+        """Where an exchange broke lately: the next is by parts, where somebody sees it. Perhaps
+        neither of the two is bad, and only the way between them is: then both do well where they
+        are not connected."""
         return [way for way, at in self._ways.items() if self._context.now < at + FORGOTTEN_S]
 
 
@@ -183,14 +175,11 @@ class HeadCandidates:
         return sorted(self._in_turn(claims), key=ranks.__getitem__, reverse=True)
 
     def any_state(self) -> list[str]:
-        """Whom to ask for a peer that has no state at all. A peer that is aside or doubted will do
-        if nobody else offers one: what it serves is checked like everything else."""
-        view = self._context.view
-        ranked = preferred(view.fresh.values(), self._context.head)
-        offering = [lease.peer_id for lease in ranked if lease.state_digest]
-        trusted = [peer for peer in offering if peer not in view.aside] or offering
-        ready = [peer for peer in trusted if peer not in self.doubted]
-        return self._in_turn(ready or trusted)
+        """Whom to ask for a peer that has no state at all: who is aside or doubted comes last, what
+        it serves is checked like everything else."""
+        leases = preferred(self._context.view.fresh.values(), self._context.head)
+        offering = [lease.peer_id for lease in leases if lease.state_digest]
+        return sorted(self._in_turn(offering), key=self.doubted.__contains__)
 
     def _claims(self) -> list[Lease]:
         """Of a preferred head, best first, as far as they are believed."""

@@ -17,6 +17,7 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.records.lease import LEASE_SECONDS
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.election import objects_to_branch
 from atom.training.round.electorate import Survivors
@@ -44,8 +45,6 @@ class Participant:
     def __init__(self, context: RoundContext, coordinator: Coordinator) -> None:
         self._context = context
         self._coordinator = coordinator
-        self._shown: Ballot | None = None
-        """The last ballot whose coordinator's lease we saw."""
 
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
@@ -53,22 +52,19 @@ class Participant:
         self.go_on()
         waited = context.now - context.state.since
         composed_by = 2 * context.promise_patience() + 3
-        alone = waited > composed_by or self._coordinator_has_lapsed()
-        if context.phase is Phase.PROMISED and alone:
+        alone = waited > LEASE_SECONDS and not self._coordinator_is_shown()
+        if context.phase is Phase.PROMISED and (alone or waited > composed_by):
             self._let_go()
         if context.phase is Phase.HOLDING and waited > context.patience.holding:
             self._let_go()
 
-    def _coordinator_has_lapsed(self) -> bool:
-        """The process that coordinates showed a lease, and does not any more, while others do."""
+    def _coordinator_is_shown(self) -> bool:
+        """By a lease, or nobody is: then we are blind."""
         fresh, ballot = self._context.view.fresh, self._context.state.ballot
-        if ballot is None or ballot.coordinator == self._context.me.peer_id:
-            return False
+        if ballot is None or not fresh or ballot.coordinator == self._context.me.peer_id:
+            return True
         lease = fresh.get(ballot.coordinator)
-        if lease is not None and lease.incarnation == ballot.incarnation:
-            self._shown = ballot
-            return False
-        return bool(fresh) and self._shown == ballot
+        return lease is not None and lease.incarnation == ballot.incarnation
 
     def on_unreachable(self, peer_id: str) -> None:
         """A coordinator that would compose the ring is gone: it is waited for no longer."""
@@ -128,7 +124,7 @@ class Participant:
         else:
             refusal = self._problem_of_call(sender, message.survivors)
         word = "" if refusal is None else refusal.value
-        context.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, word))
+        context.send(sender.peer_id, PrevoteAnswer(message.parent, word))
 
     def _problem_of_call(self, sender: Voter, survivors: Survivors) -> Reason | None:
         """Why this peer may not lead, or not with these survivors."""

@@ -28,10 +28,10 @@ from atom.swarm.chain.messages import (
 from tests.swarm.refusals import refusal
 
 EXAMPLES: list[Message] = [
-    Prevote(PARENT, 1),
-    Prevote(PARENT, 1, VOTERS),
-    PrevoteAnswer(PARENT, 1),
-    PrevoteAnswer(PARENT, 1, "busy"),
+    Prevote(PARENT),
+    Prevote(PARENT, VOTERS),
+    PrevoteAnswer(PARENT),
+    PrevoteAnswer(PARENT, "busy"),
     Prepare(PARENT, BALLOT),
     Prepare(PARENT, BALLOT, VOTERS),
     Promise(PARENT, BALLOT, None, None, 0, 0.0, b""),
@@ -67,9 +67,8 @@ def bad(message: Message, **changes: object) -> Message:
 
 
 BAD = [
-    bad(Prevote(PARENT, 1), parent=b"short"),
-    bad(Prevote(PARENT, 1), serial=2**41),
-    bad(PrevoteAnswer(PARENT, 1), refusal="x" * 257),
+    bad(Prevote(PARENT), parent=b"short"),
+    bad(PrevoteAnswer(PARENT), refusal="x" * 257),
     bad(Suspect(PARENT, BALLOT, ""), peer_id="nobody"),
     bad(Suspect(PARENT, BALLOT, ""), peer_id=PEERS[0] + "\n"),
     bad(Ring(PARENT, BALLOT, ()), members=(Contribution(PEERS[0], b"i" * 16, 2**41, 0.0),)),

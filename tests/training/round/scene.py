@@ -117,7 +117,7 @@ class Scene:
 
     def _answer(self, message: Message) -> None:
         if isinstance(message, Prevote):
-            self.hear(PrevoteAnswer(message.parent, message.serial))
+            self.hear(PrevoteAnswer(message.parent))
         elif isinstance(message, Prepare):
             self.hear(promise(message.ballot, self.mate_counts))
 

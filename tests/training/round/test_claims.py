@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from scene import BATCH, HEAD, MATE, ME, STATE, US, VOTERS, Scene, lease, strangers
+from scene import BATCH, GONE, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
 
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Prevote
@@ -148,16 +148,11 @@ def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
     assert MATE.peer_id in asked
 
 
-def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() -> None:
+def test_without_a_state_whoever_is_aside_is_asked_last() -> None:
     machine = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0)
-    first, *others = (voter for voter in VOTERS if voter != ME)
-    leases = {v.peer_id: lease(v, 0) for v in (first, *others)}
-
-    def asked(aside: set[str], at_s: float) -> set[str]:
-        view = View(leases, aside=frozenset(aside))
+    leases = {v.peer_id: lease(v, 0) for v in (MATE, GONE)}
+    for at_s, last in ((1.0, MATE), (10.0, GONE)):
+        view = View(leases, aside=frozenset({last.peer_id}))
         [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
         machine.handle(CaughtUp(HEAD, b"", ()), at_s)
-        return set(fetch.donors)
-
-    assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}
-    assert asked(set(leases), 10.0) == set(leases)
+        assert (len(fetch.donors), fetch.donors[-1]) == (2, last.peer_id)

@@ -223,15 +223,15 @@ def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
     scene.tick()
     (stranger,) = strangers(1).values()
     alone, crowd = (MATE,), tuple(sorted([stranger, MATE]))
-    wrong_head = Prevote(bytes(32), 1)
+    wrong_head = Prevote(bytes(32))
     for asked in (
-        Prevote(HEAD.digest, 1),
-        Prevote(HEAD.digest, 1, alone),
-        Prevote(HEAD.digest, 1, crowd),
+        Prevote(HEAD.digest),
+        Prevote(HEAD.digest, alone),
+        Prevote(HEAD.digest, crowd),
         wrong_head,
     ):
         scene.hear(asked)
-    scene.hear(Prevote(HEAD.digest, 1), stranger)
+    scene.hear(Prevote(HEAD.digest), stranger)
     reasons = ["", Reason.VOTER_ALIVE, Reason.NOT_A_VOTER, Reason.WRONG_HEAD, Reason.NOT_A_VOTER]
     assert [answer.refusal for answer in scene.sent(PrevoteAnswer)] == reasons
 
