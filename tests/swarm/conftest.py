@@ -1,5 +1,5 @@
 """Its place is what counts: pytest puts the folder on the path, and the rooms share its samples."""
 
-from transport_peers import make_peer, make_tcp_peer
+from transport_peers import make_peer
 
-__all__ = ["make_peer", "make_tcp_peer"]
+__all__ = ["make_peer"]

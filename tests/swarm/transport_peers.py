@@ -1,4 +1,4 @@
-"""Peers of a test with a transport each, over loopback or memory, and what each was told."""
+"""Peers of a test with a transport each, over loopback, and what each was told."""
 
 import contextlib
 import queue
@@ -20,7 +20,6 @@ from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 RUN = b"r" * 32
 SOON = 10.0
@@ -81,19 +80,9 @@ def until(find: Callable[[], Found]) -> Found:
     raise AssertionError("not in time")
 
 
-@pytest.fixture(params=["tcp", "local"])
-def make_peer(request: pytest.FixtureRequest) -> Iterator[Callable[[], Peer]]:
-    yield from peers(request.param)
-
-
 @pytest.fixture
-def make_tcp_peer() -> Iterator[Callable[..., Peer]]:
-    yield from peers("tcp")
-
-
-def peers(kind: str) -> Iterator[Callable[..., Peer]]:
+def make_peer() -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
-    network = LocalNetwork()
 
     def make(
         run: bytes = RUN,
@@ -102,17 +91,11 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         allowed: AllowList = OPEN,
         listens: bool = True,
     ) -> Peer:
-        identity, events = identity or Identity.create(), EventQueue()
-        incarnation = bytes([len(made)]) * 16
-        transport: Transport
-        if kind == "tcp":
-            where = ("127.0.0.1", 0) if listens else None
-            local = Local(identity, run, incarnation, allowed=allowed)
-            transport = Transport(local, where, events, limits=limits)
-        else:
-            transport = LocalTransport(network, identity, incarnation, events, limits, allowed)
-        made.append(Peer(transport, events))
-        transport.start()
+        incarnation, events = bytes([len(made)]) * 16, EventQueue()
+        local = Local(identity or Identity.create(), run, incarnation, allowed)
+        where = ("127.0.0.1", 0) if listens else None
+        made.append(Peer(Transport(local, where, events, limits=limits), events))
+        made[-1].transport.start()
         return made[-1]
 
     before = set(threading.enumerate())

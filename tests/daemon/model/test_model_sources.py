@@ -353,7 +353,10 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
         transport.set_handlers(on_blobs=BlobServer(store).serve)
         transport.start()
         transports.append(transport)
-        leases[transport.peer_id] = a_lease(transport.peer_id)
+        addresses = ("{}:{}".format(*transport.address),)
+        leases[transport.peer_id] = dataclasses.replace(
+            a_lease(transport.peer_id), addresses=addresses
+        )
         return transport
 
     try:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from swarm_samples import TINY_RUN, a_manifest
-from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer, shake
+from transport_peers import RUN, SOON, Peer, shake
 
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
@@ -21,8 +21,6 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.swarm.refusals import refusal
-
-__all__ = ["make_peer", "make_tcp_peer"]
 
 OWNER, ANN, BOB, STRANGER = (Identity.create() for _ in range(4))
 NAMES = (ANN.peer_id, BOB.peer_id)
@@ -84,10 +82,10 @@ def test_the_dialler_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose
 
 
 def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(
-    make_tcp_peer: Callable[..., Peer],
+    make_peer: Callable[..., Peer],
 ) -> None:
     """Nobody can be refused, and written down, in the name of another."""
-    door = make_tcp_peer(identity=ANN, allowed=LIST, limits=TransportLimits())
+    door = make_peer(identity=ANN, allowed=LIST, limits=TransportLimits())
     for claimed, reason in (
         (STRANGER.peer_id, Reason.NOT_ON_THE_LIST),
         (BOB.peer_id, Reason.BAD_SIGNATURE),

@@ -21,11 +21,11 @@ Make = Callable[..., Peer]
 
 
 @pytest.fixture
-def make(make_tcp_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
 
     def make(listens: bool = True, limits: TransportLimits = LIMITS) -> Peer:
-        return make_tcp_peer(limits=limits, listens=listens)
+        return make_peer(limits=limits, listens=listens)
 
     return make
 

@@ -100,10 +100,10 @@ def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> 
 
 
 @pytest.mark.parametrize("sent", SENT)
-def test_what_a_stranger_sends_is_refused_by_name(make_tcp_peer: Make, sent: str) -> None:
+def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) -> None:
     """Two strangers one after the other, of two places."""
     comes, at_once, drip, reason = SENT[sent]
-    peer = make_tcp_peer(limits=LIMITS)
+    peer = make_peer(limits=LIMITS)
     for _ in range(2):
         stream, cut = comes(peer), threading.Event()
         speaking = threading.Thread(target=speak, args=(stream, at_once, drip, cut))
@@ -129,15 +129,15 @@ def test_what_a_stranger_sends_is_refused_by_name(make_tcp_peer: Make, sent: str
     ],
 )
 def test_a_client_is_told_why_it_is_refused(
-    make_tcp_peer: Make, local: Local, server: str | None, reason: Reason
+    make_peer: Make, local: Local, server: str | None, reason: Reason
 ) -> None:
-    peer = make_tcp_peer()
+    peer = make_peer()
     assert refusal(shake, peer, local, server) is reason
     peer.events.wait("connection-refused", reason=reason.value)
 
 
-def test_another_identity_is_refused_by_the_client(make_tcp_peer: Make) -> None:
-    one, two = make_tcp_peer(limits=TransportLimits(handshake_s=600.0)), make_tcp_peer()
+def test_another_identity_is_refused_by_the_client(make_peer: Make) -> None:
+    one, two = make_peer(limits=TransportLimits(handshake_s=600.0)), make_peer()
     host, port = two.transport.address
     expected = Identity.create().peer_id
     one.transport.set_addresses(expected, [f"{host}:{port}"])
@@ -147,8 +147,8 @@ def test_another_identity_is_refused_by_the_client(make_tcp_peer: Make) -> None:
 # ---- crowds
 
 
-def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_tcp_peer: Make) -> None:
-    peer = make_tcp_peer(limits=dataclasses.replace(QUICK, connections=4, connections_per_peer=2))
+def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Make) -> None:
+    peer = make_peer(limits=dataclasses.replace(QUICK, connections=4, connections_per_peer=2))
     voter, *strangers = (newcomer() for _ in range(4))
     peer.transport.known.at_head([voter.identity.peer_id])
     channels = [shake(peer, local) for local in strangers[:2]]
@@ -159,8 +159,8 @@ def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_tcp_peer
         channel.close()
 
 
-def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Make) -> None:
-    peer = make_tcp_peer(limits=dataclasses.replace(LIMITS, handshake_s=60.0))
+def test_unproven_connections_are_bounded_per_host(make_peer: Make) -> None:
+    peer = make_peer(limits=dataclasses.replace(LIMITS, handshake_s=60.0))
     silent = [before_tls(peer) for _ in range(3)]
     peer.events.wait("connection-refused", reason="too-many-connections")
     for stream in silent:
@@ -169,12 +169,12 @@ def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Make) -> None:
 
 @pytest.mark.parametrize(("known", "senders"), [(True, 1), (False, 4)])
 def test_messages_are_read_at_a_rate_that_all_strangers_share(
-    make_tcp_peer: Make, monkeypatch: pytest.MonkeyPatch, known: bool, senders: int
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch, known: bool, senders: int
 ) -> None:
     """Reading a message costs more than sending it: a flood waits in its senders' own buffers."""
     monkeypatch.setattr(listener, "MESSAGES_BYTES_PER_S", 1000.0)
     monkeypatch.setattr(listener, "MESSAGES_BURST_BYTES", 1000.0)
-    peer, locals_, waits = make_tcp_peer(), [newcomer() for _ in range(senders)], list[float]()
+    peer, locals_, waits = make_peer(), [newcomer() for _ in range(senders)], list[float]()
     peer.transport.known.at_head([local.identity.peer_id for local in locals_ if known])
     channels = [shake(peer, local) for local in locals_]
     monkeypatch.setattr(peer.transport._endpoint.closing, "wait", waits.append)

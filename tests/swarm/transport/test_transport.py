@@ -20,7 +20,6 @@ from atom.swarm.transport.dialer import CALL, Contact, ContactBook
 from atom.swarm.transport.limits import TransportLimits, Unreachable
 from atom.swarm.transport.listener import listening
 from atom.swarm.transport.transport import Transport
-from tests.swarm.local_transport import LocalTransport
 from tests.swarm.refusals import refusal
 
 Make = Callable[..., Peer]
@@ -89,27 +88,12 @@ def test_close_frees_a_waiting_accept(make_peer: Make) -> None:
     thread.join(SOON)
 
 
-def test_a_cut_pair_is_unreachable_until_healed(two: tuple[Peer, Peer]) -> None:
-    one, other = (peer.transport for peer in two)
-    if not isinstance(one, LocalTransport):
-        return
-    channel = one.connect(other.peer_id, Purpose.RING, b"tag")
-    one.network.cut(one.peer_id, other.peer_id)
-    with pytest.raises(ConnectionError):
-        channel.recv_header(10, Patience(SOON))
-    with pytest.raises(Unreachable) as unreachable:
-        one.connect(other.peer_id, Purpose.RING, b"tag")
-    assert not unreachable.value.refused
-    one.network.heal(one.peer_id, other.peer_id)
-    one.connect(other.peer_id, Purpose.RING, b"tag").close()
-
-
 @pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.BLOBS, Purpose.RING])
 def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
-    make_tcp_peer: Make, purpose: Purpose
+    make_peer: Make, purpose: Purpose
 ) -> None:
     """A quorum may need its vote, and of two the other one is the only donor."""
-    one, two = make_tcp_peer(), make_tcp_peer()
+    one, two = make_peer(), make_peer()
     one.knows(two)
     two.transport.set_handlers(on_blobs=lambda channel: None)
     assert two.transport.quarantine.offend(one.peer_id, Reason.STATE_MISMATCH, 0.0) > 0
@@ -128,17 +112,17 @@ def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
 # ---- those that are not there
 
 
-def test_an_unknown_peer_is_unreachable_but_not_refused(make_tcp_peer: Make) -> None:
-    one, stranger = make_tcp_peer(), Identity.create().peer_id
+def test_an_unknown_peer_is_unreachable_but_not_refused(make_peer: Make) -> None:
+    one, stranger = make_peer(), Identity.create().peer_id
     one.transport.send(stranger, b"hello")
     assert one.lost.get(timeout=SOON) == (stranger, False)
 
 
 def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
-    make_tcp_peer: Make,
+    make_peer: Make,
 ) -> None:
     """It takes connections, as a frozen peer's kernel does, and never says a word."""
-    one, two = make_tcp_peer(limits=PATIENT), make_tcp_peer()
+    one, two = make_peer(limits=PATIENT), make_peer()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         mute, good = (
             "{}:{}".format(*at) for at in (listening.getsockname(), two.transport.address)
@@ -150,9 +134,9 @@ def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
         one.transport.connect(two.peer_id, Purpose.RING, b"tag", timeout_s=2.0).close()
 
 
-def test_a_dial_is_given_up_when_it_is_stopped(make_tcp_peer: Make) -> None:
+def test_a_dial_is_given_up_when_it_is_stopped(make_peer: Make) -> None:
     """Its kernel has no room for us: what asks to be let in gets no answer at all."""
-    one, nowhere, unwanted = make_tcp_peer(), Identity.create().peer_id, threading.Event()
+    one, nowhere, unwanted = make_peer(), Identity.create().peer_id, threading.Event()
     unwanted.set()
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         host, port = listening.getsockname()
@@ -162,8 +146,8 @@ def test_a_dial_is_given_up_when_it_is_stopped(make_tcp_peer: Make) -> None:
                 one.transport.connect(nowhere, Purpose.BLOBS, stop=unwanted)
 
 
-def test_a_port_in_use_is_the_users_to_mend(make_tcp_peer: Make) -> None:
-    host, port = make_tcp_peer().transport.address
+def test_a_port_in_use_is_the_users_to_mend(make_peer: Make) -> None:
+    host, port = make_peer().transport.address
     second = Transport(Local(Identity.create(), RUN, bytes(16)), (host, port), EventList())
     with pytest.raises(PortInUseError):
         second.start()

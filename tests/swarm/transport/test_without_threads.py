@@ -49,11 +49,11 @@ def test_a_thread_that_did_not_start_is_not_joined(refused: Counter[str]) -> Non
 
 @pytest.mark.parametrize("name", ["atom-inbound", "atom-lane", "atom-line", "atom-answer"])
 def test_messages_get_through_later(
-    make_tcp_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str
 ) -> None:
     """Over a line, too: the guest cannot be dialled."""
     monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
-    host, guest = make_tcp_peer(), make_tcp_peer(listens=False)
+    host, guest = make_peer(), make_peer(listens=False)
     host.knows(guest)
     guest.knows(host)
     refused[name] = 1
@@ -68,9 +68,9 @@ def test_messages_get_through_later(
 
 
 def test_a_port_is_not_held_without_anybody_behind_it(
-    make_tcp_peer: Make, refused: Counter[str]
+    make_peer: Make, refused: Counter[str]
 ) -> None:
-    before = make_tcp_peer().transport
+    before = make_peer().transport
     before.close()
     here = Transport(Local(Identity.create(), RUN, bytes(16)), before.address, EventList())
     refused["atom-accept"] = 1
@@ -81,10 +81,10 @@ def test_a_port_is_not_held_without_anybody_behind_it(
 
 
 def test_a_fetch_that_is_short_of_threads_ends(
-    make_tcp_peer: Make, monkeypatch: pytest.MonkeyPatch
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first thread would wait for a slow donor to the end."""
-    one, two = make_tcp_peer(), make_tcp_peer()
+    one, two = make_peer(), make_peer()
     asked, start = threading.Event(), ThreadPoolExecutor.submit
 
     def submit(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:

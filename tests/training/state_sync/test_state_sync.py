@@ -104,7 +104,7 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: M
     """Perhaps we voted for it, and nobody else has it any more."""
     peer, result = peer_of(at=1), torch.ones(3)
     peer.results.hold(b"r" * 32, result)
-    assert "nobody there" in peer.state_sync.run(["gone"], discard=False)
+    assert "no known address" in peer.state_sync.run(["gone"], discard=False)
     assert peer.state_sync.fetch_result(b"r" * 32, []) is result
     assert peer.liars == []
     assert peer.state_sync.run(["gone", peer.door(Served())], discard=False) == ""
