@@ -1,4 +1,4 @@
-"""Rings whose members are threads of the test, over loopback or memory."""
+"""Rings whose members are threads of the test, over loopback."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,11 +24,9 @@ from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.exchange.plans import PartsPlan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Pace
-from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
-PARENT, RUN = b"p" * 32, b"r" * 32
+PARENT = b"p" * 32
 SOON = 20.0
 SILENCE_S = 0.5
 QUICK = Pace(slack_s=SOON)
@@ -38,24 +36,16 @@ QUICK = Pace(slack_s=SOON)
 class Swarm:
     """Some transports that know each other, and threads to run their members in."""
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, size: int) -> None:
         network = LocalNetwork()
         self.shares: tuple[int, ...] = ()
         """Of parts with owners; empty: a ring."""
-        self.transports: list[Transport] = []
-        for number in range(size):
-            identity, inc = Identity.create(), bytes([number]) * 16
-            self.transports.append(
-                Transport(Local(identity, RUN, inc), ("127.0.0.1", 0), EventList())
-                if kind == "tcp"
-                else LocalTransport(network, identity, inc, EventList())
-            )
+        self.transports = [
+            LocalTransport(network, Identity.create(), bytes([number]) * 16, EventList())
+            for number in range(size)
+        ]
         for transport in self.transports:
             transport.start()
-        for one in self.transports:
-            for other in self.transports:
-                host, port = other.address
-                one.set_addresses(other.peer_id, [f"{host}:{port}"])
         self.order = tuple(transport.peer_id for transport in self.transports)
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)
@@ -119,8 +109,8 @@ class Swarm:
 def swarm_of() -> Iterator[Callable[..., Swarm]]:
     made: list[Swarm] = []
 
-    def make(kind: str, size: int, shares: tuple[int, ...] = ()) -> Swarm:
-        made.append(Swarm(kind, size))
+    def make(size: int, shares: tuple[int, ...] = ()) -> Swarm:
+        made.append(Swarm(size))
         made[-1].shares = shares
         return made[-1]
 

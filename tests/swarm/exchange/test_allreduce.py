@@ -16,21 +16,20 @@ __all__ = ["swarm_of"]
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize(
-    ("kind", "size", "elements", "shares"),
-    [("tcp", 2, 100_000, ()), ("tcp", 3, 100_000, ()), ("tcp", 4, 100_000, ()),
-     ("local", 2, 16, ()), ("local", 3, 32, ()), ("local", 5, 70_016, ()), ("local", 1, 4096, ()),
-     ("tcp", 3, 200_000, (1, 1, 1)), ("local", 2, 200_000, (3, 0)),
-     ("local", 5, 200_000, (0, 1, 7, 2, 0))],
+    ("size", "elements", "shares"),
+    [(2, 100_000, ()), (3, 100_000, ()), (4, 100_000, ()),
+     (2, 16, ()), (3, 32, ()), (5, 70_016, ()), (1, 4096, ()),
+     (3, 200_000, (1, 1, 1)), (2, 200_000, (3, 0)),
+     (5, 200_000, (0, 1, 7, 2, 0))],
 )  # fmt: skip
 def test_all_members_get_the_same_mean(
     swarm_of: Callable[..., Swarm],
-    kind: str,
     size: int,
     elements: int,
     shares: tuple[int, ...],
     codec: Codec,
 ) -> None:
-    swarm, parts = swarm_of(kind, size, shares), sources(size, elements)
+    swarm, parts = swarm_of(size, shares), sources(size, elements)
     kept = [part.clone() for part in parts]
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], elements, codec))
     results = [future.result(SOON) for future in work]
@@ -48,7 +47,7 @@ def test_all_members_get_the_same_mean(
 def test_sources_in_sixteen_bits_count_as_what_they_say(
     swarm_of: Callable[..., Swarm], size: int
 ) -> None:
-    swarm, parts = swarm_of("local", size), [p.bfloat16() for p in sources(size, 50_000)]
+    swarm, parts = swarm_of(size), [p.bfloat16() for p in sources(size, 50_000)]
 
     def reduced(parts: list[Tensor]) -> list[Tensor]:
         work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 50_000))
@@ -63,7 +62,7 @@ def test_sources_in_sixteen_bits_count_as_what_they_say(
 def test_every_element_is_told_of_once_when_it_is_final(
     swarm_of: Callable[..., Swarm], size: int
 ) -> None:
-    swarm, parts = swarm_of("local", size), sources(size, 100_000)
+    swarm, parts = swarm_of(size), sources(size, 100_000)
     told: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
 
     def member(rank: int) -> Tensor:
@@ -80,7 +79,7 @@ def test_every_element_is_told_of_once_when_it_is_final(
 
 
 def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("local", 3), sources(3, 20_000)
+    swarm, parts = swarm_of(3), sources(3, 20_000)
     work = swarm.start(lambda rank: swarm.member(rank, None if rank == 1 else parts[rank], 20_000))
     results = [future.result(SOON) for future in work]
     assert all(torch.equal(result, results[0]) for result in results)
@@ -92,7 +91,7 @@ def test_what_rounding_takes_away_is_kept_for_the_next_round(
     swarm_of: Callable[..., Swarm], size: int, shares: tuple[int, ...]
 ) -> None:
     """Result · weight + everybody's residuals = the exact sum: nothing is lost for good."""
-    swarm, parts, elements = swarm_of("local", size, shares), sources(size, 50_000), 50_000
+    swarm, parts, elements = swarm_of(size, shares), sources(size, 50_000), 50_000
     residuals = [torch.full((elements,), float("nan")) for _ in range(size)]
     work = swarm.start(
         lambda rank: swarm.member(
@@ -112,7 +111,7 @@ def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
     parts, rounds, elements = sources(3, 20_000), 12, 20_000
 
     def drift(feedback: bool) -> float:
-        swarm, total = swarm_of("local", 3), torch.zeros(elements, dtype=torch.float64)
+        swarm, total = swarm_of(3), torch.zeros(elements, dtype=torch.float64)
         residuals = [torch.zeros(elements) for _ in parts]
         for number in range(rounds):
             swarm.ballot = Ballot(number, swarm.order[0], bytes(16))

@@ -23,7 +23,7 @@ ELEMENTS = 200_000
 def test_who_freezes_or_dies_is_named_by_all(
     swarm_of: Callable[..., Swarm], frozen: bool, shares: tuple[int, ...]
 ) -> None:
-    swarm, parts, over = swarm_of("tcp", 4, shares), sources(4, ELEMENTS), threading.Event()
+    swarm, parts, over = swarm_of(4, shares), sources(4, ELEMENTS), threading.Event()
 
     def work(rank: int) -> Tensor:
         if rank != 2:
@@ -50,7 +50,7 @@ def test_no_thread_outlives_a_ring_that_got_too_few(
     swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would write into a buffer that the next ring may have by then."""
-    swarm, start, started = swarm_of("tcp", 2), threading.Thread.start, list[threading.Thread]()
+    swarm, start, started = swarm_of(2), threading.Thread.start, list[threading.Thread]()
 
     def start_one(thread: threading.Thread) -> None:
         if thread.name == "atom-all-reduce":
@@ -73,7 +73,7 @@ def test_who_has_said_something_is_through_with_opening(
     swarm_of: Callable[..., Swarm],
 ) -> None:
     """Its silence afterwards is a frozen member's, however long others may take to open."""
-    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    swarm, parts = swarm_of(3), sources(3, 100_000)
     over = threading.Event()
 
     def work(rank: int) -> Tensor:
@@ -96,7 +96,7 @@ def test_who_has_said_something_is_through_with_opening(
 
 
 def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    swarm, parts = swarm_of(3), sources(3, 100_000)
     cancelled = threading.Event()
 
     def work(rank: int) -> Tensor:
@@ -127,7 +127,7 @@ def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[..., Swarm]) -> Non
 
 
 def test_chunks_of_another_attempt_are_malformed(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("local", 2), sources(2, 4096)
+    swarm, parts = swarm_of(2), sources(2, 4096)
     stale = ring_tag(b"q" * 32, swarm.ballot)
 
     def work(rank: int) -> Tensor:
@@ -142,7 +142,7 @@ def test_chunks_of_another_attempt_are_malformed(swarm_of: Callable[..., Swarm])
 def test_a_wrong_header_is_malformed_and_blames_the_sender(
     swarm_of: Callable[..., Swarm], field: str, shares: tuple[int, ...]
 ) -> None:
-    swarm, part = swarm_of("local", 2, shares), sources(1, 4096)[0]
+    swarm, part = swarm_of(2, shares), sources(1, 4096)[0]
     plan = swarm.plan(4096)
     future = swarm.pool.submit(swarm.member, 0, part, 4096)
     left, right = swarm.open(1)

@@ -49,7 +49,7 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
 ) -> None:
     """Round for round each member adds what its encoding took away: over several rounds nothing is
     lost but what is still owed."""
-    swarm, constant = swarm_of("local", 3, (2, 1, 0)), sources(3, ELEMENTS)
+    swarm, constant = swarm_of(3, (2, 1, 0)), sources(3, ELEMENTS)
     feedbacks = [ErrorFeedback(ELEMENTS) for _ in constant]
     total = torch.zeros(ELEMENTS, dtype=torch.float64)
     for number in range(ROUNDS):
@@ -72,14 +72,14 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
 
 
 def test_codec_top_k_is_also_a_lone_members(swarm_of: Callable[..., Swarm], codec: TopK) -> None:
-    result = swarm_of("local", 1).member(0, torch.ones(64), 64, codec)
+    result = swarm_of(1).member(0, torch.ones(64), 64, codec)
     assert result.count_nonzero() == 64 // 8
 
 
 def test_codec_bytes_that_top_k_never_writes_name_their_sender(
     swarm_of: Callable[..., Swarm], codec: TopK
 ) -> None:
-    swarm, part = swarm_of("local", 2, (1, 0)), sources(1, 4096)[0]
+    swarm, part = swarm_of(2, (1, 0)), sources(1, 4096)[0]
     plan = PartsPlan(4096, swarm.shares, 48 * 1024, 4 * 1024)
     future = swarm.pool.submit(swarm.member, 0, part, 4096, codec)
     channels = swarm.open_all(1)

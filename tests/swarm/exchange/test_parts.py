@@ -102,13 +102,13 @@ def reduced(swarm: Swarm, parts: list[Tensor]) -> list[Tensor]:
 
 def test_parts_are_added_in_a_fixed_order(swarm_of: Callable[..., Swarm]) -> None:
     """Own numbers first, then those of the ranks after it: the same bits in every run."""
-    swarm, parts = swarm_of("local", 3, (0, 1, 0)), sources(3, ELEMENTS)
+    swarm, parts = swarm_of(3, (0, 1, 0)), sources(3, ELEMENTS)
     mean = (parts[1] + parts[2] + parts[0]) / 64
     assert torch.equal(reduced(swarm, parts)[0], mean)
 
 
 def test_parts_nobody_dials_a_member_without_one(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("tcp", 4, (1, 0, 2, 0)), sources(4, ELEMENTS)
+    swarm, parts = swarm_of(4, (1, 0, 2, 0)), sources(4, ELEMENTS)
     for transport in swarm.transports:
         for hidden in (1, 3):
             transport.set_addresses(swarm.order[hidden], [])
@@ -118,7 +118,7 @@ def test_parts_nobody_dials_a_member_without_one(swarm_of: Callable[..., Swarm])
 
 def test_parts_a_contribution_before_its_time_waits(swarm_of: Callable[..., Swarm]) -> None:
     """Taken at once, it would be added in the place of one that is still under way."""
-    swarm, parts = swarm_of("local", 3, (1, 1, 1)), sources(3, ELEMENTS)
+    swarm, parts = swarm_of(3, (1, 1, 1)), sources(3, ELEMENTS)
     plan = swarm.plan(ELEMENTS)
     assert isinstance(plan, PartsPlan)
     over = threading.Event()
@@ -149,7 +149,7 @@ def test_parts_a_contribution_before_its_time_waits(swarm_of: Callable[..., Swar
 def test_parts_who_does_not_come_is_named(
     swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
 ) -> None:
-    swarm = swarm_of("tcp", 3, shares)
+    swarm = swarm_of(3, shares)
     swarm.transports[1].close()
     with pytest.raises(ExchangeBroken) as failure:
         swarm.open_all(0, 0.2)

@@ -18,7 +18,7 @@ __all__ = ["swarm_of"]
 
 
 def test_an_absent_neighbour_is_named(swarm_of: Callable[..., Swarm]) -> None:
-    swarm = swarm_of("tcp", 3)
+    swarm = swarm_of(3)
     with pytest.raises(ExchangeBroken) as failure:
         swarm.open_all(0, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[2], Reason.TIMEOUT)
@@ -31,7 +31,7 @@ def test_an_absent_neighbour_is_named(swarm_of: Callable[..., Swarm]) -> None:
 def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
     swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, made = swarm_of("local", 3, (1, 1, 1)), list[Channel]()
+    swarm, made = swarm_of(3, (1, 1, 1)), list[Channel]()
     here, there = swarm.transports[:2]
     connect = here.connect
 
@@ -58,7 +58,7 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
 def test_without_a_thread_for_every_dial_no_connection_stays_open(
     swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, made, refused = swarm_of("local", 3, (1, 1, 1)), list[Channel](), threading.Event()
+    swarm, made, refused = swarm_of(3, (1, 1, 1)), list[Channel](), threading.Event()
     here, start = swarm.transports[0], threading.Thread.start
     connect = here.connect
 
@@ -82,7 +82,7 @@ def test_without_a_thread_for_every_dial_no_connection_stays_open(
 
 
 def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[..., Swarm]) -> None:
-    swarm = swarm_of("local", 2)
+    swarm = swarm_of(2)
     old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
     stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
     with pytest.raises(ExchangeBroken) as failure:
@@ -91,12 +91,11 @@ def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[..., Swarm])
     stale.close()
 
 
-@pytest.mark.parametrize("kind", ["local", "tcp"])
 def test_who_is_long_in_opening_is_not_taken_for_frozen(
-    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last reaches the first only after a while; the others' connections stand."""
-    swarm, elements = swarm_of(kind, 3), 1 << 20
+    swarm, elements = swarm_of(3), 1 << 20
     parts = sources(3, elements)
     connect, long_way = swarm.transports[2].connect, threading.Event()
 

@@ -69,14 +69,14 @@ def failures(swarm: Swarm, play: Play) -> dict[int, ExchangeBroken]:
 def test_a_ring_that_is_held_up_ends_for_all_and_names_nobody(
     swarm_of: Callable[..., Swarm], play: Play
 ) -> None:
-    for failure in failures(swarm_of("tcp", 4), play).values():
+    for failure in failures(swarm_of(4), play).values():
         assert (failure.reason, failure.suspect) == (Reason.TOO_SLOW, None)
 
 
 def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[..., Swarm]) -> None:
     """There is always something to be read, so nobody ever has to wait for it. Of two: nobody else
     could tell."""
-    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    swarm, part = swarm_of(2), sources(1, 4096)[0]
     future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1, pace=Pace(0.5))
     channels = swarm.open_all(1)
     many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
@@ -89,7 +89,7 @@ def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[..., Swarm]) -> None
 
 
 def test_parts_name_the_member_that_holds_them_up(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts, over = swarm_of("tcp", 4, (1, 1, 1, 0)), sources(4, ELEMENTS), threading.Event()
+    swarm, parts, over = swarm_of(4, (1, 1, 1, 0)), sources(4, ELEMENTS), threading.Event()
 
     def work(rank: int) -> Tensor:
         if rank != SLOW:
@@ -112,7 +112,7 @@ def test_parts_name_the_member_that_holds_them_up(swarm_of: Callable[..., Swarm]
 
 
 def test_a_quick_ring_is_never_too_slow(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("tcp", 3), sources(3, ELEMENTS)
+    swarm, parts = swarm_of(3), sources(3, ELEMENTS)
     pace = Pace(QUICK.slack_s, 1.0)
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], ELEMENTS, pace=pace))
     assert len({tuple(future.result(SOON).tolist()) for future in work}) == 1

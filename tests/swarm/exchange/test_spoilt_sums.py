@@ -25,7 +25,7 @@ __all__ = ["swarm_of"]
 def test_a_member_with_bad_numbers_is_named_by_all(
     swarm_of: Callable[..., Swarm], culprit: int, shares: tuple[int, ...], poison: float
 ) -> None:
-    swarm, parts = swarm_of("local", 3, shares), sources(3, 60_000)
+    swarm, parts = swarm_of(3, shares), sources(3, 60_000)
     parts[culprit][31_000] = poison
     for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
         failure = broken(future)
@@ -71,7 +71,7 @@ def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
     culprit: Callable[[int], Codec],
     reason: Reason,
 ) -> None:
-    swarm, parts = swarm_of("local", size), sources(size, 16 * size)
+    swarm, parts = swarm_of(size), sources(size, 16 * size)
     codecs = [honest(), culprit(size), honest()]
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 16 * size, codecs[rank]))
     for future in (*work[:1], *work[2:]):
@@ -80,7 +80,7 @@ def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
 
 
 def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of("local", 3), sources(3, 60_000)
+    swarm, parts = swarm_of(3), sources(3, 60_000)
     parts[1].fill_(1e31)
     for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
         failure = broken(future)
@@ -90,13 +90,13 @@ def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[..., Swarm
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize("size", [2, 5])
 def test_the_largest_numbers_pass(swarm_of: Callable[..., Swarm], size: int, codec: Codec) -> None:
-    swarm, part = swarm_of("local", size), torch.full((4096,), LARGEST_PART)
+    swarm, part = swarm_of(size), torch.full((4096,), LARGEST_PART)
     for future in swarm.start(lambda rank: swarm.member(rank, part, 4096, codec)):
         assert torch.isfinite(future.result(SOON)).all()
 
 
 def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[..., Swarm]) -> None:
-    swarm = swarm_of("local", 1)
+    swarm = swarm_of(1)
     with pytest.raises(ExchangeBroken) as failure:
         swarm.member(0, torch.full((64,), float("nan")), 64)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[0], Reason.NOT_FINITE)

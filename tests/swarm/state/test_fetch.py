@@ -26,7 +26,6 @@ from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
 from atom.swarm.state.fetch_target import Piece, PieceQueue
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Pace
-from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.refusals import refusal
@@ -85,9 +84,8 @@ def stumble(number: int, chunk: memoryview) -> None:
 class Town:
     """Donors around one peer that fetches."""
 
-    def __init__(self, kind: str = "local") -> None:
+    def __init__(self) -> None:
         self._network = LocalNetwork()
-        self._kind = kind
         self.transports: list[Transport] = []
         self.me = self._add(None)
         self.release = threading.Event()
@@ -98,7 +96,6 @@ class Town:
         self, store: BlobStore | None = None, throttle: TransferThrottle | None = None
     ) -> str:
         transport = self._add(BlobServer(store or Scripted(), throttle=throttle).serve)
-        self.me.set_addresses(transport.peer_id, ["{}:{}".format(*transport.address)])
         return transport.peer_id
 
     def fetch(
@@ -137,11 +134,7 @@ class Town:
 
     def _add(self, serve: Callable[[Channel], None] | None) -> Transport:
         identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
-        transport: Transport = (
-            Transport(Local(identity, bytes(32), incarnation), ("127.0.0.1", 0), EventList())
-            if self._kind == "tcp"
-            else LocalTransport(self._network, identity, incarnation, EventList())
-        )
+        transport = LocalTransport(self._network, identity, incarnation, EventList())
         transport.set_handlers(on_blobs=serve)
         transport.start()
         self.transports.append(transport)
@@ -149,19 +142,15 @@ class Town:
 
 
 @pytest.fixture
-def town(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+def town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
     monkeypatch.setattr(fetch_module, "PAUSE_S", 0.01)
     before = set(threading.enumerate())
-    town = Town(getattr(request, "param", "local"))
+    town = Town()
     yield town
     town.close()
     assert set(threading.enumerate()) <= before
 
 
-ON_BOTH = pytest.mark.parametrize("town", ["local", "tcp"], indirect=True)
-
-
-@ON_BOTH
 def test_liars_strangers_and_the_absent_are_replaced(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +165,6 @@ def test_liars_strangers_and_the_absent_are_replaced(
     assert town.lies == dict.fromkeys([liar, stranger], Reason.HASH_MISMATCH)
 
 
-@ON_BOTH
 def test_donors_give_at_the_same_time(town: Town) -> None:
     meet = threading.Barrier(2)
 
@@ -308,7 +296,6 @@ def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) 
 # ---- plain bytes
 
 
-@ON_BOTH
 def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> None:
     raw = bytes(range(256)) * 1000
     donor = town.donor(Shelf({"chain": plain_bytes(raw), "empty": plain_bytes(b"")}))
