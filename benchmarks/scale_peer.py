@@ -94,7 +94,7 @@ class Peer:
         self.freezing: Ballot | None = None
         self._book, self._swarm = LeaseBook(), SwarmCount()
         self._pass_s = world.dice.uniform(0.5, 2.0)
-        self._last_pass_ended, self._seen_at = float("-inf"), float("-inf")
+        self._last_pass_ended = float("-inf")
         self._serial, self._published, self._publishing = 0, float("-inf"), False
         self._news: object = None
         self._record_bytes = 0
@@ -108,7 +108,7 @@ class Peer:
         began = time.process_time()
         machine, now = self.machine, self.world.now
         view = membership_view(self._book, machine.head, self.me, self.count, self._pass_s, now)
-        self._swarm = count_swarm(machine, view, self._seen_at)
+        self._swarm = count_swarm(machine, view)
         actions = machine.handle(Tick(view), now)
         self.world.cpu_s += time.process_time() - began
         self._carry_out(actions)
@@ -133,7 +133,6 @@ class Peer:
         began = time.process_time()
         self._book.update(found, self.world.now)
         self.world.cpu_s += time.process_time() - began
-        self._seen_at = self.world.now
 
     def _fetch(self) -> tuple[dict[str, Lease], int]:
         """All leases, and the bytes that travel for them."""
@@ -189,7 +188,7 @@ class Peer:
         policy = self.machine.policy
         if self.frozen or self.passing or self.machine.phase is Phase.SYNCING:
             return
-        if next_pass(self.count, self._last_pass_ended, self._swarm, policy, MICRO_BATCH) > 0:
+        if next_pass(self.count, self._last_pass_ended, self._swarm, policy, MICRO_BATCH, 1) > 0:
             self.passing = True
             head = self.machine.head.digest
             self.world.after(self._pass_s, lambda: self._end_pass(head))

@@ -4,7 +4,6 @@ One thread owns the machine. Everything slow happens elsewhere and comes back as
 and steps on the worker's thread, the ring on its own, the directory's readings from another.
 """
 
-import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -75,9 +74,8 @@ class RoundLoop:
         self._inbox = inbox
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
-        self._view = View()
-        self._has_looked = False
-        self._seen_at = float("-inf")
+        self.view = View()
+        """The last one that the machine was shown. From any thread."""
         self._next_tick = clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
@@ -109,26 +107,13 @@ class RoundLoop:
         try:
             self.post(Received(peer_id, incarnation, decode(raw)))
         except PeerRefused as refused:
-            now = self._clock.now()
-            self._transport.quarantine.offend(peer_id, refused.reason, now)
-            if self._complaints.allow(now):
-                self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
+            self._set_aside(peer_id, refused.reason)
 
     def unreachable(self, peer_id: str, _refused: bool) -> None:
         self.post(Unreachable(peer_id))
 
     def leave(self) -> None:
         self.post(LeaveRequested())
-
-    @property
-    def view(self) -> View:
-        """The last view the machine was shown; a frozen value, safe to read from any thread."""
-        return self._view
-
-    @property
-    def has_looked(self) -> bool:
-        """Whether that view shows what the directory held. From any thread."""
-        return self._has_looked
 
     # ---- the thread
 
@@ -140,12 +125,10 @@ class RoundLoop:
             self._on_failure(failure)
 
     def _turn(self) -> bool:
-        wait = max(self._next_tick - self._clock.now(), 0.0)
         try:
-            event = self._inbox.get(timeout=min(wait, TICK_S))
+            event = self._inbox.get(timeout=max(self._next_tick - self._clock.now(), 0.0))
         except queue.Empty:
-            self._tick()
-            return True
+            event = self._tick
         if callable(event):
             event()
         elif event is not None:
@@ -159,10 +142,9 @@ class RoundLoop:
         self._next_tick = now + TICK_S
         own = worker.own_sequences(machine.head.digest), worker.pass_seconds
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
-        self._view = replace(seen, aside=self._transport.quarantine.aside(now))
-        self._has_looked = math.isfinite(self._seen_at)
-        worker.update_swarm(count_swarm(machine, self._view, self._seen_at))
-        self._handle(Tick(self._view))
+        self.view = replace(seen, aside=self._transport.quarantine.aside(now))
+        worker.update_swarm(count_swarm(machine, self.view))
+        self._handle(Tick(self.view))
 
     def _handle(self, event: Event) -> None:
         for action in self._machine.handle(event, self._clock.now()):
@@ -173,8 +155,7 @@ class RoundLoop:
             self._on_change()
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
-        self._seen_at = self._clock.now()
-        self._book.update(leases, self._seen_at)
+        self._book.update(leases, self._clock.now())
         self._tick()
 
     # ---- actions
@@ -219,4 +200,5 @@ def membership_view(
         sequences=sequences,
         pass_seconds=pass_seconds,
         mine=mine,
+        seen_at=book.updated_at,
     )

@@ -13,20 +13,19 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.config.run_file import RunFile
 from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
-from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -65,17 +64,6 @@ PAUSE_S = 0.4
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What happens every so many rounds."""
-
-    snapshot_rounds: int
-    validation_rounds: int | None
-    validation_batches: int
-    sequence_tokens: int
-    last_round: int | None = None
-
-
-@dataclass(frozen=True)
 class TrainingContext:
     """A replica and what stands around it."""
 
@@ -95,7 +83,7 @@ class RoundExecutor:
     def __init__(
         self,
         context: TrainingContext,
-        schedule: Schedule,
+        run: RunFile,
         encoding: GradientEncoding,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
@@ -106,17 +94,17 @@ class RoundExecutor:
         self._replica = context.replica
         self._worker = context.worker
         self._storage = context.storage
-        self._results = context.storage.results
         self._state_sync = context.state_sync
         self._transport = context.transport
-        self._schedule = schedule
+        self._run = run
         self._clock = context.clock
         self._events = context.events
         self._feedback = encoding.feedback
         self._on_round_begun = on_round_begun
         self._post = post
         self._closing = threading.Event()
-        self._exchange = Exchange(
+        self._results = context.storage.results
+        self.exchange = Exchange(
             self._transport, self._results, self._gradients, post, self._clock, encoding
         )
         self._after_step = ThreadPoolExecutor(1, "post-step")
@@ -125,29 +113,23 @@ class RoundExecutor:
         self._settling.set_result(None)
         self.stats = RoundStats(context.me)
 
-    @property
-    def speeds(self) -> SpeedBook:
-        """What exchanges told of the ways to others."""
-        return self._exchange.speeds
-
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
         self._closing.set()
-        self._exchange.close()
+        self.exchange.close()
         self._after_step.shutdown()
 
     def carry_out(self, action: Action) -> None:
         match action:
             case Freeze(ballot):
-                self._worker.hold(ROUND)
-                self._worker.submit(lambda: self._report_frozen(ballot))
+                self._hold(lambda: self._report_frozen(ballot))
             case Thaw():
                 self._worker.release(ROUND)
             case StartExchange(members=members):
                 self._transport.known.in_ring(part.peer_id for part in members)
-                self._exchange.start(action)
+                self.exchange.start(action)
             case StopExchange(ballot):
-                self._exchange.stop(ballot)
+                self.exchange.stop(ballot)
             case FetchResult():
                 self._fetch_result(action)
             case FetchChain(donor):
@@ -155,45 +137,49 @@ class RoundExecutor:
             case KeepResults(digests):
                 self._results.keep(digests)
             case Apply(commit, head):
-                self._worker.hold(ROUND)
-                self._worker.submit(lambda: self._step(commit, head))
+                self._hold(lambda: self._step(commit, head))
             case CatchUp():
-                self._worker.hold(ROUND)
-                self._worker.submit(lambda: self._catch_up(action))
+                self._hold(lambda: self._catch_up(action))
             case _:
                 raise AssertionError(action)
+
+    def _hold(self, command: Callable[[], None]) -> None:
+        """Runs `command` on the worker's thread, where no pass begins from then on."""
+        self._worker.hold(ROUND)
+        self._worker.submit(command)
 
     # ---- counting
 
     def _report_frozen(self, ballot: Ballot) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
-        if replica.sequences and self._feedback is not None:
-            self._feedback.fold(replica.contribution())
-        if replica.sequences and not math.isfinite(largest_size(replica.contribution())):
-            self._events.emit("gradients-dropped", reason="not-finite")
-            replica.reset_gradients(replica.gradients_tag)
-        self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
+        if replica.sequences:
+            sums = replica.contribution()
+            if self._feedback is not None:
+                self._feedback.fold(sums)
+            if not math.isfinite(largest_size(sums)):
+                self._events.emit("gradients-dropped", reason="not-finite")
+                replica.reset_gradients(replica.gradients_tag)
+        self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
 
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
         fewer and fewer are written down."""
-        stats, is_told = self.stats, self.stats.voided(void)
+        is_told = self.stats.voided(void)
         if is_told:
             self._events.emit(
                 "pass-voided",
                 reason=void.cause.value,
                 detail=void.detail[:300],
                 hint=void.hint,
-                in_a_row=stats.void_in_a_row,
+                in_a_row=self.stats.void_in_a_row,
                 sequences_lost=void.sequences_lost,
-                passes_voided=dict(stats.void_passes),
             )
         return is_told
 
     # ---- exchange
 
-    def _gradients(self, parent: bytes) -> torch.Tensor:
+    def _gradients(self, parent: bytes) -> Tensor:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
         return self._replica.contribution()
 
@@ -208,18 +194,15 @@ class RoundExecutor:
         assert result is not None, "only held results are applied"
         self._storage.record(commit, result)
         self._replica.begin_step(result, value.gradient_norm, value.round)
-        counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
-        self.stats.committed(value, counted, tokens, self._clock.now())
+        self.stats.committed(commit, self._replica.sequences, self._clock.now())
         if self._feedback is not None:
             self._feedback.committed(value.result_digest)
         self._start_round(head)
-        if value.round != self._schedule.last_round:
+        if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
         settled = self._after_step.submit(self._settle, head)
-        told = self._validation(value.round)
-        told["passes_voided"] = self.stats.take_void_passes()
-        told["utilisation"] = self._replica.watch.figures()
-        self._settling = self._after_step.submit(self._tell, commit, head, settled, told)
+        validation = self._validation(value.round)
+        self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
         self._settling.add_done_callback(lambda done: self._worker.submit(done.result))
         self._on_round_begun()
 
@@ -233,28 +216,29 @@ class RoundExecutor:
         return digest
 
     def _tell(
-        self, commit: Commit, head: Head, settled: Future[bytes], told: Mapping[str, Any]
+        self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, float]
     ) -> None:
-        """In the background, after `settled`. `told`: what only the worker's thread knows."""
-        value, digest = commit.value, settled.result()
+        """In the background, after `settled`."""
+        value, digest, tokens = commit.value, settled.result(), self._worker.deck.sequence_tokens
         self._events.emit(
             "round",
             round=value.round,
             loss=round(value.loss, 6),
-            **told,
+            **validation,
             sequences=value.sequences,
-            tokens_per_s=round(self.stats.tokens_per_s, 1),
+            tokens_per_s=round(self.stats.sequences_per_s * tokens, 1),
             members=[c.peer_id for c in value.contributions],
             contributed=[c.sequences for c in value.contributions],
             head=head.digest.hex(),
             digest=digest.hex(),
-            reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
+            reduce_seconds=round(self.exchange.seconds.get(value.result_digest, 0.0), 4),
             gradient_norm=value.gradient_norm,
             voters=[v.peer_id for v in value.voters_next],
             branch=bool(commit.survivors),
+            utilisation=self._replica.watch.figures(),
         )
-        due = head.round % self._schedule.snapshot_rounds == 0
-        last = head.round == self._schedule.last_round
+        due = head.round % self._run.snapshot.every_rounds == 0
+        last = head.round == self._run.run.rounds
         if due or last:
             self._storage.snapshot(digest, self._replica.state_arenas())
 
@@ -263,7 +247,7 @@ class RoundExecutor:
         thread, before the first round. Raises: PeerRefused(SUPERSEDED): we end."""
         self._storage.begin()
         self._state_sync.restore()
-        self._account(0)
+        self.stats.caught_up(self._storage.journal.commits, 0)
         self._start_round(self._storage.journal.head)
         if not self._state_sync.usable:
             return b""
@@ -275,55 +259,53 @@ class RoundExecutor:
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
         self._replica.reset_gradients(head.digest)
-        self._worker.work.deck.deal(head)
+        self._worker.deck.deal(head)
 
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
-    def _validation(self, round_number: int) -> dict[str, Any]:
+    def _validation(self, round_number: int) -> dict[str, float]:
         """If it is due: with the new weights, as soon as they are stepped."""
-        s, work = self._schedule, self._worker.work
-        due = s.validation_rounds is not None and round_number % s.validation_rounds == 0
-        if not due or self._worker.called_off:
+        wanted, worker = self._run.validation, self._worker
+        if wanted is None or round_number % wanted.every_rounds:
             return {}
-        batches = work.deck.validation_batches(s.validation_batches, work.micro_batch)
-        while True:
-            try:
-                loss = self._replica.evaluate(batches, lambda: self._worker.called_off)
-                return {"validation_loss": round(loss, 6)}
-            except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
-                return {}
-            except PassVoided as void:  # tried again with fewer at a time
-                self.voided(void)
+        try:
+            batches = worker.deck.validation(wanted.batches)
+            loss = self._replica.evaluate(batches, worker.should_stop)
+        except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
+            return {}
+        except PassVoided as void:  # the next one takes fewer micro-batches at a time
+            self.voided(void)
+            return {}
+        return {"validation_loss": round(loss, 6)}
 
     # ---- fetching
 
     def _fetch_result(self, wanted: FetchResult) -> None:
-        """What is fetched is held among the results before the round hears of it."""
-        digest = wanted.digest
-        pace = self.speeds.pace() if wanted.committed else Pace()  # for a vote: a line's least
-
-        def work() -> Event:
-            if not math.isfinite(gradient_norm(self._result_of(wanted, pace))):
-                raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
-            return ResultFetched(digest, is_here=True)
-
         def failed(fault: Exception) -> Event:
             detail = f"{type(fault).__name__}: {fault}"[:200]
             self._events.emit("fetch-failed", detail=detail)
-            return ResultFetched(digest, is_here=False)
+            return ResultFetched(wanted.digest, is_here=False)
 
-        start_task("fetch", work, failed, self._post)
+        start_task("fetch", lambda: self._fetched(wanted), failed, self._post)
 
-    def _result_of(self, wanted: FetchResult, pace: Pace) -> torch.Tensor:
-        """Asks again for a while: a holder offers a result once it has averaged it."""
-        give_up_at = self._clock.now() + (PATIENCE_S if wanted.committed else HASTE_S)
+    def _fetched(self, wanted: FetchResult) -> Event:
+        """Holds the result among the others. Asks again for a while: a holder offers it once it has
+        averaged it."""
+        pace, patience_s = Pace(), HASTE_S
+        if wanted.committed:
+            pace, patience_s = self.exchange.speeds.pace(), PATIENCE_S
+        give_up_at = self._clock.now() + patience_s
         while True:
             try:
-                return self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
+                result = self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
+                break
             except (PeerRefused, OSError):
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise
+        if not math.isfinite(gradient_norm(result)):
+            raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
+        return ResultFetched(wanted.digest, is_here=True)
 
     def _fetch_chain(self, donor: str) -> None:
         start_task(
@@ -342,14 +324,13 @@ class RoundExecutor:
         problem = self._state_sync.run(wanted.donors, wanted.discard)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
-        head = self._storage.journal.head
-        moved = head != before
-        begins = self._state_sync.usable and (moved or (wanted.discard and not problem))
-        if begins or moved:
-            self._account(self._worker.own_sequences(before.digest))
-        digest = self._state_digest() if self._state_sync.usable else b""
-        if begins:
-            self._begin_at(head, digest)
+        head, usable = self._storage.journal.head, self._state_sync.usable
+        digest = self._state_digest() if usable else b""
+        if head != before or (wanted.discard and not problem):
+            counted = self._worker.own_sequences(before.digest)
+            self.stats.caught_up(self._storage.journal.commits, counted)
+            if usable:
+                self._begin_at(head, digest)
         self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
@@ -362,7 +343,3 @@ class RoundExecutor:
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
         )
         self._on_round_begun()
-
-    def _account(self, counted: int) -> None:
-        """For the chain as it is now."""
-        self.stats.caught_up([commit.value for commit in self._storage.journal.commits], counted)

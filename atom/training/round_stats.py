@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import Value, Voter
+from atom.swarm.chain.commit import Commit, Value, Voter
 
 
 @dataclass
@@ -19,27 +19,18 @@ class RoundStats:
     """Counted here, but in no round on the chain: theirs had closed without them."""
     last: Value | None = None
     """What the chain's last round agreed on, since we know one."""
-    tokens_per_s: float = 0.0
+    sequences_per_s: float = 0.0
     """Of the whole swarm in that round; 0: we did not see it begin."""
     last_commit_at: float | None = None
+    """When it was committed; None: while we were not there."""
     void_passes: dict[str, int] = field(default_factory=lambda: {cause.value: 0 for cause in Cause})
     """Those that counted for nothing, by cause."""
     void_in_a_row: int = 0
     """The last ones; 0 once a pass has counted again."""
     void_cause: str = ""
     """Of the last of them; empty once a pass has counted again."""
-    _void_this_round: int = 0
     _counted: int = 0
     """For rounds that are over, whatever became of them."""
-
-    @property
-    def loss(self) -> float | None:
-        return None if self.last is None else self.last.loss
-
-    @property
-    def last_here(self) -> Value | None:
-        """The same, if it was committed while we were there."""
-        return None if self.last_commit_at is None else self.last
 
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing, and earlier ones may be lost with it. Returns whether to say
@@ -48,7 +39,6 @@ class RoundStats:
         cause = self.void_cause = void.cause.value
         self.void_passes[cause] += 1
         self.void_in_a_row += 1
-        self._void_this_round += 1
         self._counted += void.sequences_lost
         self.sequences_dropped += void.sequences_lost
         return self.void_passes[cause].bit_count() == 1
@@ -56,37 +46,32 @@ class RoundStats:
     def pass_counted(self) -> None:
         self.void_in_a_row, self.void_cause = 0, ""
 
-    def take_void_passes(self) -> int:
-        """Of the round that ends now."""
-        count, self._void_this_round = self._void_this_round, 0
-        return count
-
-    def committed(self, value: Value, counted: int, sequence_tokens: int, now: float) -> None:
+    def committed(self, commit: Commit, counted: int, now: float) -> None:
         """A round is committed while we are there. `counted`: our sequences until then."""
-        self._enter([value], counted, self.rounds_joined, self.sequences_committed)
+        self._enter([commit], counted, self.rounds_joined, self.sequences_committed)
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
-            self.tokens_per_s = value.sequences * sequence_tokens / seconds
+            self.sequences_per_s = commit.value.sequences / seconds
         self.last_commit_at = now
 
-    def caught_up(self, chain: Sequence[Value], counted: int) -> None:
+    def caught_up(self, chain: Sequence[Commit], counted: int) -> None:
         """The whole chain, as our disk or others showed it. `counted`: our sequences for the round
         that was under way, which may be in one that was found."""
         self._enter(chain, counted, 0, 0)
-        self.tokens_per_s, self.last_commit_at = 0.0, None
+        self.sequences_per_s, self.last_commit_at = 0.0, None
 
-    def _enter(self, values: Sequence[Value], counted: int, joined: int, sequences: int) -> None:
+    def _enter(self, chain: Sequence[Commit], counted: int, joined: int, sequences: int) -> None:
         """Rounds that follow those with so many sequences of ours. What a former incarnation gave
         is not ours."""
         me = (self.me.peer_id, self.me.incarnation)
         parts = [
             part.sequences
-            for value in values
-            for part in value.contributions
+            for commit in chain
+            for part in commit.value.contributions
             if (part.peer_id, part.incarnation) == me
         ]
         self._counted += counted
         self.rounds_joined = joined + sum(part > 0 for part in parts)
         self.sequences_committed = sequences + sum(parts)
         self.sequences_dropped = max(self._counted - self.sequences_committed, 0)
-        self.last = values[-1] if values else None
+        self.last = chain[-1].value if chain else None

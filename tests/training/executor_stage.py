@@ -4,6 +4,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +29,8 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.swarm.stream.frames import Pace
 from atom.training.exchange import GradientEncoding
-from atom.training.round.events import (
-    Apply,
-    Event,
-    Stepped,
-)
-from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
+from atom.training.round.events import Apply, Event, Stepped
+from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
@@ -43,8 +41,15 @@ from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
-EVERY_SECOND_ROUND = Schedule(2, None, 0, 16)
-"""It leaves a snapshot, and none validates."""
+
+
+def a_run(snapshots: int = 2, validations: int | None = None, last: int | None = None) -> Any:
+    """Of a run file, what happens every so many rounds."""
+    validation = validations and SimpleNamespace(every_rounds=validations, batches=5)
+    snapshot = SimpleNamespace(every_rounds=snapshots)
+    return SimpleNamespace(
+        run=SimpleNamespace(rounds=last), snapshot=snapshot, validation=validation
+    )
 
 
 class ScriptedStateSync:
@@ -53,32 +58,28 @@ class ScriptedStateSync:
     def __init__(self) -> None:
         self.usable = True
         self.restored = False
-        self.on_run: Callable[[Sequence[str], bool], str | None] = lambda donors, discard: None
-        self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
-        self.on_chain: Callable[[str], Head]
+        self.on_run: Callable[[], str | None] = lambda: None
+        self.on_fetch: Callable[[], Tensor] = lambda: torch.ones(ELEMENTS)
+        self.on_chain: Callable[[], Head]
 
     def restore(self) -> None:
         self.restored = True
 
     def run(self, donors: Sequence[str], discard: bool) -> str:
-        return self.on_run(donors, discard) or ""
+        return self.on_run() or ""
 
     def proven_head(self, donor: str) -> Head:
-        return self.on_chain(donor)
+        return self.on_chain()
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
-        return self.on_fetch(digest)
+        return self.on_fetch()
 
 
 class Stage(WorkerScene):
     """Everything that a round's executor needs, begun and standing still."""
 
-    def __init__(
-        self,
-        folder: Path,
-        schedule: Schedule = EVERY_SECOND_ROUND,
-        room: type[DiskRoom] = DiskRoom,
-    ) -> None:
+    def __init__(self, folder: Path, run: Any = None, room: type[DiskRoom] = DiskRoom) -> None:
+        """`run`: by default every second round leaves a snapshot, and none validates."""
         super().__init__(global_batch=8)
         self.state_sync, self.events = ScriptedStateSync(), EventList()
         self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
@@ -97,13 +98,10 @@ class Stage(WorkerScene):
             self.transport, self.clock, self.events,
         )  # fmt: skip
         self.executor = RoundExecutor(
-            context, schedule, GradientEncoding(), self._post, self._round_begun
+            context, run or a_run(), GradientEncoding(), self._post, lambda: self.on_round_begun()
         )
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None
-
-    def _round_begun(self) -> None:
-        self.on_round_begun()
 
     def _post(self, event: Event) -> None:
         self.on_post(event)
@@ -160,6 +158,9 @@ class Stage(WorkerScene):
     def settle(self) -> None:
         """What follows the step is done, too."""
         self.on_worker(lambda: self.executor._settling.result())
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events.events if event["event"] == kind]
 
     def close(self) -> None:
         super().close()

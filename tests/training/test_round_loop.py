@@ -1,5 +1,6 @@
 """The loop between events, the machine's decisions and the executor; no replica, no swarm."""
 
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from atom.base.events import EventList
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_book import GAP_SECONDS
-from atom.swarm.transport.limits import Quarantine
+from atom.swarm.transport.limits import FIRST_HOLD_S, Quarantine
 from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
@@ -25,6 +27,7 @@ from atom.training.round.events import (
     Freeze,
     KeepResults,
     LeaveRequested,
+    Offence,
     Phase,
     Received,
     Report,
@@ -51,14 +54,13 @@ WAIT_S = 20.0
 class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
-    me = ME
+    me, status = ME, RoundStatus()
 
     def __init__(self) -> None:
         self.head: Head = START
         self.phase = Phase.ACCUMULATING
         self.answers: dict[type, list[Action]] = {}
         self.failure: Exception | None = None
-        self.status = RoundStatus()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.views: queue.SimpleQueue[View] = queue.SimpleQueue()
 
@@ -246,19 +248,32 @@ def test_a_message_comes_with_who_sent_it(stage: Stage) -> None:
     assert stage.next_event() == Received(ANN.peer_id, ANN.incarnation, message)
 
 
-def test_malformed_messages_are_refused_and_complaints_bounded(idle: Stage) -> None:
-    for _ in range(100):
-        idle.loop.receive(ANN.peer_id, ANN.incarnation, b"\xff" * 40)
-    refused = {"event": "message-refused", "peer": ANN.peer_id, "reason": "malformed"}
-    assert idle.events.events == [refused] * 20
-    idle.clock.advance(2.0)
-    for _ in range(100):
-        idle.loop.receive(ANN.peer_id, ANN.incarnation, bytes(1 << 19))
-    assert idle.events.events[20:] == [{**refused, "reason": "too-large"}] * 2
-    idle.loop.start()
-    idle.settle()  # and nothing of it reached the machine
-    idle.loop.close()
-    assert idle.machine.events.empty()
+@pytest.mark.parametrize(
+    ("raw", "reason"), [(b"\xff" * 40, "malformed"), (bytes(1 << 19), "too-large")]
+)
+def test_who_sends_garbage_is_put_aside_and_complaints_are_bounded(
+    stage: Stage, raw: bytes, reason: str
+) -> None:
+    for number in range(100):
+        stage.loop.receive(f"stranger {number}", b"i" * 16, raw)
+    stage.settle()
+    told = {"event": "peer-aside", "peer": "stranger 0", "reason": reason, "seconds": FIRST_HOLD_S}
+    assert stage.events.events[0] == told
+    assert len(stage.events.events) == 20
+    assert stage.machine.events.empty(), "nothing of it reaches the machine"
+    stage.loop.pass_ended()
+    stage.settle()
+    assert len(stage.loop.view.aside) == 100
+
+
+def test_whom_the_machine_accuses_is_put_aside(stage: Stage) -> None:
+    stage.machine.answers[LeaveRequested] = [Offence(ANN.peer_id, Reason.BAD_SIGNATURE)]
+    stage.loop.leave()
+    stage.settle()
+    assert [event["reason"] for event in stage.events.events] == ["bad-signature"]
+    stage.loop.pass_ended()
+    stage.settle()
+    assert stage.loop.view.aside == {ANN.peer_id}
 
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
@@ -278,38 +293,13 @@ def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
 
 
 def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
+    assert stage.loop.view.seen_at == -math.inf, "nobody has looked"
     ours, theirs = lease(ME, sequences=999), lease(ANN)
-    view = stage.read(ours, theirs)
-    assert view.fresh == {ANN.peer_id: theirs}, "our own lease says nothing new"
-    assert (view.sequences, view.pass_seconds) == (5, 0.75)
-
-
-def test_others_at_our_head_are_counted(stage: Stage) -> None:
-    elsewhere = lease(CAT, head=b"x" * 32, sequences=100, round=9)
-    stage.read(lease(ME), lease(ANN), lease(BOB, sequences=2), elsewhere)
+    view = stage.read(ours, theirs, lease(BOB, sequences=2))
+    assert view.fresh.keys() == {ANN.peer_id, BOB.peer_id}, "our own lease says nothing new"
+    assert view.fresh[ANN.peer_id] == theirs
+    assert (view.sequences, view.pass_seconds, view.seen_at) == (5, 0.75, 1000.0)
     assert stage.worker.swarm == SwarmCount(7 + 2, 3, 1000.0, 2.0)
-
-
-def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> None:
-    stage.machine.head = replace(START, digest=b"n" * 32, round=1)
-    stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
-    assert stage.worker.swarm == SwarmCount(0, 2, 1000.0, 0.0)
-
-
-def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> None:
-    leaving = PeerState.LEAVING
-    stage.read(lease(ANN, state=leaving), lease(BOB, state=leaving, sequences=0))
-    assert stage.worker.swarm.peers == 2, "Ann has counted something, and sees to it"
-    stage.machine.head = replace(START, digest=b"n" * 32, round=1)
-    stage.settle()
-    stage.clock.advance(1.0)
-    stage.read(lease(ANN, 2, state=leaving))
-    assert stage.worker.swarm.peers == 1
-
-
-def test_who_is_paused_has_no_share_and_what_it_counted_counts(stage: Stage) -> None:
-    stage.read(lease(ANN), lease(BOB, state=PeerState.PAUSED, sequences=3))
-    assert stage.worker.swarm == SwarmCount(10, 2, 1000.0, 2.0)
 
 
 def test_a_silent_voter_lapses_while_we_look(stage: Stage) -> None:

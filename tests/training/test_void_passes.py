@@ -16,7 +16,7 @@ from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_limits import FIRST_EXPONENT
 from atom.training.replica.replica import Replica
-from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.replica.worker import Batch, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import SEQUENCES, batches, filled, program, step_once
@@ -203,10 +203,10 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
     voided: list[PassVoided] = []
     done, failures = threading.Event(), list[BaseException]()
 
-    def deal(sequences: int) -> Batch:
-        assert sequences == SEQUENCES
-        under_way.extend(batches(1, next(numbers)))
-        return under_way[-1]
+    def draw(micro_batches: int) -> list[Batch]:
+        drawn = [batches(1, next(numbers))[0] for _ in range(micro_batches)]
+        under_way.extend(drawn)
+        return drawn
 
     def sound() -> None:
         counting.append(under_way.copy())
@@ -221,8 +221,8 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
             counting.clear()
 
     device.sums_that_fail = set(failing)
-    work = Work(GlobalBatch(8 * SEQUENCES), SEQUENCES, SimpleNamespace(next_batch=deal))
-    worker = Worker(replica, work, ManualClock(), sound, void, failures.append)
+    deck, policy = SimpleNamespace(draw=draw, micro_batch=SEQUENCES), GlobalBatch(8 * SEQUENCES)
+    worker = Worker(replica, deck, policy, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")
     assert done.wait(20), failures

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.replica import PassResult
-from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.replica.worker import Batch, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
 
@@ -49,6 +49,7 @@ class CountingReplica:
         self.watch = PassWatch(ManualClock())
         self.engines = FreeDevice()
         self.during_pass: Callable[[ShouldStop], None] = lambda should_stop: None
+        self.during_evaluation: Callable[[ShouldStop], None] = lambda should_stop: None
         self.passes: list[int] = []
         """How many micro-batches each had."""
         self.may_step = threading.Event()
@@ -99,11 +100,16 @@ class CountingReplica:
         self.round = round
 
     def evaluate(self, batches: Sequence[Batch], should_stop: ShouldStop) -> float:
+        self.during_evaluation(should_stop)
+        if should_stop():
+            raise PassCancelled("scripted")
         return float(len(batches))
 
 
 class SmallDeck:
     """Deals nothing in particular, and remembers for which heads it was asked to."""
+
+    micro_batch, sequence_tokens = 4, 16
 
     def __init__(self) -> None:
         self.dealt: list[bytes] = []
@@ -112,14 +118,13 @@ class SmallDeck:
     def deal(self, head: Head) -> None:
         self.dealt.append(head.digest)
 
-    def next_batch(self, sequences: int) -> Batch:
-        return {"tokens": torch.zeros(sequences, 2)}
+    def draw(self, micro_batches: int) -> list[Batch]:
+        return [{"tokens": torch.zeros(self.micro_batch, 2)} for _ in range(micro_batches)]
 
-    def put_back(self, sequences: int) -> None:
-        self.back.append(sequences)
+    validation = draw
 
-    def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
-        return [self.next_batch(sequences) for _ in range(batches)]
+    def put_back(self, micro_batches: int) -> None:
+        self.back.append(micro_batches)
 
 
 class WorkerScene:
@@ -132,11 +137,11 @@ class WorkerScene:
         self.passed = threading.Event()
         """The global batch is worked off."""
         self._global_batch = global_batch
-        replica: Any = self.replica
-        work = Work(GlobalBatch(global_batch), 4, self.deck)  # type: ignore[arg-type]
-        self.worker = Worker(
-            replica, work, self.clock, self._pass, self.voided.put, self.failures.put
-        )
+        replica, deck, policy = (
+            cast(Any, self.replica), cast(Any, self.deck), GlobalBatch(global_batch)
+        )  # fmt: skip
+        tells = (self._pass, self.voided.put, self.failures.put)
+        self.worker = Worker(replica, deck, policy, self.clock, *tells)
         self.worker.start()
 
     def _pass(self) -> None:

@@ -39,9 +39,9 @@ from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import ErrorFeedback, GradientEncoding
 from atom.training.loop import Inbox, RoundLoop
-from atom.training.replica.worker import Deck, Work, Worker
+from atom.training.replica.worker import Deck, Worker
 from atom.training.round import Patience, RoundMachine, Terms, usual_policy
-from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
+from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
@@ -106,8 +106,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
     encoding = _gradient_encoding(member.run, member.replica.elements)
-    schedule, inbox = _schedule(member), Inbox()
-    executor = RoundExecutor(replica.context, schedule, encoding, inbox.put, life.on_round_begun)
+    inbox, context = Inbox(), replica.context
+    executor = RoundExecutor(context, member.run, encoding, inbox.put, life.on_round_begun)
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
         me=box.me,
@@ -143,10 +143,10 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
     blobs = BlobStore(lambda name: code.get(name) or storage.content(name))
     donors = _donors(base)
-    deck = Deck(member.samples, box.identity.peer_id)
     batch = member.run.batch
-    work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, deck)
-    worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
+    deck = Deck(member.samples, box.identity.peer_id, batch.micro_batch_sequences)
+    policy, tells = usual_policy(batch.global_sequences), (life.on_pass, life.on_void, life.fail)
+    worker = Worker(member.replica, deck, policy, base.clock, *tells)
     state_sync = _state_sync(base, storage, donors)
     context = TrainingContext(
         box.me, member.replica, worker, storage, state_sync, base.transport, base.clock, base.events
@@ -238,17 +238,6 @@ def _gradient_encoding(run: RunFile, elements: int) -> GradientEncoding:
     codec = codec_named(run.swarm.codec)
     feedback = ErrorFeedback(elements) if codec.feeds_back else None
     return GradientEncoding(codec, feedback)
-
-
-def _schedule(member: Membership) -> Schedule:
-    run = member.run
-    return Schedule(
-        snapshot_rounds=run.snapshot.every_rounds,
-        validation_rounds=run.validation.every_rounds if run.validation else None,
-        validation_batches=run.validation.batches if run.validation else 0,
-        sequence_tokens=member.samples.tokens_per_sample,
-        last_round=run.run.rounds,
-    )
 
 
 def _terms(member: Membership) -> Terms:

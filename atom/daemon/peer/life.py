@@ -1,5 +1,6 @@
 """A running peer: starts its parts, shows its lease, obeys its owner, and knows when to end."""
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -236,12 +237,8 @@ class Life:
         if self._machine.finished and self._facts.finished_at is None:
             self._shared.update(finished_at=now)
             self.parts.worker.hold("finished")
-        has_looked, head, reason = (
-            self._loop.has_looked,
-            self._machine.head,
-            self.parts.worker.gate.why_not,
-        )
-        others = self._loop.view.fresh.values()
+        view, head, reason = self._loop.view, self._machine.head, self.parts.worker.gate.why_not
+        others = view.fresh.values()
         ahead = [lease for lease in others if claims_better(lease, head)]
         behind = sum(lease.head != head.digest for lease in others) - len(ahead)
         facts = self._shared.update(
@@ -250,14 +247,15 @@ class Life:
             paused=bool(reason),
             sequences=self.parts.worker.own_sequences(head.digest),
             laggards=behind,
-            others_stuck=leaves_them_stuck(head, self.parts.me, self._loop.view),
+            others_stuck=leaves_them_stuck(head, self.parts.me, view),
         )
         if line := self._leaving.news(facts):
             self._console.note(line)
-        last = self.parts.executor.stats.last_here
+        stats = self.parts.executor.stats
+        last = None if stats.last_commit_at is None else stats.last
         missing = self._machine.status.waiting_for
-        self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last, missing)
-        if has_looked and not facts.started:
+        self._herald.tell(self.parts.me.peer_id, view, reason, last, missing)
+        if math.isfinite(view.seen_at) and not facts.started:
             self._arrive(head.round, ahead)
         return ending(facts)
 

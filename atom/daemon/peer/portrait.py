@@ -38,7 +38,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         reached=parts.outreach.reached,
         links=tuple(
             NamedLink(short_name(peer_id), link)
-            for peer_id, link in parts.executor.speeds.links(MAX_LINKS).items()
+            for peer_id, link in parts.executor.exchange.speeds.links(MAX_LINKS).items()
         ),
         ended_attempts=parts.ended_attempts.last,
         branches=head.branches[-SHOWN:],
@@ -91,7 +91,7 @@ def info_of(
         "sequences_committed": stats.sequences_committed,
         "sequences_per_s": round(rate, 3),
         "tokens_per_s": round(rate * parts.member.samples.tokens_per_sample, 1),
-        "loss": stats.loss,
+        "loss": stats.last and stats.last.loss,
         "passes_voided": dict(stats.void_passes),
         "utilisation": parts.member.replica.watch.figures(),
         "disk": disk_of(parts),
@@ -105,7 +105,7 @@ def info_of(
                 "round_trip_ms": round(1e3 * link.round_trip_s, 1),
                 "bytes_per_s": round(link.bytes_per_s) if math.isfinite(link.bytes_per_s) else None,
             }
-            for peer_id, link in parts.executor.speeds.links(MAX_LINKS).items()
+            for peer_id, link in parts.executor.exchange.speeds.links(MAX_LINKS).items()
         },
     }
 

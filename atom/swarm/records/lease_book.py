@@ -49,7 +49,8 @@ class LeaseBook:
         self._peers: dict[str, dict[bytes, _Sighting]] = {}
         """By incarnation; whose lease was read last at the end."""
         self._asked_at: dict[Voter, float] = {}
-        self._updated_at = _NEVER
+        self.updated_at = _NEVER
+        """When the last reading was."""
         self._watching_since = _NEVER
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
@@ -58,7 +59,7 @@ class LeaseBook:
         if not self.is_watching(now):
             self._forget_signs()
             self._watching_since = now
-        self._updated_at = now
+        self.updated_at = now
         for peer_id, lease in leases.items():
             self._see(peer_id, lease, now)
         for peer_id in list(self._peers)[:-MAX_PEERS]:
@@ -66,7 +67,7 @@ class LeaseBook:
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
-        return now - self._updated_at <= GAP_SECONDS
+        return now - self.updated_at <= GAP_SECONDS
 
     def fresh(self, now: float) -> dict[str, Lease]:
         """The current lease of every peer that is alive: news within the lease time, neither

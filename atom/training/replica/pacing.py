@@ -7,11 +7,10 @@ anybody extrapolating anybody's speed.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from atom.swarm.records.lease import Lease, PeerState
-from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
+from atom.swarm.records.lease import PeerState
 from atom.training.round.batch_policy import BatchPolicy
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.events import View
@@ -21,6 +20,11 @@ READ_S, SELDOM_S = 0.4, 1.2
 """Between two readings of everybody's leases. The second is what the simulation bears, and less
 than any time after which somebody counts as silent."""
 SOON_S = 5.0
+RATED_S = 30.0
+"""Passes that ended longer ago are in no rate."""
+_WORKS = ACTIVE_STATES - {PeerState.PAUSED}
+_BEGINS = _WORKS - {PeerState.LEAVING}
+"""A peer that leaves sees to the round that it counted something for, and begins no other."""
 
 
 @dataclass(frozen=True)
@@ -35,29 +39,18 @@ class SwarmCount:
     """Theirs, as they say, of all together."""
 
 
-def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount:
+def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     """What the others counted, and how many share the work: those at our head, and members of the
-    last round whose new lease is still on its way. Not so who is paused, nor who leaves and has
-    nothing counted. The view was read at `seen_at`."""
-    head = machine.head
-    aside, here = machine.status.aside, same_head(head, view)
-    mates = {peer: lease for peer, lease in here.items() if peer not in aside}
-    sharing = {peer for peer, lease in mates.items() if lease.sequences or not _leaves(lease)}
-    behind = {
-        peer
-        for peer, lease in view.fresh.items()
-        if lease.round < head.round and lease.state in ACTIVE_STATES and not _leaves(lease)
-    }
-    coming = behind.intersection(head.members) if behind else behind
-    paused = {peer for peer, lease in view.fresh.items() if lease.state is PeerState.PAUSED}
-    sequences = sum([lease.sequences for lease in mates.values()])
-    per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    return SwarmCount(sequences, len((coming | sharing) - paused) + 1, seen_at, per_s)
-
-
-def _leaves(lease: Lease) -> bool:
-    """Then it sees to the round that it counted something for, if any, and begins no other."""
-    return lease.state is PeerState.LEAVING
+    last round whose new lease is still on its way."""
+    head, aside = machine.head, machine.status.aside
+    mates = [lease for peer, lease in same_head(head, view).items() if peer not in aside]
+    sharing = sum(lease.state in (_WORKS if lease.sequences else _BEGINS) for lease in mates)
+    beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]
+    behind = {lease.peer_id for lease in beginning if lease.round < head.round}
+    sequences = sum([lease.sequences for lease in mates])
+    per_s = sum([lease.sequences_per_s for lease in mates])
+    peers = 1 + sharing + len(behind.intersection(head.members))
+    return SwarmCount(sequences, peers, view.seen_at, per_s)
 
 
 def next_pass(
@@ -66,7 +59,7 @@ def next_pass(
     swarm: SwarmCount,
     policy: BatchPolicy,
     micro_batch: int,
-    most: int = MAX_MICRO_BATCHES_PER_PASS,
+    most: int,
 ) -> int:
     """Micro-batches to train in the next pass, at most `most`; 0: wait for news."""
     share = policy.share(swarm.peers)
@@ -93,13 +86,27 @@ def reading_pause(
     return SELDOM_S if is_far and own_sequences < share else READ_S
 
 
-def usual_pass_seconds(passes: Sequence[tuple[int, float]]) -> float:
-    """How long others should wait for a pass of ours, of recent ones (sequences, seconds).
+@dataclass(frozen=True)
+class Pass:
+    """One that counted. Times are of one clock."""
+
+    began: float
+    ended: float
+    sequences: int
+
+
+def usual_pass_seconds(passes: Collection[Pass]) -> float:
+    """How long others should wait for a pass of ours, by recent ones.
 
     The largest at the median pace: a machine that was suspended in the middle of a pass is not
     slow, and whoever waits for its answer would wait as long again.
     """
-    if not passes:
-        return 0.0
-    pace = statistics.median(seconds / max(sequences, 1) for sequences, seconds in passes)
-    return pace * max(sequences for sequences, _ in passes)
+    pace = statistics.median((each.ended - each.began) / each.sequences for each in passes)
+    return pace * max(each.sequences for each in passes)
+
+
+def sequences_per_s(passes: Collection[Pass], now: float) -> float:
+    """Over the last `RATED_S`, idle time included."""
+    recent = [each for each in passes if now - each.ended <= RATED_S]
+    span = now - min((each.began for each in recent), default=now)
+    return sum(each.sequences for each in recent) / max(span, 1e-3)

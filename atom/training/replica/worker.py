@@ -8,22 +8,26 @@ it: the pass under way is broken off, unless what was counted before it would be
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
 
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import ModelError, ShortageError
+from atom.base.errors import AtomError, ModelError, ShortageError
 from atom.models.data.samples import Samples
 from atom.models.source import SourceError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
 from atom.swarm.chain.commit import Head
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
-from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
+from atom.training.replica.pacing import (
+    Pass,
+    SwarmCount,
+    next_pass,
+    sequences_per_s,
+    usual_pass_seconds,
+)
 from atom.training.replica.replica import Replica
 from atom.training.round.batch_policy import BatchPolicy
 
@@ -85,28 +89,27 @@ class RunGate:
         self._wake()
 
     def why_paused(self, *reasons: Pause) -> str:
-        """The words of the first of `reasons` that stands; empty: none does. From any thread."""
-        return next((self._pauses[one] for one in reasons if one in self._pauses), "")
+        """The words of the first of `reasons`, or of all, that stands; empty: none does. From any
+        thread."""
+        return next((self._pauses[one] for one in reasons or Pause if one in self._pauses), "")
 
     @property
     def why_not(self) -> str:
         """Why nothing is computed, however much there is to do, in a few words; empty: it is. From
         any thread."""
         taken = "another program has the device's memory" if self.device_taken else ""
-        return self.why_paused(*Pause) or taken
-
-    @property
-    def paused(self) -> bool:
-        """Is the device to be left alone? From any thread."""
-        return bool(self._pauses)
+        return self.why_paused() or taken
 
 
 class Deck:
-    """This peer's samples of the round that starts at a head. Used on the worker's thread."""
+    """This peer's micro-batches of the round that starts at a head. Used on the worker's thread."""
 
-    def __init__(self, samples: Samples, peer_id: str) -> None:
+    def __init__(self, samples: Samples, peer_id: str, micro_batch: int) -> None:
+        """`micro_batch`: sequences of each."""
         self._samples = samples
         self._peer_id = peer_id
+        self.micro_batch = micro_batch
+        self.sequence_tokens = samples.tokens_per_sample
         self._head: Head
         self._drawn = 0
 
@@ -114,41 +117,25 @@ class Deck:
         """A new round: from the head's cursor on, in the order of the last round's members."""
         self._head, self._drawn = head, 0
 
-    def next_batch(self, sequences: int) -> Batch:
-        """The next `sequences` samples, as the model takes them. Raises: ModelError."""
-        first, self._drawn = self._drawn, self._drawn + sequences
+    def draw(self, micro_batches: int) -> list[Batch]:
+        """The next ones, as the model takes them. Raises: SourceError."""
+        return [self._next() for _ in range(micro_batches)]
+
+    def _next(self) -> Batch:
         dealt = (self._head.cursor, self._head.members, self._peer_id)
-        places = range(first, self._drawn)
-        positions = [self._samples.sampler.draw_position(*dealt, place) for place in places]
-        with _as_model_errors():
-            return self._samples.batch(positions)
+        places = range(self._drawn, self._drawn + self.micro_batch)
+        self._drawn = places.stop
+        return self._samples.batch(
+            [self._samples.sampler.draw_position(*dealt, place) for place in places]
+        )
 
-    def put_back(self, sequences: int) -> None:
-        """The latest `sequences` come again: nobody has trained on them."""
-        self._drawn -= sequences
+    def put_back(self, micro_batches: int) -> None:
+        """The latest ones come again: nobody has trained on them."""
+        self._drawn -= micro_batches * self.micro_batch
 
-    def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
-        """The run's validation set, the same on every peer. Raises: ModelError."""
-        with _as_model_errors():
-            return [self._samples.validation_batch(i, sequences) for i in range(batches)]
-
-
-@contextmanager
-def _as_model_errors() -> Iterator[None]:
-    """An own dataset's mistakes are its author's, and no fault of ours."""
-    try:
-        yield
-    except SourceError as problem:
-        raise ModelError(problem.message, problem.hint) from problem
-
-
-@dataclass(frozen=True)
-class Work:
-    """What to train on and how much at a time."""
-
-    policy: BatchPolicy
-    micro_batch: int
-    deck: Deck
+    def validation(self, micro_batches: int) -> list[Batch]:
+        """The run's validation set, the same on every peer. Raises: SourceError."""
+        return [self._samples.validation_batch(i, self.micro_batch) for i in range(micro_batches)]
 
 
 class Worker:
@@ -161,14 +148,16 @@ class Worker:
     def __init__(
         self,
         replica: Replica,
-        work: Work,
+        deck: Deck,
+        policy: BatchPolicy,
         clock: Clock,
         on_pass: Callable[[], None],
         on_void: Callable[[PassVoided], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._replica = replica
-        self.work = work
+        self.deck = deck
+        self._policy = policy
         self._clock = clock
         self._on_pass = on_pass
         self._on_void = on_void
@@ -182,7 +171,9 @@ class Worker:
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
         self._retry_at = float("-inf")
-        self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
+        self._passes: deque[Pass] = deque(maxlen=32)
+        self.pass_seconds = 0.0
+        """What a pass takes here: see `usual_pass_seconds`."""
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.swarm = SwarmCount()
         """As of the last `update_swarm`."""
@@ -213,11 +204,6 @@ class Worker:
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
 
-    @property
-    def called_off(self) -> bool:
-        """Is long work on the device that others can do as well to end? From any thread."""
-        return self.gate.paused or self._closing.is_set()
-
     def nudge(self) -> None:
         """Look again whether there is something to train."""
         self.submit(lambda: None)
@@ -233,19 +219,9 @@ class Worker:
         step to it has begun: until then our count is the old one's. From any thread."""
         return self._replica.sequences if self._replica.gradients_tag == head else 0
 
-    @property
-    def pass_seconds(self) -> float:
-        """What a pass takes here: see `usual_pass_seconds`."""
-        return usual_pass_seconds([(count, seconds) for _, count, seconds in list(self._passes)])
-
-    def rate(self, horizon_s: float = 30.0) -> float:
-        """Sequences per second over the last `horizon_s`, idle time included."""
-        now = self._clock.now()
-        recent = [(at, n) for at, n, _ in list(self._passes) if now - at <= horizon_s]
-        if not recent:
-            return 0.0
-        span = max(now - recent[0][0], self.pass_seconds, 1e-3)
-        return sum(n for _, n in recent) / span
+    def rate(self) -> float:
+        """Sequences per second over the last half minute. From any thread."""
+        return sequences_per_s(list(self._passes), self._clock.now())
 
     def _run(self) -> None:
         try:
@@ -255,7 +231,7 @@ class Worker:
             self._on_failure(_named(failure))
 
     def _step(self) -> bool:
-        size = self._next_pass()
+        size = 0 if self.gate.why_paused() else self._wanted()
         wait_s = None if size == 0 else max(self._retry_at - self._clock.now(), 0.0)
         try:
             command = self._commands.get(timeout=wait_s)
@@ -271,9 +247,6 @@ class Worker:
         """Would it train, if no pause kept it away from the device? From any thread."""
         return self._wanted() > 0 and not self.gate.device_taken
 
-    def _next_pass(self) -> int:
-        return 0 if self.called_off else self._wanted()
-
     def _wanted(self) -> int:
         if self._holds:
             return 0
@@ -281,47 +254,51 @@ class Worker:
             self._replica.sequences,
             self._last_pass_ended,
             self.swarm,
-            self.work.policy,
-            self.work.micro_batch,
+            self._policy,
+            self.deck.micro_batch,
             self._replica.micro_batches,
         )
 
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
-        batches = [self.work.deck.next_batch(self.work.micro_batch) for _ in range(micro_batches)]
         try:
-            result = self._replica.run_pass(batches, self._should_stop)
+            result = self._replica.run_pass(self.deck.draw(micro_batches), self.should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
-            self.work.deck.put_back(self.work.micro_batch * micro_batches)
+            self.deck.put_back(micro_batches)
             return
         except PassVoided as void:
             self._pass_ended()
             self._on_void(void)
             return
         self._pass_ended()
-        seconds = self._last_pass_ended - started
-        self._passes.append((self._last_pass_ended, result.sequences, seconds))
+        self._passes.append(Pass(started, self._last_pass_ended, result.sequences))
+        self.pass_seconds = usual_pass_seconds(self._passes)
         self._on_pass()
 
     def _pass_ended(self) -> None:
         self._last_pass_ended, self.gate.device_taken = self._clock.now(), False
 
-    def _should_stop(self) -> bool:
-        """Closing, the gradients will not be asked for."""
+    def should_stop(self) -> bool:
+        """Is work on the device to be broken off? Closing, the gradients will not be asked for."""
         if self._closing.is_set():
             return True
-        return (self.gate.paused or bool(self._urgent)) and self._replica.breakable
+        return bool(self.gate.why_paused() or self._urgent) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:
-    """No fault of ours: memory that ran out between passes is something the user can mend."""
-    if not any(map(is_out_of_memory, (failure, failure.__cause__))):
+    """No fault of ours, but something that the user can mend: an own dataset's mistakes, and memory
+    that ran out between passes."""
+    named: AtomError
+    if isinstance(failure, SourceError):
+        named = ModelError(failure.message, failure.hint)
+    elif any(map(is_out_of_memory, (failure, failure.__cause__))):
+        named = ShortageError(
+            f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
+            "free host memory, then start again; what was committed is on disk",
+        )
+    else:
         return failure
-    named = ShortageError(
-        f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
-        "free host memory, then start again; what was committed is on disk",
-    )
     named.__cause__ = failure
     return named

@@ -18,6 +18,7 @@ from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
 from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
 from atom.models.own_code import MAX_CODE_BYTES, read_code
+from atom.models.source import SourceError
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
@@ -167,13 +168,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 
 def at_genesis(member: Membership) -> Deck:
-    deck = Deck(member.samples, member.manifest.owner)
+    deck = Deck(member.samples, member.manifest.owner, 4)
     deck.deal(member.genesis)
     return deck
 
 
 def trained(member: Membership) -> float:
-    batch = at_genesis(member).next_batch(4)
+    batch = at_genesis(member).draw(1)[0]
     return member.replica.run_pass([batch]).loss_sum / 4
 
 
@@ -196,7 +197,7 @@ def test_a_joiner_has_the_founder_s_model(machine: Machine, model: str, data: st
     state = founder.replica.state_arenas()
     assert state_digest(joiner.replica.state_arenas()) == state_digest(state)
     assert state["master"].count_nonzero() > 0
-    batches = [at_genesis(member).next_batch(4) for member in (founder, joiner)]
+    batches = [at_genesis(member).draw(1)[0] for member in (founder, joiner)]
     assert batches[0].keys() == batches[1].keys()
     assert all(torch.equal(value, batches[1][name]) for name, value in batches[0].items())
     assert trained(founder) > 0
@@ -219,7 +220,7 @@ def test_a_founder_takes_its_run_up_again(machine: Machine) -> None:
 def test_validation_is_without_dropout(machine: Machine) -> None:
     for number, model in enumerate((LLAMA, 'module = "own_models:words"\nsequence_tokens = 8')):
         member = machine.found(model, HELD, VALIDATED, name=f"v{number}")
-        batches = at_genesis(member).validation_batches(2, 4)
+        batches = at_genesis(member).validation(2)
         assert member.replica.evaluate(batches) == member.replica.evaluate(batches)
         losses = {trained(member) for _ in range(2)}
         assert len(losses) == 2, "training drops"
@@ -232,7 +233,7 @@ def test_validation_is_in_evaluation_mode_where_nothing_is_random(machine: Machi
         )
         for name in ("smoothed", "sharp")
     )
-    losses = {m.replica.evaluate(at_genesis(m).validation_batches(2, 4)) for m in (smoothed, sharp)}
+    losses = {m.replica.evaluate(at_genesis(m).validation(2)) for m in (smoothed, sharp)}
     assert len(losses) == 1, "labels are smoothed in training only"
     assert trained(smoothed) != trained(sharp)
 
@@ -243,7 +244,7 @@ def test_a_model_without_a_loss_in_evaluation_mode_is_validated_as_it_is_trained
     member = machine.found(
         'module = "own_models:lossless"\nsequence_tokens = 8', HELD, VALIDATED, name="lossless"
     )
-    assert member.replica.evaluate(at_genesis(member).validation_batches(2, 4)) > 0
+    assert member.replica.evaluate(at_genesis(member).validation(2)) > 0
 
 
 def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
@@ -257,8 +258,8 @@ def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
 def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(machine: Machine) -> None:
     member = machine.found('module = "own_models:circle"', 'source = "module"')
     deck = at_genesis(member)
-    with pytest.raises(ModelError, match="sample 19 of the dataset cannot be had: KeyError"):
-        deck.next_batch(20)
+    with pytest.raises(SourceError, match="sample 19 of the dataset cannot be had: KeyError"):
+        deck.draw(5)
 
 
 def test_a_tokenizer_larger_than_the_model_is_named(machine: Machine) -> None:

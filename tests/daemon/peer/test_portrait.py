@@ -42,7 +42,9 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
             pass_seconds=0.5,
             gate=SimpleNamespace(why_not=""),
         ),
-        executor=SimpleNamespace(stats=RoundStats(ME), speeds=SpeedBook()),
+        executor=SimpleNamespace(
+            stats=RoundStats(ME), exchange=SimpleNamespace(speeds=SpeedBook())
+        ),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN),
         data_addresses=none,
         ended_attempts=SimpleNamespace(last=()),

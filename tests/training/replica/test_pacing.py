@@ -1,38 +1,99 @@
 """How much to train before looking up."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.swarm.records.lease import PeerState
 from atom.training.replica.pacing import (
     READ_S,
     SELDOM_S,
+    Pass,
     SwarmCount,
+    count_swarm,
     next_pass,
     reading_pause,
+    sequences_per_s,
     usual_pass_seconds,
 )
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.round.batch_policy import GlobalBatch
+from atom.training.round.events import View
+
+NEWS, STALE = 6.0, 0.0
+"""Looks at the others, after and before our last pass."""
+MOST = MAX_MICRO_BATCHES_PER_PASS
 
 
-def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
-    own = passes = 0
-    while size := next_pass(own, 0.0, SwarmCount(seen_at=-1.0), GlobalBatch(64), 8):
-        own += size * 8
-        passes += 1
-    assert own == 64
-    assert passes == 1
+def wanted(own: int, swarm: SwarmCount, batch: int = 60, micro: int = 10) -> int:
+    """Micro-batches of the next pass."""
+    return next_pass(own, 5.0, swarm, GlobalBatch(batch), micro, MOST)
 
 
-def test_leases_are_read_often_only_when_something_depends_on_them() -> None:
-    far = SwarmCount(others_sequences=100, peers=4, seen_at=0.0, sequences_per_s=30.0)
-    assert reading_pause(100, 10.0, far, GlobalBatch(1000)) == SELDOM_S
-    assert reading_pause(250, 10.0, far, GlobalBatch(1000)) == READ_S, (
-        "beyond its share it waits for news"
-    )
-    assert reading_pause(100, 10.0, far, GlobalBatch(400)) == READ_S, "five seconds to go"
-    assert reading_pause(100, 0.0, SwarmCount(peers=4), GlobalBatch(1000)) == READ_S, "nobody knows"
+@pytest.mark.parametrize(
+    ("own", "swarm", "size"),
+    [
+        (0, SwarmCount(seen_at=-1.0), 6),
+        (60, SwarmCount(seen_at=-1.0), 0),
+        (0, SwarmCount(0, 3, STALE), 2),
+        (20, SwarmCount(0, 3, STALE), 0),
+        (20, SwarmCount(10, 3, NEWS), 1),
+        (20, SwarmCount(0, 2, NEWS), 1),
+        (0, SwarmCount(60, 3, NEWS), 0),
+    ],
+    ids=[
+        "alone: the whole batch", "and no more", "a fair share needs no news",
+        "beyond it, only on a newer look", "then it helps the slow ones",
+        "up to its share first", "the swarm has enough",
+    ],
+)  # fmt: skip
+def test_a_pass_is_as_large_as_what_is_missing(own: int, swarm: SwarmCount, size: int) -> None:
+    assert wanted(own, swarm) == size
+
+
+@given(
+    st.integers(0, 500), st.integers(0, 500), st.integers(1, 50), st.booleans(),
+    st.integers(1, 400), st.integers(1, 64),
+)  # fmt: skip
+def test_never_more_than_is_missing_rounded_up(
+    own: int, others: int, peers: int, newer: bool, batch: int, micro: int
+) -> None:
+    size = wanted(own, SwarmCount(others, peers, NEWS if newer else STALE), batch, micro)
+    assert 0 <= size <= MOST
+    assert size == 0 or (size - 1) * micro < batch - own - others
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
+def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: int) -> None:
+    """Whoever gets to run, with true news at every turn: nobody waits while work is missing."""
+    counts = [0, 0, 0, 0]
+    for clock in range(400):
+        turn = order[clock % len(order)]
+        size = wanted(counts[turn], SwarmCount(sum(counts) - counts[turn], 4, NEWS), 48, micro)
+        counts[turn] += size * micro
+        if sum(counts) >= 48:
+            break
+        assert size > 0
+    assert 48 <= sum(counts) < 48 + micro * 4
+
+
+@pytest.mark.parametrize(
+    ("own", "own_per_s", "swarm", "batch", "pause"),
+    [
+        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, SELDOM_S),
+        (250, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, READ_S),
+        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 400, READ_S),
+        (100, 0.0, SwarmCount(peers=4), 1000, READ_S),
+    ],
+    ids=["its share is far", "beyond it, it waits for news", "five seconds to go", "nobody knows"],
+)
+def test_leases_are_read_often_only_when_something_depends_on_them(
+    own: int, own_per_s: float, swarm: SwarmCount, batch: int, pause: float
+) -> None:
+    assert reading_pause(own, own_per_s, swarm, GlobalBatch(batch)) == pause
 
 
 @given(
@@ -47,61 +108,64 @@ def test_the_end_of_a_batch_is_never_overslept(
         assert own + others + pause * (own_per_s + per_s) < batch
 
 
-def test_a_fair_share_needs_no_news() -> None:
-    stale = SwarmCount(others_sequences=0, peers=3, seen_at=0.0)
-    assert next_pass(0, 5.0, stale, GlobalBatch(60), 10) == 2
-    assert next_pass(20, 5.0, stale, GlobalBatch(60), 10) == 0, "beyond it, only on a newer look"
-
-
-def test_helps_the_slow_ones_on_a_newer_look() -> None:
-    seen = SwarmCount(others_sequences=10, peers=3, seen_at=6.0)
-    assert next_pass(20, 5.0, seen, GlobalBatch(60), 10) == 1
-
-
-def test_stops_when_the_swarm_has_enough() -> None:
-    assert next_pass(0, 0.0, SwarmCount(60, 3, 1.0), GlobalBatch(60), 10) == 0
-
-
-@given(
-    own=st.integers(0, 500),
-    others=st.integers(0, 500),
-    peers=st.integers(1, 50),
-    newer=st.booleans(),
-    global_batch=st.integers(1, 400),
-    micro=st.integers(1, 64),
+@pytest.mark.parametrize(
+    ("passes", "usual_s"),
+    [
+        ([(4, 1.0), (8, 2.0), (8, 2.2)], 2.0),
+        ([(8, 0.5)] * 5 + [(8, 30.0)] + [(8, 0.5)] + [(4, 20.0)], 0.5),
+    ],
+    ids=["the largest at the usual pace", "a suspended machine is not slow"],
 )
-def test_never_more_than_is_missing_rounded_up(
-    own: int, others: int, peers: int, newer: bool, global_batch: int, micro: int
+def test_a_pass_takes_what_it_usually_takes(
+    passes: list[tuple[int, float]], usual_s: float
 ) -> None:
-    swarm = SwarmCount(others, peers, 1.0 if newer else 0.0)
-    size = next_pass(own, 0.5, swarm, GlobalBatch(global_batch), micro)
-    missing = global_batch - own - others
-    assert 0 <= size <= MAX_MICRO_BATCHES_PER_PASS
-    assert size == 0 or (size - 1) * micro < missing
+    recent = [Pass(100.0, 100.0 + seconds, count) for count, seconds in passes]
+    assert usual_pass_seconds(recent) == pytest.approx(usual_s)
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
-def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: int) -> None:
-    """Whoever gets to run, with true news at every turn: nobody waits while work is missing."""
-    counts = [0, 0, 0, 0]
-    for clock in range(400):
-        turn = order[clock % len(order)]
-        others = sum(counts) - counts[turn]
-        size = next_pass(
-            counts[turn], clock - 0.5, SwarmCount(others, 4, float(clock)), GlobalBatch(48), micro
-        )
-        counts[turn] += size * micro
-        if sum(counts) >= 48:
-            break
-        assert size > 0
-    assert 48 <= sum(counts) < 48 + micro * 4
+def test_the_rate_is_of_the_last_half_minute_with_its_idle_time() -> None:
+    passes = [Pass(0.0, 10.0, 8), Pass(10.0, 15.0, 8), Pass(20.0, 25.0, 4)]
+    assert sequences_per_s(passes, 25.0) == 20 / 25.0
+    assert sequences_per_s(passes, 42.0) == 12 / 32.0
+    assert sequences_per_s(passes, 60.0) == sequences_per_s([], 60.0) == 0.0
 
 
-def test_a_pass_takes_what_the_largest_takes_at_the_usual_pace() -> None:
-    assert usual_pass_seconds([]) == 0.0
-    assert usual_pass_seconds([(4, 1.0), (8, 2.0), (8, 2.2)]) == pytest.approx(2.0)
+HEAD, BEFORE = b"h" * 32, b"b" * 32
+LEAVING, PAUSED = PeerState.LEAVING, PeerState.PAUSED
 
 
-def test_a_suspended_machine_is_not_slow() -> None:
-    passes = [(8, 0.5)] * 5 + [(8, 30.0)] + [(8, 0.5)] + [(4, 20.0)]
-    assert usual_pass_seconds(passes) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("peer", "lease", "sequences", "shares"),
+    [
+        ("member", {}, 7, True),
+        ("member", {"head": b"x" * 32, "round": 9, "sequences": 100}, 0, False),
+        ("member", {"head": BEFORE, "round": 1}, 0, True),
+        ("guest", {"head": BEFORE, "round": 1}, 0, False),
+        ("member", {"state": LEAVING}, 7, True),
+        ("member", {"state": LEAVING, "sequences": 0}, 0, False),
+        ("member", {"state": LEAVING, "head": BEFORE, "round": 1}, 0, False),
+        ("member", {"state": PAUSED}, 7, False),
+        ("member", {"state": PAUSED, "head": BEFORE, "round": 1}, 0, False),
+        ("aside", {}, 0, False),
+        ("member", {"state": PeerState.SYNCING, "head": BEFORE, "round": 1}, 0, False),
+    ],
+    ids=[
+        "at our head", "elsewhere", "a mate whose new lease is on its way", "a guest there",
+        "leaves, and sees to what it counted", "leaves with nothing", "leaves, and begins nothing",
+        "paused, and what it counted counts", "paused before", "aside", "without a state",
+    ],
+)  # fmt: skip
+def test_who_shares_the_work(
+    peer: str, lease: dict[str, Any], sequences: int, shares: bool
+) -> None:
+    plain = {
+        "peer_id": peer, "head": HEAD, "round": 2, "sequences": 7, "sequences_per_s": 1.0,
+        "state": PeerState.ACCUMULATING,
+    }  # fmt: skip
+    fresh: Any = {peer: SimpleNamespace(**plain | lease)}
+    machine: Any = SimpleNamespace(
+        head=SimpleNamespace(digest=HEAD, round=2, members=("member", "us", "aside")),
+        status=SimpleNamespace(aside={"aside"}),
+    )
+    found = count_swarm(machine, View(fresh, seen_at=50.0))
+    assert (found.others_sequences, found.peers, found.seen_at) == (sequences, 1 + shares, 50.0)

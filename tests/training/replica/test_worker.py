@@ -2,12 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from atom.base.errors import ShortageError
+from atom.base.errors import AtomError, ModelError, ShortageError
+from atom.models.source import SourceError
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica import worker as worker_module
@@ -18,7 +19,7 @@ from tests.training.worker_scene import WAIT_S, ShouldStop, WorkerScene
 
 
 class Scene(WorkerScene):
-    """A round of 24 sequences: one pass, if nothing comes between."""
+    """A round of 24 sequences: one pass of six micro-batches, if nothing comes between."""
 
     def __init__(self) -> None:
         super().__init__(global_batch=24)
@@ -39,11 +40,12 @@ class Scene(WorkerScene):
         count: int = self.on_worker(lambda: self.replica.sequences)
         return count
 
-    def fails_in_pass(self, failure: Exception) -> None:
-        def fail(should_stop: ShouldStop) -> None:
-            raise failure
 
-        self.replica.during_pass = fail
+def failing(failure: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise failure
+
+    return fail
 
 
 @pytest.fixture
@@ -56,10 +58,11 @@ def scene() -> Iterator[Scene]:
 
 def test_what_is_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     scene.replica.during_pass = lambda should_stop: scene.clock.advance(2.0)
-    scene.worker.hold("paused")
+    assert not scene.worker.has_work, "it has not begun"
+    scene.worker.hold("round")
     scene.worker.release("starting")
     assert scene.counted() == 0
-    scene.worker.release("paused")
+    scene.worker.release("round")
     assert scene.passed.wait(WAIT_S)
     assert scene.counted() == 24, "alone it trains exactly the global batch, then waits"
     assert (scene.worker.rate(), scene.worker.pass_seconds) == (12.0, 2.0)
@@ -83,17 +86,21 @@ def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:
 
 
 def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
+    gate = scene.worker.gate
     scene.begin_endless_pass()
-    assert scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
-    assert scene.worker.gate.pause(Pause.SCHEDULE, "outside its hours", 1.0)
+    assert gate.pause(Pause.SCHEDULE, "outside its hours", 2.0)
+    assert gate.pause(Pause.OWNER, "by its owner", 1.0)
     assert scene.counted() == 0
-    assert scene.deck.back == [24]
+    assert scene.deck.back == [6]
+    assert gate.why_not == "by its owner"
+    assert gate.why_paused(Pause.TURN, Pause.SCHEDULE) == "outside its hours"
+    assert scene.on_worker(lambda: scene.worker.has_work), "if it were not paused"
     scene.endless.clear()
-    scene.worker.gate.resume(Pause.OWNER)
-    assert scene.worker.gate.paused
+    gate.resume(Pause.OWNER)
     assert scene.counted() == 0
-    scene.worker.gate.resume(Pause.SCHEDULE)
+    gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
+    assert gate.why_not == ""
     assert scene.replica.engines.calls == [2.0, 1.0, "resume"]
 
 
@@ -101,39 +108,39 @@ def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -
     scene.begin_endless_pass()
     scene.worker.submit_soon(scene.endless.clear)
     assert scene.passed.wait(WAIT_S)
-    assert scene.deck.back == [24]
-
-
-def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Scene) -> None:
-    assert not scene.worker.has_work, "it has not begun"
-    scene.worker.gate.pause(Pause.TURN, "another run", 2.0)
-    scene.worker.release("starting")
-    assert scene.on_worker(lambda: scene.worker.has_work)
-    scene.worker.hold("round")
-    assert not scene.on_worker(lambda: scene.worker.has_work)
+    assert scene.deck.back == [6]
 
 
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
     scene.replica.breakable = False
     scene.begin_endless_pass()
     scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
+    scene.worker.submit_soon(scene.endless.clear)
     scene.endless.clear()
     assert scene.passed.wait(WAIT_S)
     assert scene.deck.back == []
+
+
+def test_whatever_is_counted_closing_breaks_the_pass_off(scene: Scene) -> None:
+    scene.replica.breakable = False
+    scene.begin_endless_pass()
+    scene.close()
+    assert scene.replica.sequences == 0
 
 
 def test_a_device_that_others_took_is_tried_for_now_and_then(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "RETRY_S", 0.2)
-    during_pass = scene.replica.during_pass
-    scene.fails_in_pass(DeviceTaken("scripted"))
+    scene.replica.during_pass, during_pass = (
+        failing(DeviceTaken("scripted")), scene.replica.during_pass
+    )  # fmt: skip
     scene.worker.release("starting")
     scene.on_worker()
     scene.on_worker()
     assert scene.worker.gate.why_not == "another program has the device's memory"
     assert not scene.worker.has_work
-    assert scene.deck.back == [24], "not before its time"
+    assert scene.deck.back == [6], "not before its time"
     scene.replica.during_pass = during_pass
     assert scene.passed.wait(WAIT_S)
     scene.on_worker()
@@ -142,28 +149,33 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
 
 def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
     failure = RuntimeError("a bug")
-    scene.fails_in_pass(failure)
+    scene.replica.during_pass = failing(failure)
     scene.worker.release("starting")
     assert scene.failures.get(timeout=WAIT_S) is failure
 
 
 @pytest.mark.parametrize(
-    "failure",
+    ("failure", "kind", "hint"),
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        StepFailed(MemoryError("in the optimizer's thread")),
-        RuntimeError("unable to mmap 64 bytes from file <a>: Cannot allocate memory (12)"),
+        (MemoryError(), ShortageError, "free host memory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), ShortageError, "free host memory"),
+        (StepFailed(MemoryError("in the step's thread")), ShortageError, "free host memory"),
+        (
+            RuntimeError("unable to mmap 64 bytes from file <a>: Cannot allocate memory (12)"),
+            ShortageError,
+            "free host memory",
+        ),
+        (SourceError("sample 19 cannot be had", "look at it"), ModelError, "look at it"),
     ],
 )
-def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exception) -> None:
-    def fail() -> None:
-        raise failure
-
-    scene.worker.submit(fail)
+def test_what_the_user_can_mend_is_named(
+    scene: Scene, failure: Exception, kind: type[AtomError], hint: str
+) -> None:
+    scene.worker.submit(failing(failure))
     named = scene.failures.get(timeout=WAIT_S)
-    assert isinstance(named, ShortageError)
-    assert "free host memory" in named.hint
+    assert isinstance(named, kind)
+    assert hint in getattr(named, "hint", "")
+    assert named.__cause__ is failure
 
 
 def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene: Scene) -> None:
@@ -178,3 +190,4 @@ def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene
     scene.train()
     assert scene.voided.get(timeout=WAIT_S) is void
     assert scene.replica.passes == [6, 2, 2, 2]
+    assert scene.deck.back == [], "the next one takes the samples that follow"

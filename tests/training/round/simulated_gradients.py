@@ -61,7 +61,7 @@ class Gradients:
         if process.leaving and not self.works:
             return False
         policy, own_pass = process.machine.policy, process.seat.pass_sequences
-        return next_pass(self.sequences, self._last_pass_ended, self.swarm, policy, own_pass) > 0
+        return next_pass(self.sequences, self._last_pass_ended, self.swarm, policy, own_pass, 1) > 0
 
     def _end_pass(self, head: bytes) -> None:
         process = self._process

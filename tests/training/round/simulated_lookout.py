@@ -34,8 +34,6 @@ class Lookout:
         self._process = process
         self._directory = process.swarm.directory
         self._book = LeaseBook()
-        self.seen_at = float("-inf")
-        """When the last reading was."""
         self._serial = 0
         self._published_at = float("-inf")
         self._published: tuple[object, ...] = ()
@@ -45,8 +43,7 @@ class Lookout:
         process = self._process
         reading = self._directory.read(process.peer_id, process.now())
         if reading is not None:
-            self.seen_at = process.now()
-            self._book.update(reading, self.seen_at)
+            self._book.update(reading, process.now())
         process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
 
     def view(self) -> View:

@@ -375,7 +375,7 @@ class Process:
 
     def _tick(self) -> None:
         view = replace(self._lookout.view(), aside=self.quarantine.aside(self.now()))
-        self.gradients.swarm = count_swarm(self.machine, view, self._lookout.seen_at)
+        self.gradients.swarm = count_swarm(self.machine, view)
         self.handle(Tick(view))
         if not self.alive:
             return
