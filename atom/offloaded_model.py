@@ -28,6 +28,7 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
 from atom.optim.optimizer import Optimizer, store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
@@ -83,8 +84,9 @@ class OffloadedModel:
         replica.reset_gradients()
         for some in _groups(batches, replica.micro_batches):
             replica.run_pass([_entries(batch) for batch in some])
-        sequences, norm = replica.sequences, replica.gradient_norm()
-        replica.begin_step(replica.gradients.div_(sequences), norm / sequences, self._steps + 1)
+        sequences, sums = replica.sequences, replica.contribution()
+        norm = gradient_norm(sums) / sequences
+        replica.begin_step(sums.div_(sequences), norm, self._steps + 1)
         self._steps += 1
         return replica.loss_sum / sequences
 

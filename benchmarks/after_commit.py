@@ -80,7 +80,8 @@ class Round:
     def step_between(self) -> Seconds:
         mean, norm = self._commit()
         began = self.clock.now()
-        self.replica.apply(mean, norm, self.replica.round + 1)
+        self.replica.begin_step(mean, norm, self.replica.round + 1)
+        self.replica.finish_step()
         hashed = self._hash()
         return self._pass(began, lambda: hashed)
 
@@ -92,7 +93,7 @@ class Round:
             return self._pass(began, background.submit(self._hash).result)
 
     def _commit(self) -> tuple[Tensor, float]:
-        mean = torch.div(self.replica.gradients, self.replica.sequences, out=self.result)
+        mean = torch.div(self.replica.contribution(), self.replica.sequences, out=self.result)
         return mean, gradient_norm(mean)
 
     def _hash(self) -> float:

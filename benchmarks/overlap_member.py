@@ -208,7 +208,7 @@ class Rounds:
         self._order = order
         self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self._exchange = WatchedExchange(
-            transport, self._results, lambda _: self._replica.gradients,
+            transport, self._results, lambda _: self._replica.contribution(),
             self._outcomes.put, self._clock, GradientEncoding(),
         )  # fmt: skip
         self.digest = b""
@@ -241,8 +241,9 @@ class Rounds:
         mean, round_number = self._result(finished), self._replica.round + 1
         self._recording.spans.clear()
         began = self._clock.now()
-        take = self._replica.apply if side == BETWEEN else self._replica.begin_step
-        take(mean, finished.norm, round_number)
+        self._replica.begin_step(mean, finished.norm, round_number)
+        if side == BETWEEN:
+            self._replica.finish_step()
         stepped = self._clock.now()
         with ThreadPoolExecutor(1, "aftermath") as background:
             hashed = background.submit(self._settle)

@@ -6,13 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from atom.base.errors import AtomError
-from atom.optim.clipping import gradient_norm
-
-
-class GradientsPoisoned(AtomError):
-    """A pass ended half-way through adding its gradients: only `reset` helps."""
-
 
 @dataclass
 class GradientArena:
@@ -27,39 +20,29 @@ class GradientArena:
     """Of `sequences`, those whose gradients `flat` holds: fewer after `spend`."""
     loss_sum: float = field(default=0.0, init=False)
     """Summed mean loss per sequence, nats."""
-    poisoned: bool = field(default=False, init=False)
     void: bool = field(default=False, init=False)
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
 
     @property
     def sums(self) -> torch.Tensor:
-        """The gradients, not copied. Raises: GradientsPoisoned."""
-        self._require_whole()
+        """The gradients, not copied."""
         if self.void:
             self.flat.zero_()
             self.void = False
         return self.flat
 
-    def norm(self) -> float:
-        """The global norm of `sums`. Raises: GradientsPoisoned."""
-        return gradient_norm(self.sums)
-
     @contextmanager
     def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
-        the pass leaves the arena poisoned if `touched()` says that a part of it may be there; what
-        was void stays void.
-
-        Raises: GradientsPoisoned when it already is.
-        """
-        self._require_whole()
-        self.poisoned = True
+        the pass resets the arena if `touched()` says that a part of it may be there; what was void
+        stays void."""
         try:
             yield
         except BaseException:
-            self.poisoned = touched()
+            if touched():
+                self.reset(self.tag)
             raise
-        self.poisoned = self.void = False
+        self.void = False
 
     def count(self, sequences: int, loss_sum: float) -> None:
         """Notes what the pass just added."""
@@ -77,9 +60,5 @@ class GradientArena:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
         the sums of the time before may go on."""
         self.spend()
-        self.sequences, self.loss_sum, self.poisoned = 0, 0.0, False
+        self.sequences, self.loss_sum = 0, 0.0
         self.tag = tag  # last: whoever reads it before the count never takes an old one for new
-
-    def _require_whole(self) -> None:
-        if self.poisoned:
-            raise GradientsPoisoned("a pass was interrupted; its gradients are incomplete")

@@ -62,11 +62,6 @@ class Stepper:
         """The passes' sub-models are others. Not while a step is under way."""
         self._sub_models = sub_models
 
-    @property
-    def torn(self) -> bool:
-        """The last step broke off: some parameters are updated, others are not."""
-        return self._failure is not None
-
     def begin(
         self, gradient: Tensor, learning_rate: float, step: int, coefficient: float = 1.0
     ) -> None:
@@ -106,6 +101,11 @@ class Stepper:
     def wait(self) -> None:
         """Returns when no step is under way and the store is whole. Raises: StepFailed."""
         self.rest()
+        self.require_whole()
+
+    def require_whole(self) -> None:
+        """Does not wait. Raises: StepFailed when the last step broke off: some parameters are
+        updated, others are not."""
         if self._failure is not None:
             raise StepFailed(self._failure)
 

@@ -132,9 +132,10 @@ def play_round(replicas: Sequence[Replica], round: int) -> float:
             replica.run_pass([batch(round, peer, place)])
     sequences = sum(replica.sequences for replica in replicas)
     loss = sum(replica.loss_sum for replica in replicas) / sequences
-    means = average([replica.gradients for replica in replicas], sequences, round)
+    means = average([replica.contribution() for replica in replicas], sequences, round)
     for replica, mean in zip(replicas, means, strict=True):
-        replica.apply(mean, gradient_norm(mean), round)
+        replica.begin_step(mean, gradient_norm(mean), round)
+        replica.finish_step()
     return loss
 
 

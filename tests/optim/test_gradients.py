@@ -1,49 +1,45 @@
 import pytest
 import torch
 
-from atom.optim.gradients import GradientArena, GradientsPoisoned
+from atom.optim.gradients import GradientArena
 
 
-def test_counts_and_reset() -> None:
+@pytest.fixture
+def arena() -> GradientArena:
+    """Two passes of three sequences each."""
     arena = GradientArena(torch.zeros(4))
     arena.reset(b"head")
-    with arena.accumulating(lambda: True):
-        arena.flat += 1
+    arena.flat += 1  # what was there before the first pass, which replaces it
+    for total in (1, 2):
+        with arena.accumulating(lambda: True):
+            arena.flat.fill_(total)
         arena.count(3, 6.5)
-    with arena.accumulating(lambda: True):
-        arena.count(2, 1.0)
-    assert (arena.tag, arena.sequences, arena.loss_sum) == (b"head", 5, 7.5)
+    return arena
+
+
+def test_counts_until_a_reset(arena: GradientArena) -> None:
+    assert (arena.tag, arena.sequences, arena.loss_sum) == (b"head", 6, 13.0)
     assert arena.sums is arena.flat
+    assert arena.sums.tolist() == [2] * 4
     arena.reset(b"next")
     assert (arena.tag, arena.sequences, arena.loss_sum) == (b"next", 0, 0.0)
+    assert arena.flat.any(), "who reads the sums of before may go on"
     assert not arena.sums.any()
 
 
+def test_what_a_peer_has_spent_stays_counted(arena: GradientArena) -> None:
+    arena.spend()
+    assert (arena.sequences, arena.unspent) == (6, 0)
+    assert not arena.sums.any()
+
+
+@pytest.mark.parametrize("touched", [False, True])
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_an_interrupted_pass_poisons(failure: type[BaseException]) -> None:
-    arena = GradientArena(torch.zeros(4))
-
-    def interrupted() -> None:
-        with arena.accumulating(lambda: True):
-            arena.flat += 1
-            raise failure
-
-    with pytest.raises(failure):
-        interrupted()
-    with pytest.raises(GradientsPoisoned):
-        _ = arena.sums
-    with pytest.raises(GradientsPoisoned), arena.accumulating(lambda: False):
-        pytest.fail("a poisoned arena takes no more")
-    arena.reset()
-    assert not arena.sums.any()
-
-
-def test_a_pass_interrupted_before_it_added_anything_poisons_nothing() -> None:
-    arena = GradientArena(torch.zeros(4))
-    with arena.accumulating(lambda: True):
-        arena.flat += 1
-        arena.count(3, 6.5)
-    with pytest.raises(RuntimeError), arena.accumulating(lambda: False):
-        raise RuntimeError
-    assert torch.equal(arena.sums, torch.ones(4))
-    assert arena.sequences == 3
+def test_a_pass_that_breaks_off_with_a_part_of_it_there_takes_all_with_it(
+    arena: GradientArena, failure: type[BaseException], touched: bool
+) -> None:
+    with pytest.raises(failure), arena.accumulating(lambda: touched):
+        raise failure
+    assert arena.tag == b"head"
+    assert (arena.sequences, arena.loss_sum) == ((0, 0.0) if touched else (6, 13.0))
+    assert arena.sums.tolist() == [0 if touched else 2] * 4

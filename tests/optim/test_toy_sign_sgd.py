@@ -22,7 +22,16 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
-from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
+from tests.training.small_replica import (
+    SEED,
+    apply,
+    batches,
+    config,
+    filled,
+    program,
+    same,
+    step_once,
+)
 
 RATE, CLIP_NORM, BETA, ROUNDS = 1e-2, 0.5, 0.8, 4
 RUN = """
@@ -115,7 +124,7 @@ def test_a_joiner_loads_its_snapshot_and_catches_up(
 
     joiner.load_state(snapshot.checked(digest), 2)
     for round_number, mean in enumerate(missed, 3):
-        joiner.apply(mean, gradient_norm(mean), round_number)
+        apply(joiner, mean, round_number)
     assert same(joiner, giver)
 
 

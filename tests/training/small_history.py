@@ -69,14 +69,15 @@ def run() -> Run:
     made = Run([beginning(FOUNDER, state_digest(replica.state_arenas()))])
     for number in range(1, ROUNDS + 1):
         made.states.append(copied(replica))
-        result = torch.randn(replica.gradients.numel(), generator=generator)
+        result = torch.randn(replica.elements, generator=generator)
         norm, digest = gradient_norm(result), arena_digest(result)
         changes = {"result_digest": digest, "parent_state_digest": made.digest(number - 1)}
         voters = PEERS[: min(number, 2)]
         commit = a_commit(
             made.heads[-1], {FOUNDER: 8}, voters, following=PEERS, gradient_norm=norm, **changes
         )
-        replica.apply(result, norm, number)
+        replica.begin_step(result, norm, number)
+        replica.finish_step()
         made.commits.append(commit)
         made.heads.append(made.heads[-1].after(commit.value))
         made.results.append(result)

@@ -61,12 +61,25 @@ def filled(
     return replica
 
 
+def apply(replica: Replica, mean: Tensor, round: int) -> None:
+    """The whole step that leads to `round`."""
+    replica.begin_step(mean, gradient_norm(mean), round)
+    replica.finish_step()
+
+
+def begin_own_step(replica: Replica) -> None:
+    """On its own arena, as one box alone does; it may end under whatever comes next."""
+    norm = gradient_norm(replica.contribution()) / replica.sequences
+    mean = replica.contribution().div_(replica.sequences)
+    replica.begin_step(mean, norm, replica.round + 1)
+
+
 def step_once(replica: Replica, micro_batches: Sequence[MicroBatch], round: int) -> Tensor:
     """A round of this peer alone; its mean gradient."""
     replica.reset_gradients()
     replica.run_pass(micro_batches)
-    mean = replica.gradients / replica.sequences
-    replica.apply(mean, gradient_norm(mean), round)
+    mean = replica.contribution() / replica.sequences
+    apply(replica, mean, round)
     return mean
 
 

@@ -98,12 +98,10 @@ class ReplicaEngines:
             self._slots.give_back(self._device)
 
     def _take_again(self) -> None:
-        if not self._given_back:
-            return
         try:
-            self._slots.take_again(self._device)
+            if self._given_back:
+                self._slots.take_again(self._device)
         except Exception as failure:
-            self._slots.give_back(self._device)
             if not is_out_of_memory(failure):
                 raise
             raise DeviceTaken("another program has the device's memory") from failure

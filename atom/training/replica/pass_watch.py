@@ -24,24 +24,15 @@ _STEP_SPANS = 4096
 class PassWatch:
     """`begin` and `end` around each pass, on the thread that trains; the rest from any thread."""
 
-    def __init__(self, clock: Clock, names: Sequence[str] = ()) -> None:
-        """`names`: of the sub-models, in order."""
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._names = tuple(names)
         self._lock = threading.Lock()
         self._recording: Recording | None = None
         self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
         self._due = float("-inf")
         self._begun = 0
-        self._recorded = 0
-        self._latest: Timeline | None = None
-
-    def follow(self, names: Sequence[str]) -> None:
-        """The passes' sub-models are others: what was recorded of the former is forgotten."""
-        with self._lock:
-            self._names, self._latest, self._recording = tuple(names), None, None
-            self._due = float("-inf")
-            self._steps.clear()
+        self._latest: tuple[int, Timeline, Sequence[str]] | None = None
+        """The number of the pass looked at last, what it did, and its sub-models' names."""
 
     def begin(self) -> Observer | None:
         """Who is to be told of the pass that begins now; None: nobody. After one that was not sound
@@ -54,13 +45,11 @@ class PassWatch:
             self._recording = Recording() if looks else None
             return self._recording
 
-    def end(self) -> None:
-        """The pass that began last was sound."""
-        if self._recording is None:
-            return
-        timeline = self._with_steps(self._recording.spans)
-        with self._lock:
-            self._latest, self._recorded, self._recording = timeline, self._begun, None
+    def end(self, names: Sequence[str]) -> None:
+        """The pass that began last was sound. `names`: of its sub-models, in order."""
+        if self._recording is not None:
+            self._latest = self._begun, self._with_steps(self._recording.spans), names
+            self._recording = None
 
     def stepped(self, event: Observed, start_s: float, end_s: float) -> None:
         """The optimizer's observer: its work may fall into a pass."""
@@ -75,17 +64,15 @@ class PassWatch:
     def trace(self, ticket: int, title: str) -> tuple[str, str]:
         """Chrome trace and one line of figures of the pass of that ticket, or of a later one; empty
         if none of them has ended yet."""
-        with self._lock:
-            timeline = self._latest if self._recorded >= ticket else None
-        if timeline is None:
+        number, timeline, names = self._latest or (-1, Timeline(()), ())
+        if number < ticket:
             return "", ""
-        return chrome_trace(timeline, self._names, title), Utilisation.of(timeline).text()
+        return chrome_trace(timeline, names, title), Utilisation.of(timeline).text()
 
     def figures(self) -> dict[str, Any] | None:
         """Of the latest pass looked at, as `Utilisation.to_json` has them; None: none yet."""
-        with self._lock:
-            timeline = self._latest
-        return None if timeline is None else Utilisation.of(timeline).to_json()
+        latest = self._latest
+        return None if latest is None else Utilisation.of(latest[1]).to_json()
 
     def _with_steps(self, spans: list[Span]) -> Timeline:
         began = min((span.start_s for span in spans), default=0.0)

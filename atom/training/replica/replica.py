@@ -38,14 +38,13 @@ class PassResult:
     sequences: int
     loss_sum: float
     """Mean loss per sequence, summed over the sequences, nats."""
-    seconds: float
 
 
 class Replica:
     """Weights, optimizer state and gradients of one model, and the engines that use them.
 
-    One thread at a time. Weights and optimizer state are a function of the initial values and
-    of the arguments of `apply` alone: replicas that apply the same results stay bit-identical.
+    One thread at a time. Weights and optimizer state are a function of the initial values and of
+    the arguments of `begin_step` alone: replicas that take the same steps stay bit-identical.
     """
 
     def __init__(
@@ -70,18 +69,19 @@ class Replica:
         there; MismatchError when a program was altered or the host kernels have not been compiled;
         MemoryError; DeviceError.
         """
-        self._clock = clock or BootClock()
+        clock = clock or BootClock()
         self._observer = observer
         self.engines = ReplicaEngines(program, evaluation, settings, device)
         """Which give the device's memory back on demand."""
         self._store = self.engines.store
         self._arena = GradientArena(self._store.gradients)
-        self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
+        self.watch = PassWatch(clock)
         """Looks at some of the passes, unless there is an observer for all of them."""
+        self._names = [part.name for part in program.sub_models]
         self._stepper = Stepper(
             self._store,
             settings.optimizer,
-            self._clock,
+            clock,
             program.sub_models,
             program.frozen,
             observer or self.watch.stepped,
@@ -105,7 +105,7 @@ class Replica:
         self._stepper.rest()
         self.engines.rearrange(program, evaluation, settings)
         self._stepper.follow(program.sub_models)
-        self.watch.follow([part.name for part in program.sub_models])
+        self._names = [part.name for part in program.sub_models]
         self._limits = replace(
             self._limits, micro_batches=settings.micro_batches, failed_alone=False
         )
@@ -121,16 +121,11 @@ class Replica:
         """The most that a pass may accumulate; fewer after memory ran out."""
         return self._limits.micro_batches
 
-    @property
-    def torn(self) -> bool:
-        """A step broke off: only `load_state` helps, or `adopt_state`."""
-        return self._stepper.torn
-
     def initialise(
         self, initial_value: Callable[[str, tuple[int, ...]], Tensor], threads: int = 1
     ) -> None:
         """Round 0: every parameter as `initial_value(name, shape)` says, the optimizer's state
-        zero. Asked in order of first use; with several `threads`, by all of them at once.
+        zero. Asked in order of first use, by so many `threads` at once.
 
         Raises: ValueError for a value of another shape.
         """
@@ -140,12 +135,8 @@ class Replica:
 
         self._stepper.rest()
         self._store.clear_state()
-        if threads == 1:
-            for spec in self._store.layout.specs:
-                fill(spec)
-        else:
-            with ThreadPoolExecutor(threads, "atom-first-values") as pool:
-                list(pool.map(fill, self._store.layout.specs))
+        with ThreadPoolExecutor(threads, "atom-first-values") as pool:
+            list(pool.map(fill, self._store.layout.specs))
         self._rule.initialised()
         self._settle_at(0)
 
@@ -159,34 +150,29 @@ class Replica:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
         is under way, and ends after it.
 
-        A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
-        gradients begin anew, without those of earlier passes either. Another exception
-        (PassCancelled when `should_stop` says so) that comes as late poisons the gradients: they
-        cannot be read until `reset_gradients`. Weights are untouched. One that is cancelled while
-        it is `breakable` poisons nothing: the same call does the same later.
+        A pass that raises adds nothing; if a part of it had been added already, the gradients begin
+        anew, without those of earlier passes either. Weights are untouched. After one that was
+        cancelled while it was `breakable` the same call does the same later.
 
         Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
-        again; PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
-        breaks off; DeviceTaken; what the model's computation raises.
+        again; PassCancelled; ValueError; StepFailed when a step broke off; DeviceTaken; what the
+        model's computation raises.
         """
-        self._require_state()
-        started, drawn = self._clock.now(), self._seeds.get_state()
+        self._stepper.require_whole()
+        counted, drawn = self._arena.sequences, self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
             with self.engines.using():
                 losses = self._accumulate(batches, seeds, should_stop)
         except PassVoided as void:
-            raise self._learnt(void, len(batches), self._drop_what_is_torn()) from void
+            raise self._learnt(void, len(batches), counted - self._arena.sequences) from void
         except (PassCancelled, DeviceTaken):
-            if self._arena.sequences == 0:
-                self._drop_what_is_torn()
             self._seeds.set_state(drawn)
             raise
         self._limits = self._limits.after_sound()
-        self.watch.end()
-        sequences, loss_sum = self._summed(batches, losses)
-        self._arena.count(sequences, loss_sum)
-        result = PassResult(sequences, loss_sum, self._clock.now() - started)
+        self.watch.end(self._names)
+        result = PassResult(*self._summed(batches, losses))
+        self._arena.count(result.sequences, result.loss_sum)
         self._rule.pass_ended()
         return result
 
@@ -213,14 +199,6 @@ class Replica:
         self._limits, hint = self._limits.after_void(void, micro_batches)
         return PassVoided(void.cause, void.detail, lost, hint)
 
-    def _drop_what_is_torn(self) -> int:
-        """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""
-        if not self._arena.poisoned:
-            return 0
-        lost = self._arena.sequences
-        self._arena.reset(self._arena.tag)
-        return lost
-
     def _summed(self, batches: Sequence[Batch], losses: Sequence[float]) -> tuple[int, float]:
         """Sequences, and the loss summed over them."""
         sizes = [self.engines.training.sequences_of(batch) for batch in batches]
@@ -238,27 +216,12 @@ class Replica:
         return self._arena.flat.numel()
 
     def contribution(self) -> Tensor:
-        """What this peer gives to the round: flat [elements], live, the mean times `sequences`.
-        Counting is frozen: it holds until the next pass. Raises: GradientsPoisoned."""
-        self._let_a_step_end()
-        return self._rule.contribution()
-
-    @property
-    def gradients(self) -> Tensor:
-        """Live, flat [elements], in the settings' numbers: sums over sequences. Raises:
-        GradientsPoisoned."""
-        self._let_a_step_end()
-        return self._arena.sums
-
-    def gradient_norm(self) -> float:
-        """Of `gradients`, global. Raises: GradientsPoisoned."""
-        self._let_a_step_end()
-        return self._arena.norm()
-
-    def _let_a_step_end(self) -> None:
-        """It may be at work on sums that are to be cleared."""
+        """What this peer gives to the round: flat [elements], live, the mean times `sequences`. Of
+        the rule `EveryStep` the gradients, in the settings' numbers, summed over sequences.
+        Counting is frozen: it holds until the next pass."""
         if self._arena.void:
-            self._stepper.rest()
+            self._stepper.rest()  # it may be at work on sums that are to be cleared
+        return self._rule.contribution()
 
     @property
     def sequences(self) -> int:
@@ -286,7 +249,7 @@ class Replica:
         When it is void, memory ran out: the same call tries again with fewer at a time. Raises: as
         `run_pass`.
         """
-        self._require_state()
+        self._stepper.require_whole()
         losses = list[float]()
         while len(losses) < len(batches):
             some = batches[len(losses) : len(losses) + self.micro_batches]
@@ -299,12 +262,6 @@ class Replica:
         return loss_sum / sequences
 
     # --- stepping -----------------------------------------------------------------------------
-
-    def apply(self, mean: Tensor, norm: float, round: int) -> None:
-        """Takes the whole step that leads to `round`: `begin_step`, then `finish_step`. Raises:
-        as they do."""
-        self.begin_step(mean, norm, round)
-        self.finish_step()
 
     def begin_step(self, mean: Tensor, norm: float, round: int) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
@@ -321,7 +278,7 @@ class Replica:
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.
         """
-        self._require_state()
+        self._stepper.require_whole()
         if round == self._round:
             return
         if round != self._round + 1:
@@ -342,7 +299,7 @@ class Replica:
         """The shared state, by the names that `state_form` declares: flat, live, not copies. Of the
         rule `EveryStep` the weights and the optimizer's state.
 
-        Waits for the end of a step. Who writes into them calls `adopt_state` afterwards.
+        Waits for the end of a step. Who writes into them calls `load_state` with them afterwards.
 
         Raises: StepFailed: what they hold is no state.
         """
@@ -365,11 +322,6 @@ class Replica:
                 raise ValueError(f"the state's {name} is missing or does not fit this model")
         for name, arena in own.items():
             arena.copy_(arenas[name])
-        self.adopt_state(round)
-
-    def adopt_state(self, round: int) -> None:
-        """Declares what `state_arenas` hold now to be the state of `round`."""
-        self._stepper.rest()
         self._rule.adopted()
         self._settle_at(round)
 
@@ -384,7 +336,3 @@ class Replica:
         self.finish_step()
         specs = self._store.layout.specs
         return {spec.name: self._store.weights(spec.name) for spec in specs}
-
-    def _require_state(self) -> None:
-        if self.torn:
-            self.finish_step()  # says what it broke off with

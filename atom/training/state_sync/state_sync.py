@@ -232,7 +232,8 @@ class StateSync:
         result = self.fetch_result(value.result_digest, peers)
         if value.round > self._journal.head.round:
             self._storage.record(commit, result)
-        self._replica.apply(result, value.gradient_norm, value.round)
+        self._replica.begin_step(result, value.gradient_norm, value.round)
+        self._replica.finish_step()
         self._results.keep(frozenset())
 
     def _go_on(self) -> None:

@@ -92,7 +92,7 @@ def test_a_device_that_others_use_is_not_one_that_is_too_small(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is the host itself, of which all but the replica's own part is taken."""
-    needs = 4 * 6 * folder.found("founder").replica.gradients.numel()
+    needs = 4 * 6 * folder.found("founder").replica.elements
     monkeypatch.setattr(device_choice, "LEAST_HOST_BYTES", 0)
     for total_bytes, wanted in [(8 * GIB, ShortageError), (needs + 8000, DeviceError)]:
         memory = UsableMemory(total_bytes, needs + 8000)
@@ -130,7 +130,7 @@ def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
     folder.codec(codec)
     founder = folder.found("founder")
     arenas = 7 if codec == "int8" else 6
-    needs = 4 * (arenas * founder.replica.gradients.numel() + VOCABULARY * WIDTH)
+    needs = 4 * (arenas * founder.replica.elements + VOCABULARY * WIDTH)
     with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
         folder.enter(founder, host=f"{needs - 1} B")
     folder.boxes.pop().state.unlock()

@@ -70,7 +70,7 @@ def test_a_trace_is_there_when_the_pass_has_ended(life: Life) -> None:
     ticket, trace, summary = life.trace(0)
     assert (trace, summary) == ("", "")
     watch.begin()
-    watch.end()
+    watch.end(["all"])
     again, trace, summary = life.trace(ticket)
     assert again == ticket
     assert json.loads(trace)["traceEvents"][0]["args"] == {"name": "tiny: one pass"}

@@ -8,25 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.optim.gradients import GradientsPoisoned
 from atom.optim.rate import learning_rate
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
-from atom.swap.schedule import GradientOut, Shape, training_pass
 from atom.swap.timeline import Recording
-from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica
 from tests.training.small_replica import (
     FIRST_VALUE,
     RATE,
     SEED,
     SEQUENCES,
     MicroBatch,
+    apply,
     batches,
     config,
     filled,
@@ -43,8 +41,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def new_replica(device: CpuDevice, dropout: float = 0.1, cut: str = "finest") -> Replica:
-    made = program(dropout, cut=CUTS[cut])
+def new_replica(device: CpuDevice, cut: str = "finest") -> Replica:
+    made = program(0.1, cut=CUTS[cut])
     return filled(device, made, program(0.0, cut=CUTS["halves"]), **SETTINGS)
 
 
@@ -130,45 +128,10 @@ def test_training_is_bit_equal_to_plain_pytorch(
         data = batches(micro_batches, seed=round)
         step_once(replica, data, round)
         losses = plain.step(data, round)
+        assert replica.sequences == SEQUENCES * micro_batches
         assert replica.loss_sum == sum(loss * SEQUENCES for loss in losses)
         for name, weight in replica.export_parameters().items():
             assert torch.equal(weight, plain.parameters[name]), (round, name)
-
-
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("resident", [{0}, {1, 2}, {0, 1, 2, 3}])
-@pytest.mark.parametrize("slots", [2, 3])
-def test_what_stays_on_the_device_changes_no_bits(
-    device: CpuDevice, slots: int, resident: set[int], kept: bool
-) -> None:
-    stay = frozenset(resident)
-    arrangement = Arrangement(slots, stay, stay if kept else frozenset())
-    settings = ReplicaSettings(RATE, arrangement=arrangement, **SETTINGS)
-    recording = Recording()
-    arranged = Replica(program(0.1), program(), settings, device, observer=recording)
-    arranged.initialise(FIRST_VALUE)
-    swapped = new_replica(device)
-    for round in range(1, STEPS + 1):
-        for replica in (arranged, swapped):
-            step_once(replica, batches(3, seed=round), round)
-        assert arranged.evaluate(batches(2, 9)) == swapped.evaluate(batches(2, 9))
-        assert arranged.loss_sum == swapped.loss_sum
-        assert torch.equal(arranged.gradients, swapped.gradients)
-        assert same(arranged, swapped)
-        loads = [span.sub_model for span in recording.take().lane("load")]
-        if round > 1:
-            assert not stay.intersection(loads), "the evaluation loaded them"
-
-
-def test_a_pass_reports_what_it_added(device: CpuDevice) -> None:
-    replica = new_replica(device)
-    replica.reset_gradients(b"head")
-    first = replica.run_pass(batches(1, 1))
-    second = replica.run_pass(batches(3, 2))
-    assert (first.sequences, second.sequences) == (2, 6)
-    assert replica.sequences == 8
-    assert replica.loss_sum == first.loss_sum + second.loss_sum
-    assert replica.gradients_tag == b"head"
 
 
 def stop_after(calls: int) -> Callable[[], bool]:
@@ -176,62 +139,50 @@ def stop_after(calls: int) -> Callable[[], bool]:
     return lambda: next(remaining, True)
 
 
-def test_a_cancelled_pass_poisons_the_gradients_only(device: CpuDevice) -> None:
-    replica = new_replica(device)
-    weights = replica.state_arenas()["master"].clone()
-    schedule = training_pass(Shape(len(program(0.1).sub_models), 2))
-    first_sums = next(n for n, event in enumerate(schedule) if isinstance(event, GradientOut))
+def test_a_pass_cancelled_too_late_takes_the_gradients_with_it(device: CpuDevice) -> None:
+    replica, whole = new_replica(device), new_replica(device)
+    replica.reset_gradients(b"head")
+    for each in (replica, whole):
+        counted = each.run_pass(batches(1, 1))
     with pytest.raises(PassCancelled):
-        replica.run_pass(batches(2, 1), stop_after(first_sums))
-    assert not replica.gradients.any(), "nothing of it had left yet"
-    replica.run_pass(batches(1, 1))
+        replica.run_pass(batches(2, 1), stop_after(10))
+    assert replica.sequences == counted.sequences, "nothing of it had left yet"
+    assert torch.equal(replica.contribution(), whole.contribution())
     with pytest.raises(PassCancelled):
-        replica.run_pass(batches(2, 1), stop_after(first_sums + 1))
-    with pytest.raises(GradientsPoisoned):
-        _ = replica.gradients
-    with pytest.raises(GradientsPoisoned):
-        replica.run_pass(batches(1, 1))
-    replica.reset_gradients()
-    replica.run_pass(batches(1, 1))
-    assert replica.sequences == SEQUENCES
-    assert torch.equal(replica.state_arenas()["master"], weights)
+        replica.run_pass(batches(2, 1), lambda: not replica.breakable)
+    assert (replica.sequences, replica.loss_sum) == (0, 0.0)
+    assert replica.gradients_tag == b"head"
+    assert not replica.contribution().any()
+    whole.reset_gradients()
+    for each in (replica, whole):
+        each.run_pass(batches(1, 2))
+    assert torch.equal(replica.contribution(), whole.contribution())
+    assert same(replica, whole)
 
 
 def test_evaluation_has_no_dropout_and_changes_nothing(device: CpuDevice) -> None:
-    replica = new_replica(device, dropout=0.1)
+    replica = new_replica(device)
     model = GPT3(config(0.1)).eval()
     initialise(model, SEED)
     data = batches(3, 5)
     with torch.no_grad():
         expected = sum(model(**batch).item() * SEQUENCES for batch in data) / (3 * SEQUENCES)
     assert replica.evaluate(data) == expected
-    assert not replica.gradients.any()
+    assert not replica.contribution().any()
     replica.run_pass(data)
     assert replica.evaluate(data) == expected
 
 
-def test_bfloat16_trains_with_float32_master_weights(device: CpuDevice) -> None:
-    narrow = torch.bfloat16
-    half = filled(device, program(precision=narrow), precision=narrow, **SETTINGS)
-    exact = new_replica(device, dropout=0.0)
-    losses = []
-    for round in range(1, 9):
-        for replica in (half, exact):
-            step_once(replica, batches(2, 1), round)
-        losses.append(half.loss_sum)
-    assert half.loss_sum == pytest.approx(exact.loss_sum, rel=0.02)
-    assert losses[-1] < 0.9 * losses[0]
-    assert half.state_arenas()["master"].dtype == torch.float32
-
-
-# --- what is looked at --------------------------------------------------------------------------
-
-
-def test_a_replica_looks_at_a_pass_now_and_then(device: CpuDevice) -> None:
+def test_a_replica_looks_at_a_pass_now_and_then_and_at_nothing_else(device: CpuDevice) -> None:
     replica = new_replica(device)
     assert replica.watch.figures() is None
+    with pytest.raises(PassCancelled):
+        replica.run_pass(batches(1, 1), stop_after(4))
+    replica.evaluate(batches(1, 3))
+    assert replica.watch.figures() is None, "none was sound"
     replica.run_pass(batches(2, 1))
     figures = replica.watch.figures()
+    assert figures is not None
     replica.run_pass(batches(1, 2))
     replica.evaluate(batches(1, 3))
     assert replica.watch.figures() == figures, "the second pass was not looked at"
@@ -267,49 +218,43 @@ def test_first_values_do_not_depend_on_threads(device: CpuDevice, threads: int) 
         replica.initialise(lambda name, shape: torch.zeros(3), threads)
 
 
-def test_state_moves_between_replicas(device: CpuDevice) -> None:
+def test_state_moves_between_replicas_however_they_are_cut(device: CpuDevice) -> None:
     old, new = new_replica(device), new_replica(device, cut="whole")
-    step_once(old, batches(1, 1), 1)
+    mean = step_once(old, batches(1, 1), 1)
     new.load_state({name: arena.clone() for name, arena in old.state_arenas().items()}, 1)
     assert new.round == 1
     assert old.evaluate(batches(1, 9)) == new.evaluate(batches(1, 9))
-    gradient = torch.randn(old.gradients.shape)
     for replica in (old, new):
-        replica.apply(gradient, gradient_norm(gradient), 2)
+        apply(replica, mean, 2)
     assert same(old, new)
 
 
-def test_what_does_not_fit_changes_nothing(device: CpuDevice) -> None:
+def test_what_does_not_fit_or_follow_changes_nothing(device: CpuDevice) -> None:
     replica, untouched = new_replica(device), new_replica(device)
     state = {name: arena + 1 for name, arena in replica.state_arenas().items()}
-    with pytest.raises(ValueError, match="exp_avg_sq"):
-        replica.load_state({**state, "exp_avg_sq": torch.zeros(3)}, 4)
-    with pytest.raises(ValueError, match="norm"):
-        replica.apply(torch.ones_like(replica.gradients), float("nan"), 1)
+    mean = torch.ones(replica.elements)
     short = [{name: value[:1] for name, value in batches(1, 1)[0].items()}]
-    with pytest.raises(ValueError, match="was made for"):
-        replica.run_pass(short)
+    refused: dict[str, Callable[[], object]] = {
+        "exp_avg_sq": lambda: replica.load_state({**state, "exp_avg_sq": torch.zeros(3)}, 4),
+        "norm": lambda: replica.begin_step(mean, float("nan"), 1),
+        "does not fit": lambda: replica.begin_step(mean[1:], 1.0, 1),
+        "does not follow": lambda: replica.begin_step(mean, 1.0, 2),
+        "was made for": lambda: replica.run_pass(short),
+    }
+    for why, call in refused.items():
+        with pytest.raises(ValueError, match=why):
+            call()
     assert same(replica, untouched)
     assert replica.round == 0
-    assert not replica.torn
-
-
-def test_apply_may_be_repeated_but_not_out_of_order(device: CpuDevice) -> None:
-    replica, once = new_replica(device), new_replica(device)
-    gradient = torch.ones_like(replica.gradients)
     for _ in range(2):
-        replica.apply(gradient, 1.0, 1)
-    once.apply(gradient, 1.0, 1)
-    assert same(replica, once)
-    for round in (0, 3):
-        with pytest.raises(ValueError, match="does not follow"):
-            replica.apply(gradient, 1.0, round)
+        apply(replica, mean, 1)
+    apply(untouched, mean, 1)
+    assert same(replica, untouched), "a step that is repeated is taken once"
 
 
 def test_a_program_of_another_precision_or_model_is_refused(device: CpuDevice) -> None:
     with pytest.raises(ValueError, match="traced in"):
         filled(device, program(), precision=torch.bfloat16)
     smaller = GPT3(GPT3Config(1, 1, 8, sequence_tokens=8, vocabulary_size=29))
-    other: Program = compile_program(smaller, batches(1, 0)[0])
     with pytest.raises(ValueError, match="different models"):
-        filled(device, program(), other)
+        filled(device, program(), compile_program(smaller, batches(1, 0)[0]))

@@ -1,7 +1,6 @@
 """Each form of the state trains, at every schedule and in every precision, and moves between
-replicas, disks and peers, bit for bit."""
+replicas and disks, bit for bit."""
 
-import functools
 import gc
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.models.gpt3 import initial_value
 from atom.optim import optimizer
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
@@ -23,7 +21,16 @@ from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
-from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
+from tests.training.small_replica import (
+    FIRST_VALUE,
+    apply,
+    batches,
+    begin_own_step,
+    filled,
+    program,
+    same,
+    step_once,
+)
 
 NARROW = torch.bfloat16
 FORMS = pytest.mark.parametrize("form", StateForm)
@@ -86,8 +93,7 @@ def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[
         replica.run_pass(batches(3, round % 3))
         replica.run_pass(batches(1, round % 3 + 50))
         losses.append(replica.loss_sum)
-        norm = replica.gradient_norm() / replica.sequences
-        replica.begin_step(replica.gradients.div_(replica.sequences), norm, round)
+        begin_own_step(replica)
         if not under:
             replica.finish_step()
     return losses
@@ -102,25 +108,26 @@ def test_no_schedule_shows_in_any_form(
     (`test_replica.py`), as are 16 bits (`test_swap_benchmark.py`)."""
     plain = new_replica(device, form, precision)
     other = new_replica(device, form, precision, arrangement=SCHEDULES[schedule])
-    rounds = range(1, 3)
-    assert train(other, rounds, under=True) == train(plain, rounds)
-    assert torch.equal(other.gradients, plain.gradients)
+    for rounds in (range(1, 3), range(3, 5)):
+        assert train(other, rounds, under=True) == train(plain, rounds)
+        assert other.evaluate(batches(2, 9)) == plain.evaluate(batches(2, 9))
+        assert torch.equal(other.contribution(), plain.contribution())
     assert same(other, plain)
-    assert other.evaluate(batches(2, 9)) == plain.evaluate(batches(2, 9))
 
 
 @FORMS
-def test_it_learns_as_the_exact_form_does_and_from_gradients_in_sixteen_bits(
+def test_it_learns_as_plain_float32_does_and_from_gradients_in_sixteen_bits(
     device: CountingDevice, form: StateForm
 ) -> None:
-    exact = train(new_replica(device, StateForm.EXACT), range(1, 31))
+    plain = train(new_replica(device, StateForm.EXACT, torch.float32), range(1, 31))
     for gradients in (torch.float32, NARROW):
         replica = new_replica(device, form, gradients=gradients)
         losses = train(replica, range(1, 31))
-        assert losses[-1] == pytest.approx(exact[-1], rel=0.05)
+        assert losses[-1] == pytest.approx(plain[-1], rel=0.05)
         assert losses[-1] < 0.9 * losses[0]
-        assert replica.gradients.dtype == gradients
-        assert replica.gradient_norm() == gradient_norm(replica.gradients.float())
+        sums = replica.contribution()
+        assert sums.dtype == gradients
+        assert gradient_norm(sums) == gradient_norm(sums.float())
 
 
 @FORMS
@@ -128,6 +135,8 @@ def test_a_restored_replica_goes_on_alike(
     device: CountingDevice, form: StateForm, tmp_path: Path
 ) -> None:
     one, restored = new_replica(device, form), new_replica(device, form)
+    for name, weight in one.export_parameters().items():
+        assert torch.equal(weight, FIRST_VALUE(name, tuple(weight.shape))), name
     train(one, range(1, 4))
     digest = state_digest(one.state_arenas())
     snapshot = write_snapshot(tmp_path, 3, b"h" * 32, digest, one.state_arenas())
@@ -135,22 +144,13 @@ def test_a_restored_replica_goes_on_alike(
     assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
     restored.load_state(snapshot.checked(digest), 3)
     mean = step_once(one, batches(1, 4), 4)
-    restored.apply(mean, gradient_norm(mean), 4)
+    apply(restored, mean, 4)
     assert same(one, restored)
     for another in set(StateForm) - {form}:
         other = new_replica(device, another)
         with pytest.raises(ValueError, match="does not fit"):
             other.load_state(one.state_arenas(), 4)
         assert same(other, new_replica(device, another))
-
-
-@FORMS
-def test_exported_weights_are_float32_and_were_what_was_put_in(
-    device: CountingDevice, form: StateForm
-) -> None:
-    expected = functools.partial(initial_value, config(), seed=SEED)
-    for name, weight in new_replica(device, form).export_parameters().items():
-        assert torch.equal(weight, expected(name, tuple(weight.shape))), name
 
 
 def test_two_hundred_steps_take_no_more_than_three(device: CountingDevice) -> None:

@@ -14,7 +14,6 @@ from atom.daemon.model.run_optimizer import shared_state, update_rule
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3, initialise
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
@@ -24,6 +23,7 @@ from tests.training.small_replica import (
     SEED,
     SEQUENCES,
     MicroBatch,
+    apply,
     batches,
     config,
     filled,
@@ -79,7 +79,7 @@ def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
     mean = sum((replica.contribution() for replica in replicas), torch.zeros(replicas[0].elements))
     mean /= sequences
     for replica in replicas:
-        replica.apply(mean, gradient_norm(mean), round)
+        apply(replica, mean, round)
     return mean
 
 
@@ -136,16 +136,13 @@ def test_rounds_are_those_of_plain_pytorch(new_replica: Callable[[], Replica]) -
 
 
 def test_peers_differ_within_a_round_and_share_a_state(new_replica: Callable[[], Replica]) -> None:
-    replicas = [new_replica() for _ in PASSES]
-    before = state_digest(replicas[0].state_arenas())
-    replicas[0].reset_gradients()
+    moved, other = new_replica(), new_replica()
     for place in range(2):
-        replicas[0].run_pass([batch(1, 0, place)])
-    replicas[0].finish_step()
-    moved = replicas[0].export_parameters(), replicas[1].export_parameters()
-    assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
-    assert state_digest(replicas[0].state_arenas()) == before
-    assert replicas[0].sequences == 2 * SEQUENCES
+        moved.run_pass([batch(1, 0, place)])
+    ours, theirs = moved.export_parameters(), other.export_parameters()
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same(moved, other)
+    assert moved.sequences == 2 * SEQUENCES
 
 
 def test_a_joiner_takes_the_snapshot_and_missed_results(
@@ -158,7 +155,7 @@ def test_a_joiner_takes_the_snapshot_and_missed_results(
     missed = play_round([giver, other], 2)
 
     joiner.load_state(snapshot.load(), 1)
-    joiner.apply(missed, gradient_norm(missed), 2)
+    apply(joiner, missed, 2)
     assert same(joiner, giver)
 
 

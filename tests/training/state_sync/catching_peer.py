@@ -79,7 +79,7 @@ class Peer:
         self.downloads = folder / "downloads"
         self.replica, self.events = new_replica(), EventList()
         self.journal = Journal(folder / "chain.bin", run().heads[0])
-        self.results = Results(folder / "results", self.replica.gradients.numel())
+        self.results = Results(folder / "results", self.replica.elements)
         room = DiskRoom(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, room, 2)
         self.knows_start = knows_start
