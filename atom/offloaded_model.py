@@ -55,12 +55,11 @@ class OffloadedModel:
         self._replica = replica
         self._device = device
         self._names = names
-        self._steps = 0
 
     @property
     def steps(self) -> int:
         """Optimizer steps taken."""
-        return self._steps
+        return self._replica.round
 
     @property
     def micro_batches(self) -> int:
@@ -86,8 +85,7 @@ class OffloadedModel:
             replica.run_pass([_entries(batch) for batch in some])
         sequences, sums = replica.sequences, replica.contribution()
         norm = gradient_norm(sums) / sequences
-        replica.begin_step(sums.div_(sequences), norm, self._steps + 1)
-        self._steps += 1
+        replica.begin_step(sums.div_(sequences), norm, self.steps + 1)
         return replica.loss_sum / sequences
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
@@ -105,15 +103,13 @@ class OffloadedModel:
         return {
             "model": {name: weights[ours].clone() for name, ours in self._names.items()},
             "state": {name: arena.clone() for name, arena in self._replica.state_arenas().items()},
-            "steps": self._steps,
+            "steps": self.steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave. Raises: KeyError; ValueError if it is another
         model's; then nothing is changed."""
-        steps = int(state["steps"])
-        self._replica.load_state(state["state"], steps)
-        self._steps = steps
+        self._replica.load_state(state["state"], int(state["steps"]))
 
     def close(self) -> None:
         """Waits for the step under way and gives the device's memory back."""
