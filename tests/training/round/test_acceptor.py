@@ -1,32 +1,37 @@
-"""An acceptor promises upwards, accepts only what it promised, and keeps its slots apart."""
+"""What binds a process: an acceptor promises upwards, accepts what it promised, keeps its slots
+apart and outlives its head; a coordinator finishes what was accepted; a participant heeds the
+attempt that it promised, and no other."""
+
+from dataclasses import replace
 
 import pytest
+from scene import BALLOT, BATCH, GONE, HEAD, MATE, ME, RESULT, STATE, US, Scene, decided
 
-from atom.swarm.chain.commit import Ballot, Contribution, Value, Voter
-from atom.swarm.chain.messages import Accepted
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Ballot, Voter
+from atom.swarm.chain.messages import Abort, Accept, Accepted, Nack, Prepare, Promise
+from atom.training.round import Terms
+from atom.training.round.attempt import value_to_finish
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import ORDINARY
-from atom.training.round.round_state import Acceptor, Slot
+from atom.training.round.events import Frozen, Phase, ResultFetched
+from atom.training.round.round_state import Acceptor, RoundContext, RoundState, Slot
 
-A, B = Voter("a", b"a" * 16), Voter("b", b"b" * 16)
+BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
+VALUE = decided(HEAD, RESULT, MATE).value
 
 
-def ballot(attempt: int, voter: Voter = A) -> Ballot:
+def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
     return Ballot(attempt, voter.peer_id, voter.incarnation)
 
 
-def value(name: str) -> Value:
-    parts = (Contribution("a", b"a" * 16, 8, 8.0),)
-    digest = name.encode().ljust(32)
-    return Value(b"p" * 32, 1, ballot(1), digest, 1.0, b"", parts, (A,))
-
-
 def test_promises_only_grow() -> None:
-    slot = Slot()
-    assert slot.promise(ballot(2))
-    assert not slot.promise(ballot(1))
-    assert not slot.promise(ballot(2)), "a duplicate is no new promise"
-    assert slot.promise(ballot(2, B)), "the same attempt of a higher coordinator"
-    assert slot.promised == ballot(2, B)
+    slot, (low, high) = Slot(), sorted([MATE, GONE])
+    assert slot.promise(ballot(2, low))
+    assert not slot.promise(ballot(1, high))
+    assert not slot.promise(ballot(2, low)), "a duplicate is no new promise"
+    assert slot.promise(ballot(2, high)), "the same attempt of a higher coordinator"
+    assert slot.promised == ballot(2, high)
 
 
 def test_what_was_promised_is_accepted_and_survives_higher_promises() -> None:
@@ -34,22 +39,112 @@ def test_what_was_promised_is_accepted_and_survives_higher_promises() -> None:
     slot.promise(ballot(2))
     for stranger in (ballot(1), ballot(3)):
         with pytest.raises(AssertionError):
-            slot.accept(stranger, value("y"))
-    slot.accept(ballot(2), value("x"))
-    slot.promise(ballot(5, B))
-    assert slot.accepted == Accepted(ballot(2), value("x"))
+            slot.accept(stranger, VALUE)
+    slot.accept(ballot(2), VALUE)
+    slot.promise(ballot(5))
+    assert slot.accepted == Accepted(ballot(2), VALUE)
     assert not slot.may_accept(ballot(2))
 
 
 def test_a_branch_has_a_slot_of_its_own() -> None:
-    slots = Acceptor()
+    slots, alone = Acceptor(), (MATE,)
     assert slots.highest_promised is None
-    slots.slot((A,)).promise(ballot(3))
-    slots.slot((A,)).accept(ballot(3), value("branch"))
+    slots.slot(alone).promise(ballot(3))
+    slots.slot(alone).accept(ballot(3), VALUE)
     assert slots.ordinary.accepted is None
     assert slots.ordinary.promise(ballot(1)), "its promises bind the branch alone"
-    assert (slots.survivors_of(ballot(3)), slots.survivors_of(ballot(1))) == ((A,), ORDINARY)
+    assert (slots.survivors_of(ballot(3)), slots.survivors_of(ballot(1))) == (alone, ORDINARY)
     assert slots.highest_promised == ballot(3), "a new attempt has to surpass every slot"
-    slots.slot((A,)).promise(ballot(4, B))
+    slots.slot(alone).promise(ballot(4))
     for outdone_or_unknown in (ballot(3), ballot(9)):
         assert slots.survivors_of(outdone_or_unknown) is None, "least of all the ordinary one"
+
+
+def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:
+    terms, state = Terms(GlobalBatch(BATCH)), RoundState(HEAD, STATE, 0.0)
+    context = RoundContext(ME, terms, US.sign, state)
+    context.state.acceptor.ordinary.promise(BALLOT)
+    context.enter_head(BEYOND, STATE)
+    assert context.state.acceptor.highest_promised is None
+    context.enter_head(HEAD, STATE)
+    assert context.state.acceptor.highest_promised == BALLOT
+
+
+# ---- what a coordinator has to finish
+
+LOW, HIGH, HIGHER = (Accepted(ballot(n), replace(VALUE, round=n)) for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("reported", "finished"),
+    [
+        ([(None, None), (None, None)], None),
+        ([(LOW, None), (HIGH, None), (None, None)], HIGH),
+        ([(None, HIGH), (None, LOW)], HIGH),
+        ([(LOW, None), (None, HIGHER)], LOW),
+    ],
+    ids=["nothing", "the highest", "by a branch: a quorum's", "its own slot comes first"],
+)
+def test_what_was_accepted_is_finished(
+    reported: list[tuple[Accepted | None, Accepted | None]], finished: Accepted | None
+) -> None:
+    promises = {
+        Voter(str(n), b"i" * 16): Promise(HEAD.digest, BALLOT, *accepted, 8, 1.0, STATE)
+        for n, accepted in enumerate(reported)
+    }
+    assert value_to_finish(promises) == finished
+
+
+# ---- what a participant heeds
+
+
+def promised() -> Scene:
+    scene = Scene()
+    scene.tick()
+    scene.hear(Prepare(HEAD.digest, ballot(5)))
+    assert [promise.ballot for promise in scene.sent(Promise)] == [ballot(5)]
+    return scene
+
+
+def test_a_promise_is_kept_when_its_attempt_is_over() -> None:
+    scene = promised()
+    scene.hear(Abort(HEAD.digest, ballot(5), Reason.NO_QUORUM))
+    assert scene.machine.phase is Phase.ACCUMULATING
+    scene.hear(Prepare(HEAD.digest, ballot(4, GONE)), GONE)
+    assert [(nack.promised, nack.reason) for nack in scene.sent(Nack)] == [
+        (ballot(5), Reason.BALLOT_TOO_LOW)
+    ]
+    assert len(scene.sent(Promise)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        (MATE, Abort(HEAD.digest, ballot(4), Reason.NO_QUORUM)),
+        (GONE, Abort(HEAD.digest, ballot(5), Reason.NO_QUORUM)),
+        (MATE, Abort(BEYOND.digest, ballot(5), Reason.NO_QUORUM)),
+    ],
+    ids=["of another ballot", "not the coordinator's", "of another head"],
+)
+def test_an_abort_ends_its_own_attempt_and_no_other(sender: Voter, message: Abort) -> None:
+    scene = promised()
+    scene.hear(message, sender)
+    assert scene.machine.phase is Phase.PROMISED
+
+
+def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
+    scene = promised()
+    scene.tell(Frozen(ballot(4), 64, 1.0))
+    assert len(scene.sent(Promise)) == 1
+
+
+def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it() -> None:
+    scene = promised()
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE))
+    scene.tell(ResultFetched(RESULT, is_here=True))
+    scene.machine._context.state.overdue = 2.0  # nobody objects to a branch any more
+    scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
+    scene.hear(Prepare(HEAD.digest, ballot(7), (tuple(sorted([ME, MATE])))))
+    told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
+    accepted = Accepted(ballot(5), VALUE)
+    assert told == [(None, None), (accepted, None), (None, accepted)]
