@@ -132,19 +132,25 @@ def test_an_abort_ends_its_own_attempt_and_no_other(sender: Voter, message: Abor
     assert scene.machine.phase is Phase.PROMISED
 
 
+def call_for_a_branch(scene: Scene) -> None:
+    scene.machine._context.state.overdue = 2.0  # nobody objects to one any more
+    scene.hear(Prepare(HEAD.digest, ballot(7), tuple(sorted([ME, MATE]))))
+
+
 def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
+    """Each slot still promises its own."""
     scene = promised()
-    scene.tell(Frozen(ballot(4), 64, 1.0))
-    assert len(scene.sent(Promise)) == 1
+    call_for_a_branch(scene)
+    scene.tell(Frozen(ballot(5), 64, 1.0))
+    assert [said.ballot for said in scene.sent(Promise)] == [ballot(5), ballot(7)]
 
 
 def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it() -> None:
     scene = promised()
     scene.hear(Accept(HEAD.digest, ballot(5), VALUE))
     scene.tell(ResultFetched(RESULT, is_here=True))
-    scene.machine._context.state.overdue = 2.0  # nobody objects to a branch any more
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
-    scene.hear(Prepare(HEAD.digest, ballot(7), (tuple(sorted([ME, MATE])))))
+    call_for_a_branch(scene)
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
     accepted = Accepted(ballot(5), VALUE)
     assert told == [(None, None), (accepted, None), (None, accepted)]

@@ -3,7 +3,6 @@ until one of them has that round's result."""
 
 from simulation import Setting, Swarm
 
-from atom.daemon.peer.leaving import LEAVE_S
 from atom.swarm.chain.messages import CommitNotice, Message, Promise
 
 
@@ -52,37 +51,6 @@ def test_what_only_the_leaver_has_is_handed_on_first() -> None:
     assert decided == [before + 1]
     assert (founder.chain.head.round, joiner.chain.head.round) == (before + 1, before)
     assert founder.alive, swarm.story(60)
-    swarm.heal()
-    swarm.run(15.0)
-    assert swarm.living == [joiner]
-    assert joiner.chain.head.round > before + 1
-    assert swarm.witness.branches == 0
-
-
-def test_nobody_is_waited_for_without_end() -> None:
-    swarm = arrived(3)
-    swarm.run(LEAVE_S)
-    assert [process.me for process in swarm.living] == [swarm["B"].me]
-
-
-def test_who_leaves_right_behind_another_leaves_nobody_stuck() -> None:
-    """One that decides has just gone after a round, and only its signature is still fresh."""
-    swarm = Swarm(4, Setting(peers=2, pass_seconds=(0.3,)))
-    swarm.run_until_agreed(30.0, 2)
-    first, second, joiner = swarm["A"], swarm["B"], swarm.join()
-    second.paused = True
-    swarm.network.drop = lambda source, target, message: (
-        source == joiner.peer_id and isinstance(message, Promise)
-    )
-    swarm.run_until_agreed(30.0, 2)
-    first.leave()
-    while first.alive:
-        swarm.run(0.25)
-    assert second.sequences == 0
-    second.leave()
-    swarm.run(12.0)
-    assert second.alive, swarm.story(60)
-    before = joiner.chain.head.round
     swarm.heal()
     swarm.run(15.0)
     assert swarm.living == [joiner]

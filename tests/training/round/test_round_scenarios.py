@@ -19,7 +19,6 @@ from atom.swarm.chain.messages import (
     Accept,
     CommitNotice,
     Message,
-    Prepare,
     Promise,
     Ring,
 )
@@ -155,16 +154,6 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
     run_until(swarm, lambda: second.chain.head.round > before, 60.0)
     first.resume()
     swarm.run_until_agreed(30.0)
-
-
-def test_an_owner_may_forbid_branches() -> None:
-    swarm = calm_swarm(3, branches=False)
-    for name in others(swarm, tie_breaker(swarm)):
-        swarm[name].die()
-    head = swarm.living[0].chain.head
-    swarm.run(60.0)
-    assert swarm.living[0].chain.head == head
-    assert "no-quorum" in swarm.living[0].reports
 
 
 def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
@@ -309,18 +298,6 @@ def test_a_restarted_voter_has_no_vote_until_voted_in() -> None:
     assert swarm.witness.branches == 0
 
 
-def test_a_goodbye_drops_the_voter_and_nobody_waits_for_it() -> None:
-    swarm = calm_swarm(3)
-    leaver = swarm["B"]
-    run_until(swarm, lambda: leaver.sequences > 0)
-    leaver.leave()
-    run_until(swarm, lambda: not leaver.alive)
-    head = swarm["A"].machine.head
-    assert leaver.peer_id not in {voter.peer_id for voter in head.voters}
-    assert swarm.run_until_agreed(15.0) < GRACE_SECONDS
-    assert swarm.witness.branches == 0
-
-
 def test_all_but_one_say_goodbye_one_after_another() -> None:
     swarm = calm_swarm(4)
     for name in "ABC":
@@ -332,31 +309,6 @@ def test_all_but_one_say_goodbye_one_after_another() -> None:
 
 
 # ---- frozen processes
-
-
-@pytest.mark.parametrize("keep_messages", [True, False])
-@pytest.mark.parametrize("seconds", [3.0, 9.0, 20.0])
-def test_a_frozen_coordinator_wakes_up_in_another_time(seconds: float, keep_messages: bool) -> None:
-    swarm = calm_swarm(3)
-    asked: list[str] = []
-
-    def remember(source: str, target: str, message: Message) -> bool:
-        if isinstance(message, Prepare):
-            asked.append(source)
-        return False
-
-    swarm.network.drop = remember
-    run_until(swarm, lambda: bool(asked))
-    sleeper = swarm.process_of(asked[0])
-    assert sleeper is not None
-    sleeper.suspend()
-    before = sleeper.chain.head.round
-    swarm.run(seconds)
-    if seconds > 12.0:
-        assert all(p.chain.head.round > before for p in swarm.living if p is not sleeper)
-    sleeper.resume(keep_messages)
-    swarm.run_until_agreed(30.0)
-    assert swarm.witness.branches == 0
 
 
 def test_who_breaks_rings_is_left_out_but_votes_and_comes_back() -> None:

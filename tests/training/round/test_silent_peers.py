@@ -8,7 +8,7 @@ from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Nack, Prepare, Promise, Ring, Suspect
+from atom.swarm.chain.messages import Nack, Prepare, Ring, Suspect
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 from atom.training.round import Patience
 from atom.training.round.events import ExchangeFailed, Phase, Unreachable
@@ -140,19 +140,3 @@ def until(swarm: Swarm, condition: Callable[[], bool]) -> None:
             return
         swarm.run(0.02)
     raise AssertionError(swarm.story(100))
-
-
-def rounds_in_two_minutes(mute: bool) -> int:
-    """Of four peers, the last of which is slow; `mute`: and answers no call for promises."""
-    swarm = Swarm(3, Setting(peers=4, global_batch=48, pass_seconds=(1.0, 1.0, 1.0, 4.0)))
-    silent = swarm["D"].peer_id
-    if mute:
-        swarm.network.drop = lambda source, target, message: (
-            source == silent and isinstance(message, Promise)
-        )
-    swarm.run(120.0)
-    return swarm["A"].chain.head.round
-
-
-def test_a_mute_voter_with_a_fresh_lease_does_not_slow_every_round() -> None:
-    assert rounds_in_two_minutes(mute=True) >= 0.75 * rounds_in_two_minutes(mute=False)
