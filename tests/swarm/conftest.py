@@ -2,4 +2,6 @@
 
 from transport_peers import make_peer
 
-__all__ = ["make_peer"]
+from tests.swarm.stream_pairs import streams_end
+
+__all__ = ["make_peer", "streams_end"]

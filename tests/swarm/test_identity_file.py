@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.identity import Identity
+from atom.swarm.identity import Identity, is_peer_id
 
 
 def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +31,10 @@ def test_a_place_where_there_can_be_no_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot write .*identity\.key: "):
         Identity.create().save(tmp_path / "file" / "identity.key")
+
+
+def test_a_peer_has_one_name() -> None:
+    name = Identity.create().peer_id
+    assert is_peer_id(name)
+    for other in (f"{name} ", f"{name}\n", f" {name}", f"1{name}", name[:-1], name.lower(), ""):
+        assert not is_peer_id(other)

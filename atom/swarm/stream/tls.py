@@ -107,7 +107,6 @@ class SocketStream:
         """Begins to connect: what is sent waits for it, or fails. Raises: OSError."""
         code = self._socket.connect_ex(address)  # type: ignore[arg-type] # what getaddrinfo gave
         if code not in (0, errno.EINPROGRESS):
-            self.close()
             raise OSError(code, os.strerror(code))
 
     def send_all(self, view: memoryview, patience: Patience) -> None:

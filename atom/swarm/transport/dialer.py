@@ -152,17 +152,9 @@ class Dialer:
         patience, failure = Patience.within(seconds), OSError("no known address")
         for way in self._addresses(peer_id):
             try:
-                stream = self._connect(way, patience)
+                return self._connect(way, patience, opening), way[0]
             except OSError as error:
                 failure = error
-                continue
-            try:
-                stream.send_all(memoryview(opening), patience)
-            except OSError as error:
-                stream.close()
-                failure = error
-            else:
-                return stream, way[0]
         raise failure
 
     def _addresses(self, peer_id: str) -> list[Way]:
@@ -194,11 +186,17 @@ class Dialer:
             raise
         return channel
 
-    def _connect(self, way: Way, patience: Patience) -> SocketStream:
-        """A connection that is there, or fails, when something is sent. Raises: OSError."""
+    def _connect(self, way: Way, patience: Patience, opening: bytes = b"") -> SocketStream:
+        """A connection that begins with `opening`. Without one it is there, or fails, when
+        something is sent. Raises: OSError."""
         family, kind, protocol, _, target = self._resolver.resolve(*way, patience.left_s())
         connecting = SocketStream(socket.socket(family, kind, protocol))
-        connecting.connect(target)
+        try:
+            connecting.connect(target)
+            connecting.send_all(memoryview(opening), patience)
+        except BaseException:
+            connecting.close()
+            raise
         return connecting
 
 

@@ -12,9 +12,9 @@ from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
-from tests.swarm.memory_stream import MemoryStream
 from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
+from tests.swarm.stream_pairs import stream_pair
 
 SOON = 10.0
 
@@ -53,7 +53,7 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
     server = BlobServer(Shelf())
-    asking, serving = (Channel(stream) for stream in MemoryStream.pair())
+    asking, serving = (Channel(stream) for stream in stream_pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     assert refusal(server.serve, serving) in (Reason.MALFORMED, Reason.TOO_LARGE)
 
@@ -65,7 +65,7 @@ def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> N
 
     def takes(peer: str) -> bool:
         """Whether one more channel of that peer is served."""
-        asking, serving = (Channel(stream) for stream in MemoryStream.pair())
+        asking, serving = (Channel(stream) for stream in stream_pair())
         serving.peer_id = peer
         thread = threading.Thread(target=serve, args=(serving,))
         thread.start()

@@ -17,7 +17,7 @@ from atom.swarm.stream.bandwidth import (
     TransferThrottle,
 )
 from atom.swarm.stream.frames import Patience
-from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.stream_pairs import stream_pair
 
 PATIENCE = Patience(10.0)
 
@@ -78,7 +78,7 @@ def test_every_byte_passes_in_slices_if_there_is_a_cap_and_is_paid_for(
 ) -> None:
     bandwidth = Bandwidth()
     up, down = bandwidth.upload, bandwidth.download = Recorder(rate), Recorder(rate)
-    one, other = (ThrottledStream(stream, bandwidth) for stream in MemoryStream.pair())
+    one, other = (ThrottledStream(stream, bandwidth) for stream in stream_pair())
     message, received = bytes(range(256)) * 400, bytearray(102_400)
     one.send_all(memoryview(message), PATIENCE)
     other.recv_into(memoryview(received), PATIENCE)
@@ -89,7 +89,7 @@ def test_every_byte_passes_in_slices_if_there_is_a_cap_and_is_paid_for(
 
 
 def test_closing_frees_a_sender_that_waits_for_its_turn() -> None:
-    slow, ended = ThrottledStream(MemoryStream.pair()[0], Bandwidth(8.0)), threading.Event()
+    slow, ended = ThrottledStream(stream_pair()[0], Bandwidth(8.0)), threading.Event()
 
     def send() -> None:
         with pytest.raises(ConnectionError):
@@ -157,7 +157,7 @@ def test_a_ring_that_only_breathes_is_no_ring() -> None:
 @pytest.mark.parametrize("ring", [True, False])
 def test_a_ring_stream_tells_the_throttle_what_it_sends(ring: bool) -> None:
     bandwidth = Bandwidth()
-    stream = ThrottledStream(MemoryStream.pair()[0], bandwidth, ring)
-    stream.send_all(memoryview(bytes(PART_BYTES)), PATIENCE)
+    stream = ThrottledStream(stream_pair()[0], bandwidth, ring)
+    stream.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
     taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
     assert (0 in taken) is ring

@@ -11,7 +11,6 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Stream
 from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
-from tests.swarm.memory_stream import MemoryStream
 from tests.swarm.refusals import refusal
 
 SOON = 5.0
@@ -30,16 +29,12 @@ def in_tls(near: SocketStream, far: SocketStream) -> tuple[Stream, Stream]:
     return client, server
 
 
-@pytest.fixture(params=["memory", "socket", "TLS"])
+@pytest.fixture(params=["socket", "TLS"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    streams: tuple[Stream, Stream]
-    if request.param == "memory":
-        streams = MemoryStream.pair()
-    else:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            near = SocketStream(socket.create_connection(server.getsockname()))
-            far = SocketStream(server.accept()[0])
-        streams = (near, far) if request.param == "socket" else in_tls(near, far)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = SocketStream(socket.create_connection(server.getsockname()))
+        far = SocketStream(server.accept()[0])
+    streams = (near, far) if request.param == "socket" else in_tls(near, far)
     channels = Channel(streams[0]), Channel(streams[1])
     yield channels
     for channel in channels:

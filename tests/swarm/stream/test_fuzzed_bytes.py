@@ -37,8 +37,8 @@ from atom.swarm.state.arenas import (
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
-from tests.swarm.memory_stream import MemoryStream
 from tests.swarm.refusals import refusal
+from tests.swarm.stream_pairs import stream_pair
 
 OWNER, RUN = Identity.create(), "shakespeare"
 TRIES = 200
@@ -75,7 +75,7 @@ def signed(payload: bytes) -> bytes:
 
 def spoken(kind: Kind, raw: bytes) -> tuple[Channel, Channel]:
     """A channel at whose other end this frame was said; both ends."""
-    here, there = map(Channel, MemoryStream.pair())
+    here, there = map(Channel, stream_pair())
     there.send_frame(kind, raw, patience=Patience(1.0))
     return here, there
 
@@ -91,7 +91,7 @@ def said_to_the_caller(raw: bytes) -> None:
 
 
 def sent_as_a_frame(raw: bytes) -> bytes:
-    here, there = MemoryStream.pair()
+    here, there = stream_pair()
     there.send_all(memoryview(raw), Patience(1.0))
     there.close()
     return Channel(here).recv_frame(Kind.MESSAGE, 1 << 16, Patience(1.0))

@@ -1,0 +1,24 @@
+"""Connected streams without a network."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from atom.swarm.stream.tls import SocketStream
+
+_made: list[SocketStream] = []
+
+
+def stream_pair() -> tuple[SocketStream, SocketStream]:
+    """Two connected ends, open for as long as the test."""
+    here, there = map(SocketStream, socket.socketpair())
+    _made.extend((here, there))
+    return here, there
+
+
+@pytest.fixture(autouse=True)
+def streams_end() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
