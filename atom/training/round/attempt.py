@@ -20,7 +20,7 @@ from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise
 from atom.swarm.exchange.choice import Choice, Line, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
-from atom.training.round.electorate import Electorate, hidden_peers
+from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
 
 Way = tuple[str, str]
@@ -242,11 +242,10 @@ def choose_exchange(
     """How the members of an attempt average, by what leases say of the ways between them: hints, so
     the choice may be poor, never wrong. Where an exchange broke lately (`apart`), neither of the
     two owns a part."""
-    leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
-    links = _links(members, leases)
+    links = _links(members, view.leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
-    lines = _lines(members, links, hidden_peers(view), apart)
+    lines = _lines(members, links, view.hidden, apart)
     return choose(lines, average_bytes, latency_s, ring_possible)
 
 

@@ -8,7 +8,6 @@ from atom.training.round.electorate import (
     Survivors,
     alive_voters,
     electorate,
-    hidden_peers,
     objection_to_branch,
     present_at,
     rank,
@@ -105,7 +104,7 @@ class LeaderElection:
         """When it is our turn: after those before us in line, and after others' attempts."""
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
-        last = self._last_in_line(), hidden_peers(context.view)
+        last = self._last_in_line(), context.view.hidden
         place = rank(chosen.voters, context.me, context.head, alive, *last)
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 

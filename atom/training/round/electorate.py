@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
-from atom.swarm.records.lease import Lease, PeerState, Reached, claims_better, has_left
+from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
 from atom.training.round.events import View
 
 ACTIVE_STATES = frozenset(
@@ -56,12 +56,6 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
 def present_at(head: Head, view: View) -> set[Voter]:
     """The same, as the processes that they are."""
     return {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
-
-
-def hidden_peers(view: View) -> set[str]:
-    """Who says that nobody can dial it: two such peers cannot speak to each other. Perhaps us."""
-    leases = {**view.fresh, view.mine.peer_id: view.mine} if view.mine else view.fresh
-    return {peer_id for peer_id, lease in leases.items() if lease.reached is Reached.NO}
 
 
 def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:

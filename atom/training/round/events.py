@@ -1,4 +1,4 @@
-"""What can happen to a round, and what it can ask for. Frozen values, no behaviour."""
+"""What can happen to a round, what is seen of the others, and what it can ask for. Frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.chain.messages import Message
-from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease import Lease, Reached
 
 
 class Phase(StrEnum):
@@ -47,6 +47,17 @@ class View:
     """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
+
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """With ours, if it is shown."""
+        return {**self.fresh, self.mine.peer_id: self.mine} if self.mine else self.fresh
+
+    @property
+    def hidden(self) -> set[str]:
+        """Who says that nobody can dial it: two such peers cannot speak to each other."""
+        return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
+
     seen_at: float = float("-inf")
     """When the directory was read last, by our own clock."""
 

@@ -10,7 +10,6 @@ from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.transport.limits import FORGOTTEN_S, MOST_REMEMBERED, Backoff
 from atom.training.round.attempt import Stage, Way
-from atom.training.round.electorate import hidden_peers
 from atom.training.round.events import CaughtUp, ChainFetched, FetchChain
 from atom.training.round.round_state import RoundContext
 
@@ -190,7 +189,7 @@ class HeadCandidates:
     def _in_turn(self, peers: Iterable[str]) -> list[str]:
         """Those that cannot be dialled come last: perhaps we have no line."""
         known, failures = self._context.head.known, self._doubts.failures
-        hidden = hidden_peers(self._context.view)
+        hidden = self._context.view.hidden
         return sorted(peers, key=lambda p: (p not in known, failures(p), p in hidden))
 
     def learn(self, event: CaughtUp) -> None:

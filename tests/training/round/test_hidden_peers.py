@@ -9,7 +9,7 @@ from shown_leases import A, B, C, head_of, lease, view
 from atom.swarm.chain.commit import Contribution, Voter
 from atom.swarm.records.lease import Reached
 from atom.training.round.attempt import choose_exchange
-from atom.training.round.electorate import hidden_peers, rank
+from atom.training.round.electorate import rank
 from atom.training.round.events import View
 
 HEAD = head_of(A, B, C)
@@ -29,7 +29,7 @@ def seen_by_a(*hidden: Voter) -> View:
 def test_who_can_be_dialled_leads_first(
     hidden: set[Voter], idle: set[Voter], first: set[Voter]
 ) -> None:
-    known = hidden_peers(seen_by_a(*hidden))
+    known = seen_by_a(*hidden).hidden
     assert known == {voter.peer_id for voter in hidden}
     places = {v: rank(HEAD.voters, v, HEAD, {A, B, C}, idle, known) for v in (A, B, C)}
     assert min(places, key=places.__getitem__) in first

@@ -240,12 +240,12 @@ def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters()
     scene = Scene()
     scene.tick()
     scene.machine._context.phase = Phase.STEPPING
+    scene.hear(Prepare(HEAD.digest, BALLOT))
     for voter in strangers(20).values():
         for number in range(100):
             ballot = Ballot(number, voter.peer_id, voter.incarnation)
             call = Prepare(HEAD.digest, ballot)
             scene.hear(call, voter)
-    scene.hear(Prepare(HEAD.digest, BALLOT))
     scene.tell(Stepped(HEAD.digest, STATE))
     assert [action.ballot for action in scene.done(Freeze)] == [BALLOT]
 
