@@ -1,10 +1,9 @@
 """A peer that is gone, but whose lease still shows what it counted: the others do its work."""
 
-from collections.abc import Callable
-
 import pytest
 from scene import GONE, MATE, ME, Scene, lease, promise
 from simulation import Setting, Swarm
+from test_round_scenarios import run_until
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
@@ -121,22 +120,14 @@ def test_a_coordinator_that_is_lost_in_its_ring_costs_less_than_a_round(
     swarm.run_until_agreed(90.0, 3)
     first, _, last = swarm.living
     began, before = first.now(), first.chain.head.round
-    until(swarm, lambda: first.chain.head.round == before + 3)
+    run_until(swarm, lambda: first.chain.head.round == before + 3, 60.0)
     usual_s = (first.now() - began) / 3
-    until(swarm, lambda: last.ring is not None)
+    run_until(swarm, lambda: last.ring is not None)
     assert last.machine.phase is Phase.REDUCING
     lost_at = first.now()
     if freeze:
         last.suspend()
     else:
         last.die()
-    until(swarm, lambda: first.chain.head.round == before + 4)
+    run_until(swarm, lambda: first.chain.head.round == before + 4)
     assert first.now() - lost_at < 2 * usual_s
-
-
-def until(swarm: Swarm, condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        swarm.run(0.02)
-    raise AssertionError(swarm.story(100))
