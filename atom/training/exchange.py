@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -177,12 +178,6 @@ class Exchange:
         if self._run is not None:
             self.stop(self._run.ballot)
 
-    def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
-        started = self._clock.now()
-        outcome = self._all_reduce(run, start)
-        self.seconds = {outcome.digest: self._clock.now() - started}
-        return outcome
-
     def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
         """Whatever it is, it voids this ring only. What is not the ring's is our own fault."""
         if not isinstance(fault, ExchangeBroken):
@@ -193,49 +188,42 @@ class Exchange:
         seen = fault.suspect if fault.suspect and not fault.told else ""
         return ExchangeFailed(run.ballot, seen, fault.reason.value)
 
-    def _all_reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
-        terms = self._terms(start)
-        channels = open_exchange(self._transport, terms, OPEN_S)
-        try:
+    def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
+        """Raises: ExchangeBroken; the neighbours need not wait for us then."""
+        began, terms = self._clock.now(), self._terms(start)
+        with closing(open_exchange(self._transport, terms, OPEN_S)) as channels:
             if not self._may_read(run):
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
-            return self._average(run, start, terms, channels)
-        except BaseException:
-            channels.close()  # the neighbours need not wait for us
-            raise
+            finished = self._average(run, start, terms, channels)
+        self.seconds = {finished.digest: self._clock.now() - began}
+        return finished
 
     def _average(
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Over open channels. Holds the result if all went well."""
         result = torch.empty(self._results.elements)
-        norm_of, digest_of = LandingNorm(result), LandingDigest(result)
+        with closing(LandingNorm(result)) as norm, closing(LandingDigest(result)) as digest:
 
-        def landed(start: int, stop: int) -> None:
-            """Reckoned while the rest is still on its way."""
-            norm_of.landed(start, stop)
-            digest_of.landed(start, stop)
+            def landed(start: int, stop: int) -> None:
+                """Reckoned while the rest is still on its way."""
+                norm.landed(start, stop)
+                digest.landed(start, stop)
 
-        try:
             gives = start.members[terms.rank].sequences > 0
             source = self._gradients(start.parent) if gives else None
-            feedback = self._encoding.feedback if source is not None else None
+            feedback = self._encoding.feedback if gives else None
             residual = feedback.begin() if feedback else None
-            arenas = Arenas(source, result, residual, landed)
             began = self._clock.now()
-            all_reduce(arenas, terms, channels, run.cancelled)
+            all_reduce(Arenas(source, result, residual, landed), terms, channels, run.cancelled)
             if channels.right:
                 took_s = self._clock.now() - began
                 self.speeds.finished(terms, channels, result.numel(), took_s)
-            norm, digest = norm_of.norm(), digest_of.digest()
-        except BaseException:
-            norm_of.close()
-            digest_of.close()
-            raise
-        self._results.hold(digest, result)
+            finished = ExchangeFinished(run.ballot, digest.digest(), norm.norm())
+        self._results.hold(finished.digest, result)
         if feedback:
-            feedback.written(digest)
-        return ExchangeFinished(run.ballot, digest, norm)
+            feedback.written(finished.digest)
+        return finished
 
     def _terms(self, start: StartExchange) -> Terms:
         """Raises: ExchangeBroken(BAD_WEIGHT)."""

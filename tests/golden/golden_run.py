@@ -112,7 +112,7 @@ def average(parts: Sequence[Tensor], sequences: int, round: int) -> list[Tensor]
             progress_timeout_s=PATIENCE_S,
         )  # fmt: skip
         channels = open_exchange(peers[rank], terms, PATIENCE_S)
-        plan = RingPlan(len(result), len(order), 64 * 1024, 8 * 1024)
+        plan = RingPlan(len(result), (1,) * len(order), 64 * 1024, 8 * 1024)
         all_reduce(Arenas(parts[rank], result), terms, channels, None, plan)
         return result
 

@@ -1,8 +1,9 @@
-"""Rings whose members are threads of the test, over loopback."""
+"""Exchanges whose members are threads of the test, over loopback."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -20,17 +21,17 @@ from atom.swarm.exchange.allreduce import (
     all_reduce,
     open_exchange,
 )
-from atom.swarm.exchange.codec import Codec, Float32
-from atom.swarm.exchange.plans import PartsPlan, RingPlan, ring_tag
+from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.stream.frames import Channel, Pace
+from atom.swarm.stream.frames import Pace
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT = b"p" * 32
 SOON = 20.0
 SILENCE_S = 0.5
+ELEMENTS = 100_000
 QUICK = Pace(slack_s=SOON)
-"""Rings that nobody holds up on purpose."""
+"""Exchanges that nobody holds up on purpose."""
 
 
 class Swarm:
@@ -55,46 +56,76 @@ class Swarm:
         tag = ring_tag(PARENT, self.ballot)
         return replace(Terms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
 
-    def plan(self, elements: int) -> RingPlan | PartsPlan:
+    def plan(self, elements: int) -> Plan:
         """With several buckets also of a small arena."""
-        if self.shares:
-            return PartsPlan(elements, self.shares, 48 * 1024, 4 * 1024)
-        return RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
+        shares = self.shares or (1,) * len(self.order)
+        return (PartsPlan if self.shares else RingPlan)(elements, shares, 48 * 1024, 4 * 1024)
 
-    def open_all(self, rank: int, timeout_s: float = SOON) -> Channels:
+    def open(self, rank: int, timeout_s: float = SOON) -> Channels:
         return open_exchange(self.transports[rank], self.terms(rank), timeout_s)
-
-    def open(self, rank: int) -> tuple[Channel, Channel]:
-        channels = self.open_all(rank)
-        return channels.left[0], channels.right[0]
 
     def member(
         self,
         rank: int,
         source: Tensor | None,
-        elements: int,
-        codec: Codec | None = None,
+        elements: int = ELEMENTS,
         cancelled: threading.Event | None = None,
-        tag: bytes | None = None,
-        silence_s: float = SILENCE_S * 4,
         residual: Tensor | None = None,
         landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
-        pace: Pace = QUICK,
-        opening_s: float = 0.0,
+        **changes: Any,
     ) -> Tensor:
-        result = torch.full((elements,), float("nan"))
-        terms = self.terms(
-            rank,
-            codec=codec or Float32(),
-            progress_timeout_s=silence_s,
-            opening_s=opening_s,
-            pace=pace,
-        )
-        terms = terms if tag is None else replace(terms, tag=tag)
-        channels = self.open_all(rank)
+        """`changes` of the usual terms."""
+        result = torch.full((elements if source is None else source.numel(),), float("nan"))
+        usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
+        terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         arenas = Arenas(source, result, residual, landed(result))
-        all_reduce(arenas, terms, channels, cancelled, self.plan(elements))
+        all_reduce(arenas, terms, channels, cancelled, self.plan(result.numel()))
         return result
+
+    def average(
+        self,
+        parts: Sequence[Tensor | None],
+        residuals: Sequence[Tensor] | None = None,
+        **changes: Any,
+    ) -> Tensor:
+        """Which all members end with, in the same bytes."""
+
+        def member(rank: int) -> Tensor:
+            residual = residuals[rank] if residuals else None
+            return self.member(rank, parts[rank], residual=residual, **changes)
+
+        work = self.start(member)
+        first, *others = [future.result(SOON) for future in work]
+        assert all(torch.equal(first, other) for other in others)
+        return first
+
+    def broken_by(
+        self,
+        culprit: int,
+        play: Callable[[Channels, threading.Event], object],
+        elements: int = ELEMENTS,
+        **changes: Any,
+    ) -> dict[int, ExchangeBroken]:
+        """What the others end with, by rank, if one of them does something else with its channels:
+        it closes them when it is through, or when `over` is set."""
+        parts, over = sources(len(self.order), elements), threading.Event()
+
+        def work(rank: int) -> Tensor:
+            if rank != culprit:
+                return self.member(rank, parts[rank], **changes)
+            with closing(self.open(rank)) as channels:
+                try:
+                    play(channels, over)
+                except ConnectionError:
+                    over.wait(SOON)
+            return parts[rank]
+
+        futures = self.start(work)
+        others = [rank for rank in range(len(futures)) if rank != culprit]
+        try:
+            return {rank: broken(futures[rank]) for rank in others}
+        finally:
+            over.set()
 
     def start(self, work: Callable[[int], Tensor]) -> list["Future[Tensor]"]:
         return [self.pool.submit(work, rank) for rank in range(len(self.order))]

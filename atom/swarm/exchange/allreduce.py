@@ -10,16 +10,16 @@ ones behind it.
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
-from atom.swarm.exchange.parts import OwnPart, PartsReceiver, PartsSender
-from atom.swarm.exchange.plans import PartsPlan, RingPlan
+from atom.swarm.exchange.parts import OwnPart, PartsReceiver
+from atom.swarm.exchange.plans import PartsPlan, Plan, Step
 from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms, tell_broken
-from atom.swarm.exchange.ring import RingReceiver, RingSender
+from atom.swarm.exchange.ring import Half, Receiver, Sender
 from atom.swarm.stream.frames import Channel, Interrupted
 
 __all__ = [
@@ -42,7 +42,7 @@ def all_reduce(
     terms: Terms,
     channels: Channels,
     cancelled: threading.Event | None = None,
-    plan: RingPlan | PartsPlan | None = None,
+    plan: Plan | None = None,
 ) -> None:
     """result = scale · Σ sources over the members: in a ring, or by parts with owners.
 
@@ -56,56 +56,41 @@ def all_reduce(
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    chosen = plan or terms.plan(arenas.result.numel())
-    reduction = Reduction(terms, arenas, chosen)
+    reduction = Reduction(terms, arenas, plan or terms.plan(arenas.result.numel()))
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
         return
     try:
-        _run(_works(reduction, channels), reduction, channels, cancelled or threading.Event())
+        _run(reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise reduction.failure
 
 
-def _works(reduction: Reduction, channels: Channels) -> list[Callable[[], None]]:
-    """What the threads do: one per connection and direction."""
-    plan, rank = reduction.plan, reduction.terms.rank
-    senders, receivers = list[RingSender](), list[RingReceiver]()
-    if isinstance(plan, RingPlan):
-        senders = [RingSender(reduction, right, plan.sends(rank)) for right in channels.right]
-        receivers = [RingReceiver(reduction, left, plan.receives(rank)) for left in channels.left]
-    else:
+def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
+    """What the threads run: one per connection and direction."""
+    plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
+    sender: Callable[[Reduction, Channel, Iterable[Step]], Half] = Sender
+    receiver: Callable[[Reduction, Channel, Iterable[Step]], Half] = Receiver
+    if isinstance(plan, PartsPlan):
         own = OwnPart(reduction, plan)
-        for lane, peer in enumerate(plan.peers(rank)):
-            left, right = channels.left[lane], channels.right[lane]
-            senders.append(PartsSender(reduction, right, plan.stream(rank, peer), own))
-            receivers.append(PartsReceiver(reduction, left, plan.stream(peer, rank), own, lane))
+        sender, receiver = partial(Sender, sums=own.sum), partial(PartsReceiver, own)
+    sends = zip(channels.right, rights, strict=True)
+    receives = zip(channels.left, lefts, strict=True)
     return [
-        *(
-            partial(_send_all, reduction, *each)
-            for each in zip(senders, channels.right, strict=True)
-        ),
-        *(
-            partial(_receive_all, reduction, *each)
-            for each in zip(receivers, channels.left, strict=True)
-        ),
+        *(sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
+        *(receiver(reduction, left, plan.stream(peer, rank)) for left, peer in receives),
     ]
 
 
-def _run(
-    works: list[Callable[[], None]],
-    reduction: Reduction,
-    channels: Channels,
-    cancelled: threading.Event,
-) -> None:
+def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
     """Runs all threads to their end; gives a failing one a moment for its last words."""
-    threads = list[threading.Thread]()
+    halves, threads = _halves(reduction, channels), list[threading.Thread]()
     try:
-        for work in works:
-            thread = threading.Thread(target=work, name="atom-all-reduce")
+        for half in halves:
+            thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")
             thread.start()
             threads.append(thread)
     except RuntimeError as problem:  # those that were started must not outlive this call
@@ -121,34 +106,23 @@ def _run(
         thread.join()
 
 
-def _send_all(reduction: Reduction, sender: RingSender, right: Channel) -> None:
-    _guard(reduction, sender.run, sender.blame)
-    if reduction.failure is not None and sender.between_frames:
-        tell_broken(right, reduction.failure, reduction.terms.me)
-
-
-def _receive_all(reduction: Reduction, receiver: RingReceiver, left: Channel) -> None:
-    _guard(reduction, receiver.run, receiver.blame)
-    if reduction.failure is not None:
-        tell_broken(left, reduction.failure, reduction.terms.me)
-
-
-def _guard(
-    reduction: Reduction, run: Callable[[], None], blame: Callable[[Reason, str], ExchangeBroken]
-) -> None:
-    """Turns whatever ends `run` early into the reduction's failure."""
+def _work(half: Half) -> None:
+    """Turns whatever ends `half` early into the reduction's failure, and passes that on."""
+    reduction = half.reduction
     try:
-        run()
+        half.run()
         reduction.through()
     except Interrupted:
         pass  # somebody else failed, and said so
     except ExchangeBroken as broken:
         reduction.fail(broken)
     except PeerRefused as refused:
-        reduction.fail(blame(refused.reason, refused.detail))
+        reduction.fail(half.blame(refused.reason, refused.detail))
     except TimeoutError as error:
-        reduction.fail(blame(Reason.TIMEOUT, str(error)))
+        reduction.fail(half.blame(Reason.TIMEOUT, str(error)))
     except OSError as error:
-        reduction.fail(blame(Reason.RING_BROKEN, str(error)))
+        reduction.fail(half.blame(Reason.RING_BROKEN, str(error)))
     except Exception as error:  # noqa: BLE001 - supervisor: raised again in the caller's thread
         reduction.fail(error)
+    if reduction.failure is not None and half.between_frames:
+        tell_broken(half.channel, reduction.failure, reduction.terms.me)

@@ -17,8 +17,10 @@ bucket go ahead of the sums of this one.
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from atom.swarm.chain.commit import Ballot, canonical_digest
 
@@ -40,7 +42,7 @@ class Step:
     """One chunk on one hop: elements [start, stop) of the arena."""
 
     number: int
-    """Of the chunk: in a ring in the order of receiving, by parts among all of the arena."""
+    """Of the chunk among all of the arena's; in a ring its sum and its mean have one each."""
     gather: bool
     hop: int
     """0 to members - 2 within the phase."""
@@ -49,94 +51,25 @@ class Step:
     needs: int | None = None
     """Sending: the number of the chunk that must be there before this one can go."""
     last_sum: bool = False
-    """Receiving: adding our part completes the sum, and we own it."""
+    """Receiving: with the last of these and our own the sum is complete, and we own it."""
 
 
 @dataclass(frozen=True)
-class RingPlan:
-    """How `elements` (a multiple of 16) travel among `members` peers.
-
-    Buckets bound how much of the arena is in motion; chunks are the unit of pipelining.
-    """
+class Plan(ABC):
+    """How an arena of `elements` is cut: into buckets, a bucket into one part per owner, a part
+    into chunks. Buckets bound how much is in motion; chunks are the unit of pipelining."""
 
     elements: int
-    members: int
-    bucket_elements: int
-    chunk_elements: int
-
-    @classmethod
-    def usual(cls, elements: int, members: int, element_bytes: int = 4) -> "RingPlan":
-        """`element_bytes`: on the wire."""
-        bucket = BUCKET_BYTES // element_bytes
-        chunk = chunk_elements(min(bucket, elements) // members)
-        return cls(elements, members, bucket, chunk)
-
-    def __post_init__(self) -> None:
-        sizes = (self.elements, self.bucket_elements, self.chunk_elements)
-        assert self.members >= 1
-        assert all(size % ALIGNMENT == 0 for size in sizes), sizes
-        assert self.bucket_elements > 0
-        assert self.chunk_elements > 0
-
-    def sends(self, rank: int) -> Iterator[Step]:
-        """What `rank` sends to its right neighbour, in order: from the second step of a bucket on,
-        what it received in the one before."""
-        received = 0
-        for bucket in range(0, self.elements, self.bucket_elements):
-            for step in range(2 * (self.members - 1)):
-                first = received if step else None
-                for each in self._chunks_of(bucket, step, rank - step, received, first):
-                    yield each
-                    received += step > 0
-            received += len(
-                self.chunks(bucket, rank - 2 * (self.members - 1))
-            )  # passed on to nobody
-
-    def receives(self, rank: int) -> Iterator[Step]:
-        """What `rank` receives from its left neighbour, in order."""
-        number = 0
-        for bucket in range(0, self.elements, self.bucket_elements):
-            for step in range(2 * (self.members - 1)):
-                for each in self._chunks_of(bucket, step, rank - step - 1, number):
-                    yield each
-                    number += 1
-
-    def chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
-        """Bounds of the chunks of a segment (mod N) of the bucket that starts at `bucket`."""
-        index, stop = segment % self.members, min(bucket + self.bucket_elements, self.elements)
-        begin, end = cut(bucket, stop, index, index + 1, self.members)
-        size = self.chunk_elements
-        return [(at, min(at + size, end)) for at in range(begin, end, size)]
-
-    def _chunks_of(
-        self, bucket: int, step: int, segment: int, number: int, needs: int | None = None
-    ) -> Iterator[Step]:
-        gather, hop = divmod(step, self.members - 1)
-        for index, (start, stop) in enumerate(self.chunks(bucket, segment)):
-            yield Step(
-                number=number + index,
-                gather=bool(gather),
-                hop=hop,
-                start=start,
-                stop=stop,
-                needs=None if needs is None else needs + index,
-                last_sum=step == self.members - 2,
-            )
-
-
-@dataclass(frozen=True)
-class PartsPlan:
-    """Who sends what to whom."""
-
-    elements: int
+    """A multiple of 16."""
     shares: tuple[int, ...]
     """Of each member, by rank: how large its part is, relative to the others'."""
     bucket_elements: int
     chunk_elements: int
 
     @classmethod
-    def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: int = 4) -> "PartsPlan":
-        """Buckets so small that no owner holds more than WINDOW times BUCKET_BYTES."""
+    def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: int = 4) -> Self:
+        """Buckets so small that all parts as large as the largest were a bucket of BUCKET_BYTES
+        (`element_bytes` each)."""
         owners, members = sum(share > 0 for share in shares), len(shares)
         held = BUCKET_BYTES // element_bytes * sum(shares) // (max(shares) * members)
         bucket = max(held // ALIGNMENT, members) * ALIGNMENT
@@ -149,9 +82,17 @@ class PartsPlan:
         assert self.chunk_elements > 0
         assert min(self.shares) >= 0 < max(self.shares)
 
+    @abstractmethod
+    def stream(self, sender: int, receiver: int) -> Iterator[Step]:
+        """What goes from one rank to the other, in order."""
+
     @property
     def members(self) -> int:
         return len(self.shares)
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.elements // self.bucket_elements)
 
     @property
     def owned_chunks(self) -> int:
@@ -160,58 +101,58 @@ class PartsPlan:
         largest = -(-units * max(self.shares) // sum(self.shares)) * ALIGNMENT
         return max(1, -(-largest // self.chunk_elements))
 
+    def chunks(self, bucket: int, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(number, start, stop) of all chunks of an owner's part; none outside of the arena."""
+        if not 0 <= bucket < self.buckets:
+            return
+        first, total = (bucket * self.members + owner) * self.owned_chunks, sum(self.shares)
+        at, before = bucket * self.bucket_elements, sum(self.shares[:owner])
+        units = min(self.bucket_elements, self.elements - at) // ALIGNMENT
+        begin = at + ALIGNMENT * (units * before // total)
+        end = at + ALIGNMENT * (units * (before + self.shares[owner]) // total)
+        for index, start in enumerate(range(begin, end, self.chunk_elements)):
+            yield first + index, start, min(start + self.chunk_elements, end)
+
+
+class RingPlan(Plan):
+    """All shares are alike: the parts are the segments."""
+
+    def stream(self, sender: int, receiver: int) -> Iterator[Step]:
+        hops = self.members - 1
+        for bucket in range(self.buckets):
+            for step in range(2 * hops):
+                gather, hop = divmod(step, hops)
+                for number, start, stop in self.chunks(bucket, (sender - step) % self.members):
+                    needs = 2 * number + (step > hops) if step else None
+                    last_sum = step == hops - 1
+                    yield Step(2 * number + gather, bool(gather), hop, start, stop, needs, last_sum)
+
+
+class PartsPlan(Plan):
+    """Every contribution goes to its owner, every sum from there."""
+
     def peers(self, rank: int) -> list[int]:
         """Whom it is connected to: in the order in which an owner adds their contributions."""
         return connected(self.shares, rank)
 
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
-        """What goes from one to the other, in order."""
-        yield from self._contributions(0, sender, receiver)
-        for bucket in range(self._buckets):
-            yield from self._contributions(bucket + 1, sender, receiver)
+        yield from self._contributions(0, receiver)
+        for bucket in range(self.buckets):
+            yield from self._contributions(bucket + 1, receiver)
             for number, start, stop in self.chunks(bucket, sender):
                 yield Step(number, True, 0, start, stop, needs=number)
-
-    def before(self, number: int) -> int | None:
-        """The chunk whose contributions are held where this one's will be, a window later."""
-        bucket, place = divmod(number, self.members * self.owned_chunks)
-        owner, index = divmod(place, self.owned_chunks)
-        earlier = [name for name, _, _ in self.chunks(bucket - WINDOW, owner)]
-        return earlier[min(index, len(earlier) - 1)] if earlier else None
 
     def slot(self, number: int) -> int:
         """Where a chunk of an own part is held, in chunks from the start of the window."""
         bucket, index = divmod(number, self.members * self.owned_chunks)
         return bucket % WINDOW * self.owned_chunks + index % self.owned_chunks
 
-    def chunks(self, bucket: int, owner: int) -> Iterator[tuple[int, int, int]]:
-        """(number, start, stop) of all chunks of an owner's part; none outside of the arena."""
-        if not 0 <= bucket < self._buckets:
-            return
-        first = (bucket * self.members + owner) * self.owned_chunks
-        at, before = bucket * self.bucket_elements, sum(self.shares[:owner])
-        stop, after = min(at + self.bucket_elements, self.elements), before + self.shares[owner]
-        begin, end = cut(at, stop, before, after, sum(self.shares))
-        for index, start in enumerate(range(begin, end, self.chunk_elements)):
-            yield first + index, start, min(start + self.chunk_elements, end)
-
-    @property
-    def _buckets(self) -> int:
-        return -(-self.elements // self.bucket_elements)
-
-    def _contributions(self, bucket: int, sender: int, receiver: int) -> Iterator[Step]:
+    def _contributions(self, bucket: int, receiver: int) -> Iterator[Step]:
         """The sender's numbers of the receiver's part."""
         freed = [number for number, _, _ in self.chunks(bucket - WINDOW, receiver)]
         needs = freed[-1] if freed else None
         for number, start, stop in self.chunks(bucket, receiver):
-            yield Step(number, False, 0, start, stop, needs)
-
-
-def cut(start: int, stop: int, before: int, after: int, total: int) -> tuple[int, int]:
-    """Bounds of a part of elements [start, stop): what lies between two shares of the total."""
-    units = (stop - start) // ALIGNMENT
-    begin, end = (start + ALIGNMENT * (units * share // total) for share in (before, after))
-    return begin, end
+            yield Step(number, False, 0, start, stop, needs, last_sum=True)
 
 
 def connected(shares: Sequence[int], rank: int) -> list[int]:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
+from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
-from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, connected
+from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason
 from atom.wire.transport_pb2 import Broken
@@ -98,12 +98,12 @@ class Terms:
             return peers, peers
         return [(self.rank - 1) % count], [(self.rank + 1) % count]
 
-    def plan(self, elements: int) -> RingPlan | PartsPlan:
+    def plan(self, elements: int) -> Plan:
         """The usual one for an arena of that size."""
         if self.shares:
             return PartsPlan.usual(elements, self.shares, self.codec.element_bytes)
         assert self.codec.fixed_size or len(self.members) == 1, "rings encode at every hop"
-        return RingPlan.usual(elements, len(self.members), self.codec.element_bytes)
+        return RingPlan.usual(elements, (1,) * len(self.members), self.codec.element_bytes)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Reduction:
 
     terms: Terms
     arenas: Arenas
-    plan: RingPlan | PartsPlan
+    plan: Plan
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -186,15 +186,15 @@ class Reduction:
             self._arrived.add(step.number)
             self.changed.notify_all()
 
-    def moved(self, byte_count: int) -> None:
-        """So many more bytes of gradients have come."""
+    def received(self, step: Step) -> None:
+        """The chunk's bytes have come."""
         with self.changed:
-            self._received_bytes += byte_count
+            self._received_bytes += 4 * (step.stop - step.start)
 
-    def sent(self, byte_count: int) -> None:
-        """So many more bytes of gradients are out of our hands."""
+    def sent(self, step: Step) -> None:
+        """The chunk's bytes are out of our hands."""
         with self.changed:
-            self._sent_bytes += byte_count
+            self._sent_bytes += 4 * (step.stop - step.start)
 
     def silence_s(self) -> float:
         """How long a neighbour may say nothing, and take nothing, from now on."""
@@ -229,9 +229,6 @@ class Reduction:
         assert self.arenas.source is not None
         return self.arenas.source[step.start : step.stop].float()
 
-    def scratch(self) -> Tensor:
-        return torch.empty(4 * self._chunk, dtype=torch.uint8)
-
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
         """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
         part = self.part(step)
@@ -252,23 +249,36 @@ class Reduction:
         except NotFinite:
             raise ExchangeBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
 
-    def alone(self) -> None:
-        """A single member: the same arithmetic without a wire. Raises: ExchangeBroken."""
-        scratch, nothing, source = self.scratch(), torch.zeros(self._chunk), self.arenas.source
-        if source is None:
-            self.arenas.result.zero_()
-            return
-        for start in range(0, source.numel(), self._chunk):
-            part, total = (
-                arena[start : start + self._chunk] for arena in (source, self.arenas.result)
-            )
-            wire = part.float().view(torch.uint8)
+    def spoilt(
+        self, failure: Exception, came: Iterable[tuple[str, Tensor]], step: Step
+    ) -> ExchangeBroken:
+        """By whom, of those from whom something `came` for a sum, or as one: we, if all of that can
+        be decoded, for a well-behaved member passes nothing else on."""
+        malformed = isinstance(failure, NotCanonical)
+        reason = Reason.MALFORMED if malformed else Reason.NOT_FINITE
+        numbers, suspect = torch.empty(step.stop - step.start), self.terms.me
+        for peer_id, wire in came:
             try:
-                EXACT.add(wire, nothing[: part.numel()], self.terms.scale, total)
-            except NotFinite:
-                detail = "in our own part"
-                raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
-            self.round(total, start, scratch)
+                self.terms.codec.decode(wire, numbers)
+            except (NotFinite, NotCanonical):
+                suspect = peer_id
+                break
+        return ExchangeBroken(suspect, reason, f"in elements from {step.start}")
+
+    def alone(self) -> None:
+        """A single member: nothing travels, nothing is lost. Raises: ExchangeBroken."""
+        result, source = self.arenas.result, self.arenas.source
+        if source is None:
+            result.zero_()
+        else:
+            result.copy_(source).mul_(self.terms.scale)
+        if self.arenas.residual is not None:
+            self.arenas.residual.zero_()
+        try:
+            chunk_kernels().require_finite(result)
+        except NotFinite:
+            detail = "in our own part"
+            raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
 
     def round(self, mean: Tensor, start: int, scratch: Tensor) -> Tensor:
         """The owner's last touch: what everybody else will decode. Returns its bytes. Raises: as

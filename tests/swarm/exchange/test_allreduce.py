@@ -1,15 +1,17 @@
-"""Rings of real threads over loopback and memory: equal bytes everywhere."""
+"""Exchanges of real threads over loopback and memory: equal bytes everywhere, in both kinds."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from threaded_ring import SOON, Swarm, sources, swarm_of
+from threaded_ring import ELEMENTS, SILENCE_S, SOON, Swarm, sources, swarm_of
 from torch import Tensor
 
 from atom.config.run_file import CODECS
-from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.reduction import LARGEST_PART
+from atom.swarm.stream.frames import Pace, Purpose
 
 __all__ = ["swarm_of"]
 
@@ -17,10 +19,8 @@ __all__ = ["swarm_of"]
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize(
     ("size", "elements", "shares"),
-    [(2, 100_000, ()), (3, 100_000, ()), (4, 100_000, ()),
-     (2, 16, ()), (3, 32, ()), (5, 70_016, ()), (1, 4096, ()),
-     (3, 200_000, (1, 1, 1)), (2, 200_000, (3, 0)),
-     (5, 200_000, (0, 1, 7, 2, 0))],
+    [(1, 4096, ()), (2, 16, ()), (2, 100_000, ()), (3, 32, ()), (4, 100_000, ()), (5, 70_016, ()),
+     (2, 200_000, (3, 0)), (3, 200_000, (1, 1, 1)), (5, 200_000, (0, 1, 7, 2, 0))],
 )  # fmt: skip
 def test_all_members_get_the_same_mean(
     swarm_of: Callable[..., Swarm],
@@ -29,118 +29,87 @@ def test_all_members_get_the_same_mean(
     shares: tuple[int, ...],
     codec: Codec,
 ) -> None:
+    """At whatever slow pace is asked for, and what rounding takes away is kept: mean · weight +
+    everybody's residuals = the exact sum."""
     swarm, parts = swarm_of(size, shares), sources(size, elements)
-    kept = [part.clone() for part in parts]
-    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], elements, codec))
-    results = [future.result(SOON) for future in work]
-    exact = sum(part.double() for part in parts) / 64
+    kept, exact = [part.clone() for part in parts], sum(part.double() for part in parts)
+    residuals = [torch.full((elements,), float("nan")) for _ in parts]
+    first = swarm.average(parts, residuals, codec=codec, pace=Pace(SOON, 1.0))
     tolerance = {"float32": 1e-6, "bfloat16": 2e-2, "int8": 4e-2}[codec.name]
-    for result in results:
-        assert torch.equal(result, results[0])
-        torch.testing.assert_close(
-            result.double(), exact, rtol=tolerance, atol=tolerance * size / 40
-        )
+    torch.testing.assert_close(
+        first.double(), exact / 64, rtol=tolerance, atol=tolerance * size / 40
+    )
     assert all(torch.equal(part, copy) for part, copy in zip(parts, kept, strict=True))
+    lost = sum(residual.double() for residual in residuals)
+    torch.testing.assert_close(first.double() * 64 + lost, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sources_in_sixteen_bits_count_as_what_they_say(
     swarm_of: Callable[..., Swarm], size: int
 ) -> None:
-    swarm, parts = swarm_of(size), [p.bfloat16() for p in sources(size, 50_000)]
-
-    def reduced(parts: list[Tensor]) -> list[Tensor]:
-        work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 50_000))
-        return [future.result(SOON) for future in work]
-
-    wide = [part.float() for part in parts]
-    for narrow, expected in zip(reduced(parts), reduced(wide), strict=True):
-        assert torch.equal(narrow, expected)
+    swarm, parts = swarm_of(size), [p.bfloat16() for p in sources(size, ELEMENTS)]
+    assert torch.equal(swarm.average(parts), swarm.average([part.float() for part in parts]))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shares", [(), (1, 0, 2)])
 def test_every_element_is_told_of_once_when_it_is_final(
-    swarm_of: Callable[..., Swarm], size: int
+    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
 ) -> None:
-    swarm, parts = swarm_of(size), sources(size, 100_000)
-    told: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+    swarm, told = swarm_of(3, shares), dict[int, list[tuple[int, Tensor]]]()
 
-    def member(rank: int) -> Tensor:
-        def landed(result: Tensor) -> Callable[[int, int], None]:
-            return lambda start, stop: told[rank].append((start, result[start:stop].clone()))
+    def landed(result: Tensor) -> Callable[[int, int], None]:
+        mine = told.setdefault(id(result), [])
+        return lambda start, stop: mine.append((start, result[start:stop].clone()))
 
-        codec = codec_named("bfloat16")
-        return swarm.member(rank, parts[rank], 100_000, codec, landed=landed)
-
-    results = [future.result(SOON) for future in swarm.start(member)]
-    for pieces, result in zip(told, results, strict=True):
+    mean = swarm.average(sources(3, ELEMENTS), codec=codec_named("bfloat16"), landed=landed)
+    assert len(told) == 3
+    for pieces in told.values():
         pieces.sort(key=lambda piece: piece[0])
-        assert torch.equal(torch.cat([piece for _, piece in pieces]), result)
+        assert torch.equal(torch.cat([piece for _, piece in pieces]), mean)
 
 
-def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[..., Swarm]) -> None:
-    swarm, parts = swarm_of(3), sources(3, 20_000)
-    work = swarm.start(lambda rank: swarm.member(rank, None if rank == 1 else parts[rank], 20_000))
-    results = [future.result(SOON) for future in work]
-    assert all(torch.equal(result, results[0]) for result in results)
-    torch.testing.assert_close(results[0], (parts[0] + parts[2]) / 64)
-
-
-@pytest.mark.parametrize(("size", "shares"), [(1, ()), (2, ()), (3, ()), (5, ()), (3, (2, 1, 0))])
-def test_what_rounding_takes_away_is_kept_for_the_next_round(
-    swarm_of: Callable[..., Swarm], size: int, shares: tuple[int, ...]
+@pytest.mark.parametrize("shares", [(), (1, 1, 1)])
+def test_a_member_without_gradients_passes_zeros(
+    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
 ) -> None:
-    """Result · weight + everybody's residuals = the exact sum: nothing is lost for good."""
-    swarm, parts, elements = swarm_of(size, shares), sources(size, 50_000), 50_000
-    residuals = [torch.full((elements,), float("nan")) for _ in range(size)]
-    work = swarm.start(
-        lambda rank: swarm.member(
-            rank, parts[rank], elements, codec_named("int8"), residual=residuals[rank]
-        )
-    )
-    results = [future.result(SOON) for future in work]
-    exact = sum(part.double() for part in parts)
-    kept = sum(residual.double() for residual in residuals)
-    torch.testing.assert_close(results[0].double() * 64 + kept, exact, rtol=1e-5, atol=1e-5)
-    assert max(residual.abs().max() for residual in residuals) > 1e-3, "there was something to keep"
+    one, _, three = sources(3, ELEMENTS)
+    mean = swarm_of(3, shares).average([one, None, three])
+    torch.testing.assert_close(mean, (one + three) / 64)
 
 
-def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
-    swarm_of: Callable[..., Swarm],
-) -> None:
-    parts, rounds, elements = sources(3, 20_000), 12, 20_000
+def test_parts_are_added_in_a_fixed_order(swarm_of: Callable[..., Swarm]) -> None:
+    """Own numbers first, then those of the ranks after it: the same bits in every run."""
+    parts = sources(3, ELEMENTS)
+    mean = swarm_of(3, (0, 1, 0)).average(parts)
+    assert torch.equal(mean, (parts[1] + parts[2] + parts[0]) / 64)
 
-    def drift(feedback: bool) -> float:
-        swarm, total = swarm_of(3), torch.zeros(elements, dtype=torch.float64)
-        residuals = [torch.zeros(elements) for _ in parts]
-        for number in range(rounds):
-            swarm.ballot = Ballot(number, swarm.order[0], bytes(16))
-            given = [
-                part + residual if feedback else part
-                for part, residual in zip(parts, residuals, strict=True)
-            ]
-            fresh = [torch.empty(elements) for _ in parts]
-            work = swarm.start(
-                lambda rank, given=given, fresh=fresh: swarm.member(  # type: ignore[misc]
-                    rank, given[rank], elements, codec_named("int8"), residual=fresh[rank]
-                )
-            )
-            total += work[0].result(SOON).double() * 64
-            for future in work:
-                future.result(SOON)
-            residuals = fresh
-        exact = rounds * sum(part.double() for part in parts)
-        return float((total - exact).norm() / exact.norm())
 
-    assert drift(feedback=True) < drift(feedback=False) / 4
+def test_parts_nobody_dials_a_member_without_one(swarm_of: Callable[..., Swarm]) -> None:
+    swarm = swarm_of(4, (1, 0, 2, 0))
+    for transport in swarm.transports:
+        for hidden in (1, 3):
+            transport.set_addresses(swarm.order[hidden], [])
+    swarm.average(sources(4, ELEMENTS))
 
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
-def test_codecs_are_idempotent(codec: Codec) -> None:
-    values = torch.cat([torch.randn(1000) * 10.0**power for power in range(-38, 38)])
-    scratch = torch.empty(4 * values.numel(), dtype=torch.uint8)
-    decoded = torch.empty_like(values)
-    once = codec.encode(values, scratch).clone()
-    assert once.numel() == codec.wire_bytes(values.numel())
-    codec.decode(once, decoded)
-    assert torch.equal(codec.encode(decoded, scratch), once)
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_largest_numbers_pass(swarm_of: Callable[..., Swarm], size: int, codec: Codec) -> None:
+    parts = [torch.full((4096,), LARGEST_PART)] * size
+    assert torch.isfinite(swarm_of(size).average(parts, codec=codec)).all()
+
+
+def test_who_is_long_in_opening_is_not_taken_for_frozen(
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last reaches the first only after a while; the others' connections stand."""
+    swarm = swarm_of(3)
+    connect = swarm.transports[2].connect
+
+    def slowly(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> object:
+        threading.Event().wait(2.5 * SILENCE_S)
+        return connect(peer_id, purpose, tag, timeout_s)
+
+    monkeypatch.setattr(swarm.transports[2], "connect", slowly)
+    swarm.average(sources(3, 1 << 20), progress_timeout_s=SILENCE_S, opening_s=4 * SILENCE_S)

@@ -1,18 +1,20 @@
 """A codec of another kind, top-k with error feedback, is one class and one line of the registry."""
 
+import threading
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
-from threaded_ring import SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import SOON, Swarm, sources, swarm_of
 from top_k_codec import TopK
-from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.config.run_file import CODECS
+from atom.swarm.exchange.channels import Channels
 from atom.swarm.exchange.choice import Line, choose
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.exchange.plans import PartsPlan, chunk_header
+from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.stream.frames import Kind, Patience
 from atom.training.exchange import ErrorFeedback
 
@@ -35,15 +37,6 @@ def test_codec_top_k_of_any_size_is_averaged_by_parts(codec: TopK) -> None:
     assert choose(alike, 1e9, ring_possible=codec.fixed_size).shares == (250,) * 4
 
 
-def averaged(
-    swarm: Swarm, gradients: list[Tensor], residuals: list[Tensor], codec: TopK
-) -> list[Tensor]:
-    work = swarm.start(
-        lambda rank: swarm.member(rank, gradients[rank], ELEMENTS, codec, residual=residuals[rank])
-    )
-    return [future.result(SOON) for future in work]
-
-
 def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
     swarm_of: Callable[..., Swarm], codec: TopK
 ) -> None:
@@ -57,10 +50,9 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
         for feedback, gradient in zip(feedbacks, gradients, strict=True):
             feedback.fold(gradient)
         residuals = [feedback.begin() for feedback in feedbacks]
-        results = averaged(swarm, gradients, residuals, codec)
-        assert all(torch.equal(result, results[0]) for result in results)
-        assert 0 < results[0].count_nonzero() < ELEMENTS / 2
-        total += results[0].double()
+        mean = swarm.average(gradients, residuals=residuals, codec=codec)
+        assert 0 < mean.count_nonzero() < ELEMENTS / 2
+        total += mean.double()
         for feedback in feedbacks:
             feedback.written(bytes([number]))
             feedback.committed(bytes([number]))
@@ -71,22 +63,16 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
     torch.testing.assert_close(total / SCALE + owed.double().sum(0), exact, rtol=1e-4, atol=1e-2)
 
 
-def test_codec_top_k_is_also_a_lone_members(swarm_of: Callable[..., Swarm], codec: TopK) -> None:
-    result = swarm_of(1).member(0, torch.ones(64), 64, codec)
-    assert result.count_nonzero() == 64 // 8
-
-
 def test_codec_bytes_that_top_k_never_writes_name_their_sender(
     swarm_of: Callable[..., Swarm], codec: TopK
 ) -> None:
-    swarm, part = swarm_of(2, (1, 0)), sources(1, 4096)[0]
-    plan = PartsPlan(4096, swarm.shares, 48 * 1024, 4 * 1024)
-    future = swarm.pool.submit(swarm.member, 0, part, 4096, codec)
-    channels = swarm.open_all(1)
-    header = chunk_header(swarm.terms(1).tag, next(plan.stream(1, 0)))
-    twice = torch.tensor([1.0, 2.0]).view(torch.uint8).numpy().tobytes()
-    places = torch.tensor([7, 7], dtype=torch.int32).view(torch.uint8).numpy().tobytes()
-    channels.right[0].send_frame(Kind.CHUNK, header, twice + places, patience=Patience(SOON))
-    failure = broken(future)
+    swarm = swarm_of(2, (1, 0))
+    header = chunk_header(swarm.terms(1).tag, next(swarm.plan(4096).stream(1, 0)))
+    twice = numpy.float32([1, 2]).tobytes() + numpy.int32([7, 7]).tobytes()
+
+    def send_it(channels: Channels, over: threading.Event) -> None:
+        channels.right[0].send_frame(Kind.CHUNK, header, twice, patience=Patience(SOON))
+        over.wait(SOON)
+
+    failure = swarm.broken_by(1, send_it, 4096, codec=codec)[0]
     assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
-    channels.close()

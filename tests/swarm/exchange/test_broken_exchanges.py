@@ -1,0 +1,263 @@
+"""Exchanges that break under way: every honest member names the same one, or the same reason."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from threaded_ring import SILENCE_S, SOON, Swarm, broken, sources, swarm_of
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.swarm.exchange.allreduce import Arenas, Channels, ExchangeBroken
+from atom.swarm.exchange.codec import Codec, Float32, Int8
+from atom.swarm.exchange.plans import RingPlan, chunk_header
+from atom.swarm.exchange.reduction import Reduction, Terms
+from atom.swarm.stream.frames import Kind, Pace, Patience
+
+__all__ = ["swarm_of"]
+
+CULPRIT, QUIET, KINDS = (
+    2,
+    {"progress_timeout_s": SILENCE_S},
+    [(), (1, 1, 1, 1), (1, 0, 0, 1), (0, 0, 1, 0)],
+)
+SLOW, FEW = {"pace": Pace(0.8)}, 40_000
+Play = Callable[[Channels, threading.Event], object]
+
+
+def die(channels: Channels, over: threading.Event) -> None:
+    if len(channels.left) == 1:  # a ring, under way
+        channels.left[0].recv_header(1 << 20, Patience(SOON))
+
+
+def freeze(channels: Channels, over: threading.Event) -> None:
+    over.wait(SOON)
+
+
+def speak_and_freeze(channels: Channels, over: threading.Event) -> None:
+    """Through with opening."""
+    channels.right[0].send_frame(Kind.WAITING, patience=Patience(SOON))
+    over.wait(SOON)
+
+
+def keep_waiting(channels: Channels, over: threading.Event) -> None:
+    """ "I wait for another", for ever."""
+    while not over.wait(0.05):
+        for channel in channels.right:
+            channel.send_frame(Kind.WAITING, patience=Patience(SOON))
+
+
+def flood(channels: Channels, over: threading.Event) -> None:
+    """There is always something to be read, so nobody ever has to wait for it."""
+    many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
+    while not over.is_set():
+        channels.right[0].stream.send_all(many, Patience(SOON))
+
+
+@pytest.mark.parametrize(
+    ("play", "terms", "reason", "shares"),
+    [
+        *((die, QUIET, Reason.RING_BROKEN, shares) for shares in KINDS),
+        *((freeze, QUIET, Reason.TIMEOUT, shares) for shares in KINDS),
+        (keep_waiting, SLOW, Reason.TOO_SLOW, ()),
+        (keep_waiting, SLOW, Reason.TOO_SLOW, (1, 1, 1, 0)),
+    ],
+)
+def test_who_dies_freezes_or_holds_the_others_up_is_named_by_all(
+    swarm_of: Callable[..., Swarm],
+    play: Play,
+    terms: dict[str, object],
+    reason: Reason,
+    shares: tuple[int, ...],
+) -> None:
+    """In a ring that is held up nobody can know who it was."""
+    swarm = swarm_of(4, shares)
+    suspect = None if reason is Reason.TOO_SLOW and not shares else swarm.order[CULPRIT]
+    for failure in swarm.broken_by(CULPRIT, play, FEW, **terms).values():
+        assert (failure.suspect, failure.reason) == (suspect, reason)
+
+
+def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Callable[..., Swarm]) -> None:
+    """A true chunk: never silent, never done."""
+    swarm = swarm_of(4)
+    step = next(swarm.plan(FEW).stream(CULPRIT, 3))
+    header = chunk_header(swarm.terms(CULPRIT).tag, step)
+
+    def dribble(channels: Channels, over: threading.Event) -> None:
+        length = len(header) + 4 * (step.stop - step.start)
+        channels.right[0].send_header(Kind.CHUNK, length, Patience(SOON))
+        channels.right[0].stream.send_all(memoryview(header), Patience(SOON))
+        while not over.wait(0.05):
+            channels.right[0].stream.send_all(memoryview(bytes(64)), Patience(SOON))
+
+    for failure in swarm.broken_by(CULPRIT, dribble, FEW, **SLOW).values():
+        assert (failure.suspect, failure.reason) == (None, Reason.TOO_SLOW)
+
+
+def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[..., Swarm]) -> None:
+    failures = swarm_of(2).broken_by(1, flood, 4096, pace=Pace(0.5))
+    assert failures[0].reason is Reason.TOO_SLOW
+
+
+def test_who_has_said_something_is_through_with_opening(swarm_of: Callable[..., Swarm]) -> None:
+    """Its silence afterwards is a frozen member's, however long others may take to open."""
+    swarm = swarm_of(3)
+    for failure in swarm.broken_by(2, speak_and_freeze, **QUIET, opening_s=100 * SOON).values():
+        assert failure.suspect == swarm.order[2]
+
+
+def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[..., Swarm]) -> None:
+    cancelled = threading.Event()
+
+    def stand_still(channels: Channels, over: threading.Event) -> None:
+        cancelled.set()
+        over.wait(SOON)
+
+    terms = {"cancelled": cancelled, "progress_timeout_s": SOON}
+    failures = swarm_of(3).broken_by(2, stand_still, **terms)
+    assert {failure.reason for failure in failures.values()} == {Reason.SUPERSEDED}
+
+
+@pytest.mark.parametrize("shares", [(), (1, 1)])
+@pytest.mark.parametrize("field", ["attempt", "hop", "start", "length", "kind"])
+def test_a_wrong_header_is_malformed_and_blames_the_sender(
+    swarm_of: Callable[..., Swarm], field: str, shares: tuple[int, ...]
+) -> None:
+    swarm = swarm_of(2, shares)
+    step = next(swarm.plan(4096).stream(1, 0))
+    header = bytearray(chunk_header(swarm.terms(1).tag, step))
+    places = {"attempt": 0, "hop": 10, "start": 18}
+    if field in places:
+        header[places[field]] ^= 1
+    kind = Kind.MESSAGE if field == "kind" else Kind.CHUNK
+    size = 4 * (step.stop - step.start) - (4 if field == "length" else 0)
+
+    def send_it(channels: Channels, over: threading.Event) -> None:
+        channels.right[0].send_frame(kind, bytes(header), bytes(size), patience=Patience(SOON))
+        over.wait(SOON)
+
+    failure = swarm.broken_by(1, send_it, 4096)[0]
+    assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
+
+
+def test_no_thread_outlives_a_ring_that_got_too_few(
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write into a buffer that the next ring may have by then."""
+    swarm, start, started = swarm_of(2), threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name == "atom-all-reduce":
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    failure = swarm.broken_by(1, freeze)[0]
+    assert (failure.suspect, failure.detail) == (swarm.order[0], "can't start new thread")
+    assert [thread.is_alive() for thread in started] == [False]
+
+
+# ---- numbers that no exchange may let through
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("shares", [(), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("poison", "where"),
+    [(float("nan"), 31_000), (float("inf"), 31_000), (1e31, slice(None))],
+    ids=["nan", "inf", "absurd"],
+)
+def test_a_member_with_bad_numbers_is_named_by_all(
+    swarm_of: Callable[..., Swarm], culprit: int, shares: tuple[int, ...], poison: float, where: int
+) -> None:
+    swarm, parts = swarm_of(3, shares), sources(3, 60_000)
+    parts[culprit][where] = poison
+    for future in swarm.start(lambda rank: swarm.member(rank, parts[rank])):
+        failure = broken(future)
+        assert (failure.suspect, failure.reason) == (swarm.order[culprit], Reason.NOT_FINITE)
+
+
+def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[..., Swarm]) -> None:
+    swarm = swarm_of(1)
+    with pytest.raises(ExchangeBroken) as failure:
+        swarm.member(0, torch.full((64,), float("nan")))
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[0], Reason.NOT_FINITE)
+
+
+class Liar(Float32):
+    """Sums honestly, and passes on its share of the mean as something else."""
+
+    def __init__(self, truths: int) -> None:
+        self._truths = truths  # what goes on to the right while summing, and its own last touch
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        self._truths -= 1
+        return super().encode(values if self._truths >= 0 else values * float("nan"), scratch)
+
+
+class Roundabout(Int8):
+    """Sums honestly, and writes its share of the mean with twice the scale and half the steps."""
+
+    def __init__(self, truths: int) -> None:
+        self._truths = truths
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        wire = super().encode(values, scratch, lost)
+        self._truths -= 1
+        if self._truths < 0:
+            wire[:2].view(torch.int16).add_(0x80)
+            wire[2:].view(torch.int8).div_(2, rounding_mode="trunc")
+        return wire
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("honest", "culprit", "reason"),
+    [(Float32, Liar, Reason.NOT_FINITE), (Int8, Roundabout, Reason.MALFORMED)],
+)
+def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
+    swarm_of: Callable[..., Swarm],
+    size: int,
+    honest: type[Codec],
+    culprit: Callable[[int], Codec],
+    reason: Reason,
+) -> None:
+    swarm, parts = swarm_of(size), sources(size, 16 * size)
+    codecs = [honest(), culprit(size), honest()]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=codecs[rank]))
+    for future in (*work[:1], *work[2:]):
+        failure = broken(future)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
+
+
+# ---- whose word counts
+
+
+OURS, ECHO = (
+    ExchangeBroken("left", Reason.TIMEOUT),
+    ExchangeBroken("left", Reason.TIMEOUT, told=True),
+)
+CLOSER = ExchangeBroken("right", Reason.TIMEOUT, told=True)
+AT_US = ExchangeBroken("us", Reason.TIMEOUT, told=True)
+
+
+@pytest.mark.parametrize(
+    ("heard", "believed"),
+    [((OURS, CLOSER), CLOSER), ((OURS, AT_US, CLOSER), AT_US), ((OURS, ECHO), OURS)],
+    ids=["who saw it closer", "the first of those", "an echo is no news"],
+)
+def test_the_first_word_of_who_saw_it_closest_counts(
+    heard: tuple[ExchangeBroken, ...], believed: ExchangeBroken
+) -> None:
+    """An echo: else both would refer to each other, and one of them would be the culprit."""
+    terms, plan = (
+        Terms(("us", "right", "left"), 0, b"t" * 32, 1.0),
+        RingPlan(256, (1,) * 3, 256, 16),
+    )
+    reduction = Reduction(terms, Arenas(None, torch.zeros(256)), plan)
+    for failure in heard:
+        reduction.fail(failure)
+    assert reduction.failure is believed

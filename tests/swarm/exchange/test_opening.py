@@ -1,0 +1,83 @@
+"""The connections of an exchange: opened in time and all of them, or none, and one is named."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from threaded_ring import PARENT, SOON, Swarm, swarm_of
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.allreduce import ExchangeBroken
+from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.exchange.reduction import hear_broken
+from atom.swarm.stream.frames import Channel, Patience, Purpose
+
+__all__ = ["swarm_of"]
+
+
+def not_opened(swarm: Swarm) -> tuple[str | None, Reason]:
+    """By the first member."""
+    with pytest.raises(ExchangeBroken) as failure:
+        swarm.open(0, 0.1)
+    return failure.value.suspect, failure.value.reason
+
+
+@pytest.mark.parametrize("shares", [(), (1, 1, 1), (0, 1, 0)])
+def test_an_absent_neighbour_is_named(
+    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
+) -> None:
+    swarm = swarm_of(3, shares)
+    if not shares:
+        assert not_opened(swarm) == (swarm.order[2], Reason.TIMEOUT)
+    swarm.transports[1].close()
+    assert not_opened(swarm) == (swarm.order[1], Reason.RING_BROKEN)
+
+
+def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[..., Swarm]) -> None:
+    swarm = swarm_of(2)
+    old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
+    swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
+    assert not_opened(swarm) == (swarm.order[1], Reason.TIMEOUT)
+
+
+def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_missing(
+    swarm_of: Callable[..., Swarm],
+) -> None:
+    swarm = swarm_of(3, (1, 1, 1))
+    here, there, missing = swarm.transports
+    arrived = there.connect(here.peer_id, Purpose.RING, swarm.terms(0).tag + bytes([1]))
+    assert not_opened(swarm) == (missing.peer_id, Reason.TIMEOUT)
+    assert hear_broken(arrived, swarm.order).suspect == missing.peer_id
+    with pytest.raises(ConnectionError):
+        arrived.recv_header(0, Patience(SOON))
+
+
+@pytest.mark.parametrize("no_thread", [True, False])
+def test_if_one_dial_fails_the_others_are_closed_again(
+    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch, no_thread: bool
+) -> None:
+    swarm, made, refused = swarm_of(3, (1, 1, 1)), list[Channel](), threading.Event()
+    here, start = swarm.transports[0], threading.Thread.start
+    connect = here.connect
+
+    def start_but_second(thread: threading.Thread) -> None:
+        if no_thread and thread.name == "atom-dial_1":
+            refused.set()
+            raise RuntimeError("no second one")
+        start(thread)
+
+    def one_of_two(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        if not no_thread and peer_id == swarm.order[2]:
+            refused.set()
+            raise ConnectionError("no second one")
+        assert refused.wait(SOON)
+        made.append(connect(peer_id, purpose, tag, timeout_s))
+        return made[-1]
+
+    monkeypatch.setattr(here, "connect", one_of_two)
+    monkeypatch.setattr(threading.Thread, "start", start_but_second)
+    with pytest.raises((RuntimeError, ExchangeBroken), match="no second one"):
+        swarm.open(0)
+    assert made
+    assert all(channel.closed.is_set() for channel in made)
