@@ -13,12 +13,12 @@ import torch
 from atom.optim import clipping
 from atom.optim.clipping import LandingNorm, clip_coefficient, gradient_norm
 
-BLOCK, ELEMENTS = 1024, 10_000
+LANES, BLOCK, ELEMENTS = 64, 1024, 10_000
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipping, "LANES", 64)
+    monkeypatch.setattr(clipping, "LANES", LANES)
     monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", BLOCK)
 
 
@@ -26,28 +26,28 @@ def normal(elements: int) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(elements))
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("elements", [0, 1, 63, 64, 65, 1024, 5001])
-def test_it_is_the_exact_norm(elements: int) -> None:
-    gradient = normal(elements)
-    exact = math.sqrt(math.fsum(float(x) ** 2 for x in gradient))
-    assert gradient_norm(gradient) == pytest.approx(exact, rel=1e-14)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_the_bits_follow_from_the_definition() -> None:
-    """The order of additions as documented, in plain Python floats."""
-    gradient = normal(2500)
+def defined(values: Sequence[float]) -> float:
+    """The norm, its additions in the order that is documented, in plain Python floats."""
     total = 0.0
-    for block in gradient.split(1024):
-        lanes = [0.0] * 64
-        for position, x in enumerate(block.tolist()):
-            lanes[position % 64] += x * x
+    for start in range(0, len(values), BLOCK):
+        lanes = [0.0] * LANES
+        for position, x in enumerate(values[start : start + BLOCK]):
+            lanes[position % LANES] += x * x
         while len(lanes) > 1:
             half = len(lanes) // 2
             lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
         total += lanes[0]
-    assert gradient_norm(gradient) == math.sqrt(total)
+    return math.sqrt(total)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("elements", [0, 1, 63, 64, 65, 1024, 5001])
+def test_the_bits_follow_from_the_definition(elements: int, dtype: torch.dtype) -> None:
+    gradient = normal(elements).to(dtype)
+    norm, values = gradient_norm(gradient), gradient.tolist()
+    assert norm == defined(values)
+    assert norm == pytest.approx(math.hypot(*values), rel=1e-14)
 
 
 def test_the_sum_of_blocks_is_rounded_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,25 +59,15 @@ def test_the_sum_of_blocks_is_rounded_each_time(monkeypatch: pytest.MonkeyPatch)
     assert gradient_norm(gradient) == 2.0**27
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_sixteen_bits_count_as_what_they_say() -> None:
-    gradient = normal(5001).bfloat16()
-    assert gradient_norm(gradient) == gradient_norm(gradient.float())
-
-
-def test_no_overflow_and_no_underflow() -> None:
-    assert gradient_norm(torch.full((4,), 3e38)) == pytest.approx(6e38)
-    assert gradient_norm(torch.full((4,), 1e-44)) == pytest.approx(2e-44, rel=0.1)
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_an_element_that_is_not_finite_shows(bad: float) -> None:
-    gradient = normal(1000)
-    gradient[17] = bad
-    norm = gradient_norm(gradient)
-    assert not math.isfinite(norm)
-    with pytest.raises(ValueError, match="norm"):
-        clip_coefficient(norm, 1.0)
+@pytest.mark.parametrize(
+    ("element", "norm"), [(3e38, 6e38), (1e-44, 2e-44), (math.inf, math.inf), (math.nan, math.nan)]
+)
+def test_no_overflow_no_underflow_and_what_is_not_finite_shows(element: float, norm: float) -> None:
+    found = gradient_norm(torch.full((4,), element))
+    assert found == pytest.approx(norm, rel=0.1, nan_ok=True)
+    if not math.isfinite(norm):
+        with pytest.raises(ValueError, match="norm"):
+            clip_coefficient(found, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -109,21 +99,19 @@ def gradient() -> torch.Tensor:
     return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(5))
 
 
-def pieces(borders: Sequence[int]) -> list[tuple[int, int]]:
-    ends = [0, *sorted(borders), ELEMENTS]
-    return list(itertools.pairwise(ends))
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("seed", range(20))
 def test_neither_pieces_nor_their_order_show(gradient: torch.Tensor, seed: int) -> None:
+    """Nor what has not landed: it counts as it is at the end."""
     chance = random.Random(seed)
-    cut = pieces(chance.sample(range(1, ELEMENTS), chance.choice([0, 1, 5, 40, 400])))
-    chance.shuffle(cut)
+    borders = sorted(chance.sample(range(1, ELEMENTS), chance.choice([0, 1, 5, 40, 400])))
+    pieces = list(itertools.pairwise([0, *borders, ELEMENTS]))
+    chance.shuffle(pieces)
     torch.set_num_threads(chance.choice([1, 3]))
-    landing = LandingNorm(gradient)
+    landing, late = LandingNorm(gradient), pieces.pop()
     with ThreadPoolExecutor(chance.choice([1, 4])) as pool:
-        list(pool.map(lambda piece: landing.landed(*piece), cut))
+        list(pool.map(lambda piece: landing.landed(*piece), pieces))
+    gradient[slice(*late)] *= 2
     assert landing.norm() == gradient_norm(gradient)
 
 
@@ -160,14 +148,6 @@ def test_only_blocks_of_the_last_piece_are_left_for_the_end(
     assert summed(len(later) + 2) == [0, BLOCK, *later]
     landing.norm()
     assert len(summed(0)) == len(later) + 2, "each of them once"
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_what_never_landed_counts_as_it_is(gradient: torch.Tensor) -> None:
-    landing = LandingNorm(gradient)
-    landing.landed(3000, 7000)
-    gradient[:3000] *= 2
-    assert landing.norm() == gradient_norm(gradient)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -5,44 +5,39 @@ import pytest
 
 from atom.optim.rate import Decay, RateSettings, _cosine, learning_rate
 
+DECAYS = pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+
 
 def settings(decay: Decay, rounds: int | None = 100) -> RateSettings:
     return RateSettings(1.0, 0.1, warmup_rounds=10, decay=decay, rounds=rounds)
 
 
-@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
-def test_warm_up_rises_to_the_peak(decay: Decay) -> None:
-    rates = [learning_rate(settings(decay), r) for r in range(1, 12)]
-    assert rates == pytest.approx([r / 11 for r in range(1, 12)])
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_decay_falls_to_the_final_rate(decay: Decay) -> None:
-    rates = [learning_rate(settings(decay), r) for r in range(11, 101)]
-    assert rates == sorted(rates, reverse=True)
-    assert len(set(rates)) == len(rates)
-    assert rates[-1] == pytest.approx(0.1)
-    assert learning_rate(settings(decay), 1000) == 0.1
-
-
-def test_half_way() -> None:
-    odd = RateSettings(1.0, 0.0, decay="cosine", rounds=101)
-    assert learning_rate(odd, 51) == pytest.approx(0.5)
-    assert learning_rate(odd, 26) == pytest.approx(0.8535533906)
-
-
-@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
-def test_endless_runs_stay_at_the_peak(decay: Decay) -> None:
+@DECAYS
+def test_it_rises_to_the_peak_falls_to_the_final_rate_and_stays(decay: Decay) -> None:
+    rates = [learning_rate(settings(decay), round) for round in range(1, 102)]
+    assert rates[:11] == pytest.approx([round / 11 for round in range(1, 12)])
+    falling = rates[10:100]
+    if decay == "constant":
+        assert set(falling) == {1.0}
+    else:
+        assert falling == sorted(set(falling), reverse=True)
+        assert rates[99] == pytest.approx(0.1)
+    assert rates[100] == rates[99]
     assert learning_rate(settings(decay, rounds=None), 10**6) == 1.0
 
 
-def test_constant_never_decays() -> None:
-    assert learning_rate(settings("constant"), 100) == 1.0
-
-
-def test_a_warm_up_longer_than_the_run_and_a_run_of_one_round() -> None:
-    assert learning_rate(RateSettings(1.0, 0.1, 50, "cosine", 10), 10) == pytest.approx(10 / 51)
-    assert learning_rate(RateSettings(1.0, 0.1, 0, "cosine", 1), 1) == 0.1
+@pytest.mark.parametrize(
+    ("given", "round", "expected"),
+    [
+        (RateSettings(1.0, 0.0, decay="cosine", rounds=101), 51, 0.5),
+        (RateSettings(1.0, 0.0, decay="cosine", rounds=101), 26, 0.8535533906),
+        (RateSettings(1.0, 0.0, decay="linear", rounds=101), 26, 0.75),
+        (RateSettings(1.0, 0.1, 50, "cosine", 10), 10, 10 / 51),  # the warm-up outlasts the run
+        (RateSettings(1.0, 0.1, 0, "cosine", 1), 1, 0.1),
+    ],
+)
+def test_single_rates(given: RateSettings, round: int, expected: float) -> None:
+    assert learning_rate(given, round) == pytest.approx(expected)
 
 
 def test_rounds_count_from_one() -> None:
