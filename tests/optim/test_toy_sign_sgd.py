@@ -1,6 +1,7 @@
 """An optimizer that the code has never heard of: trained, saved, fetched, caught up, planned."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,9 @@ def run(registered: None) -> RunFile:
 
 @pytest.fixture
 def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
-    devices: list[CpuDevice] = []
-
-    def make() -> Replica:
-        devices.append(CpuDevice())
+    with closing(CpuDevice()) as device:
         settings = {"optimizer": optimizer(run), "clip_norm": CLIP_NORM}
-        return filled(devices[-1], program(), rate=RateSettings(RATE), **settings)
-
-    yield make
-    for device in devices:
-        device.close()
+        yield lambda: filled(device, program(), rate=RateSettings(RATE), **settings)
 
 
 def train(replica: Replica, round_number: int) -> Tensor:

@@ -188,11 +188,8 @@ class Replica:
         engine.loss_scale = self._limits.loss_scale
         engine.observer = self._observer or self.watch.begin()
         first = arena.void
-        try:
-            with arena.accumulating(lambda: engine.touched):
-                return engine.run_pass(batches, seeds, should_stop, first)
-        finally:
-            engine.observer = self._observer
+        with arena.accumulating(lambda: engine.touched):
+            return engine.run_pass(batches, seeds, should_stop, first)
 
     def _learnt(self, void: PassVoided, micro_batches: int, lost: int = 0) -> PassVoided:
         """The same with what is lost and what is changed because of it. Raises: DeviceError."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -63,17 +64,14 @@ def passed(
     observer: Observer | None = None,
 ) -> tuple[list[float], Tensor]:
     """Losses of two passes, and the gradients of both."""
-    device = CpuDevice()
-    try:
-        settings = ReplicaSettings(
-            RATE, compilation=how, arrangement=arrangement or Arrangement(), micro_batches=2
-        )
+    settings = ReplicaSettings(
+        RATE, compilation=how, arrangement=arrangement or Arrangement(), micro_batches=2
+    )
+    with closing(CpuDevice()) as device:
         replica = Replica(program, None, settings, device, observer=observer)
         replica.initialise(value)
         losses = [replica.run_pass(batches).loss_sum for _ in range(2)]
         return losses, replica.contribution().clone()
-    finally:
-        device.close()
 
 
 def compilation(backend: str) -> tuple[Compilation, Told]:

@@ -16,7 +16,6 @@ from atom.optim.rate import learning_rate
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
-from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica
 from tests.training.small_replica import (
     FIRST_VALUE,
@@ -173,7 +172,7 @@ def test_evaluation_has_no_dropout_and_changes_nothing(device: CpuDevice) -> Non
     assert replica.evaluate(data) == expected
 
 
-def test_a_replica_looks_at_a_pass_now_and_then_and_at_nothing_else(device: CpuDevice) -> None:
+def test_a_replica_looks_at_a_pass_now_and_then(device: CpuDevice) -> None:
     replica = new_replica(device)
     assert replica.watch.figures() is None
     with pytest.raises(PassCancelled):
@@ -191,19 +190,6 @@ def test_a_replica_looks_at_a_pass_now_and_then_and_at_nothing_else(device: CpuD
     trace, summary = replica.watch.trace(ticket, "a run")
     assert "backward blocks.1, micro-batch 0" in trace
     assert "the device computes" in summary
-
-
-def test_who_looked_at_a_pass_that_broke_off_looks_at_nothing_else(
-    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica, looking = filled(device, program()), Recording()
-    monkeypatch.setattr(replica.watch, "begin", lambda: looking)
-    with pytest.raises(PassCancelled):
-        replica.run_pass(batches(1, 1), stop_after(4))
-    seen = len(looking.spans)
-    assert seen
-    replica.evaluate(batches(1, 2))
-    assert len(looking.spans) == seen
 
 
 # --- state --------------------------------------------------------------------------------------
