@@ -14,8 +14,6 @@ from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.daemon.model.run_optimizer import optimizer, shared_state
 from atom.graph.ir import ParameterLayout
-from atom.models.gpt3 import GPT3, initialise
-from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
@@ -23,18 +21,10 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
-from tests.training.small_replica import (
-    SEED,
-    apply,
-    batches,
-    config,
-    filled,
-    program,
-    same,
-    step_once,
-)
+from tests.training.plain_training import CLIP_NORM, PlainTraining
+from tests.training.small_replica import apply, batches, filled, program, same, step_once
 
-RATE, CLIP_NORM, BETA, ROUNDS = 1e-2, 0.5, 0.8, 4
+RATE, BETA, ROUNDS = 1e-2, 0.8, 4
 RUN = """
 run = { name = "signs" }
 data = { source = "python-stdlib" }
@@ -81,29 +71,14 @@ class PlainSignSGD(torch.optim.Optimizer):
             parameter.sub_(momentum.sign(), alpha=RATE)
 
 
-def plain_step(model: GPT3, stepped_by: PlainSignSGD, round_number: int) -> None:
-    model.zero_grad()
-    model(**batches(1, round_number)[0]).backward(torch.tensor(2.0))  # a sum over two sequences
-    layout = program().layout
-    flat = torch.zeros(layout.total_elements)
-    for name, parameter in model.named_parameters():
-        parameter.grad /= 2
-        layout.view(flat, name).copy_(parameter.grad)
-    coefficient = clip_coefficient(gradient_norm(flat), CLIP_NORM)
-    for parameter in model.parameters():
-        parameter.grad *= coefficient
-    stepped_by.step()
-
-
 def test_training_is_bit_equal_to_plain_pytorch(new_replica: Callable[[], Replica]) -> None:
-    replica, model = new_replica(), GPT3(config())
-    initialise(model, SEED)
-    stepped_by = PlainSignSGD(model.parameters())
+    replica = new_replica()
+    plain = PlainTraining(0.0, False, lambda model: PlainSignSGD(model.parameters()))
     for round_number in range(1, ROUNDS + 1):
         train(replica, round_number)
-        plain_step(model, stepped_by, round_number)
+        plain.step(batches(1, round_number), round_number)
         for name, weight in replica.export_parameters().items():
-            assert torch.equal(weight, dict(model.named_parameters())[name]), (round_number, name)
+            assert torch.equal(weight, plain.parameters[name]), (round_number, name)
 
 
 def test_a_joiner_loads_its_snapshot_and_catches_up(

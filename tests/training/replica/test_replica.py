@@ -1,28 +1,22 @@
 """The real compiler, the real GPT: a replica against plain PyTorch, bit for bit."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.optim.rate import learning_rate
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.training.replica.replica import Replica
+from tests.training.plain_training import CLIP_NORM, DROPOUT_SEED, PlainTraining
 from tests.training.small_replica import (
     FIRST_VALUE,
-    RATE,
     SEED,
     SEQUENCES,
-    MicroBatch,
     apply,
     batches,
     config,
@@ -33,11 +27,12 @@ from tests.training.small_replica import (
 )
 
 STEPS = 3
-TIED = "embedding.tokens.weight"
 CUTS = {"finest": None, "halves": ((0, 1), (2, 3)), "whole": ((0, 3),)}
 SETTINGS = {
-    "optimizer": AdamW(betas=(0.9, 0.99), weight_decay=0.1), "clip_norm": 0.5, "dropout_seed": 3
-}  # fmt: skip
+    "optimizer": AdamW(betas=(0.9, 0.99), weight_decay=0.1),
+    "clip_norm": CLIP_NORM,
+    "dropout_seed": DROPOUT_SEED,
+}
 
 
 def new_replica(device: CpuDevice, cut: str = "finest") -> Replica:
@@ -45,69 +40,12 @@ def new_replica(device: CpuDevice, cut: str = "finest") -> Replica:
     return filled(device, made, program(0.0, cut=CUTS["halves"]), **SETTINGS)
 
 
-class PlainTraining:
-    """The same training without Atom. `apart`: sums the tied weight's uses layer by layer."""
-
-    def __init__(self, dropout: float, apart: bool) -> None:
-        self.model = GPT3(config(dropout))
-        initialise(self.model, SEED)
-        self.apart = apart
-        self.parameters = dict(self.model.named_parameters())
-        self.seeds = torch.Generator().manual_seed(3)
-        groups = [
-            {"params": [p for p in self.model.parameters() if p.dim() >= 2]},
-            {"params": [p for p in self.model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=1.0, betas=(0.9, 0.99), weight_decay=0.1, fused=True
-        )
-
-    def step(self, micro_batches: Sequence[MicroBatch], round: int) -> list[float]:
-        seeds = torch.randint(2**63 - 1, (len(micro_batches),), generator=self.seeds).tolist()
-        losses = self.accumulate(micro_batches, seeds)
-        for parameter in self.model.parameters():
-            parameter.grad /= SEQUENCES * len(micro_batches)
-        coefficient = clip_coefficient(self.norm(), 0.5)
-        for parameter in self.model.parameters():
-            parameter.grad *= coefficient
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(RATE, round)
-        self.optimizer.step()
-        return losses
-
-    def accumulate(self, micro_batches: Sequence[MicroBatch], seeds: Sequence[int]) -> list[float]:
-        tied = self.parameters[TIED]
-        head = tied.detach().clone().requires_grad_() if self.apart else tied
-        self.model.zero_grad()
-        losses, early = [], []
-        for batch, seed in zip(micro_batches, seeds, strict=True):
-            torch.manual_seed(seed)
-            loss = self.loss(batch, head)
-            loss.backward(torch.tensor(float(SEQUENCES)))
-            losses.append(loss.item())
-            if self.apart:
-                early.append(tied.grad)
-                tied.grad = None
-        if self.apart:
-            tied.grad = functools.reduce(torch.add, early, head.grad)
-        return losses
-
-    def loss(self, batch: MicroBatch, head: Tensor) -> Tensor:
-        if not self.apart:
-            return self.model(**batch)
-        hidden = self.model.embedding(batch["tokens"])
-        for block in self.model.blocks:
-            hidden = block(hidden)
-        logits = functional.linear(self.model.final_norm(hidden), head)
-        return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
-
-    def norm(self) -> float:
-        """In the arena's order: the norm's bits depend on it."""
-        layout = program().layout
-        flat = torch.zeros(layout.total_elements)
-        for name, parameter in self.parameters.items():
-            layout.view(flat, name).copy_(parameter.grad)
-        return gradient_norm(flat)
+def adamw(model: GPT3) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2]},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
 
 
 # --- passes and steps ---------------------------------------------------------------------------
@@ -122,7 +60,7 @@ def test_training_is_bit_equal_to_plain_pytorch(
 ) -> None:
     made = program(dropout, cut=CUTS[cut])
     replica = filled(device, made, arrangement=Arrangement(slots), **SETTINGS)
-    plain = PlainTraining(dropout, apart=micro_batches > 1 and cut != "whole")
+    plain = PlainTraining(dropout, micro_batches > 1 and cut != "whole", adamw)
     for round in range(1, STEPS + 1):
         data = batches(micro_batches, seed=round)
         step_once(replica, data, round)
