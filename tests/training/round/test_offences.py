@@ -192,6 +192,11 @@ def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:
     scene.hear(promise(ballot, 64))
     scene.tick(1.9)
     assert {peer_id for peer_id, _ in scene.offences} == set(crowd)
+    aborts = [
+        (act.to, act.message.reason) for act in scene.done(Send) if isinstance(act.message, Abort)
+    ]
+    assert aborts.index((MATE.peer_id, Reason.SUPERSEDED)) >= len(crowd), "the odd ones hear first"
+    assert {peer for peer, reason in aborts if reason == Reason.STATE_MISMATCH} == set(crowd)
     assert not scene.done(CatchUp)
 
 
