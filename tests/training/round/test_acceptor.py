@@ -154,3 +154,12 @@ def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it()
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
     accepted = Accepted(ballot(5), VALUE)
     assert told == [(None, None), (accepted, None), (None, accepted)]
+
+
+def test_the_next_attempt_is_above_what_a_voter_has_promised_to_others() -> None:
+    scene = Scene()
+    call = scene.until_sent(Prepare)
+    scene.hear(Nack(call.parent, call.ballot, ballot(40, GONE), Reason.BALLOT_TOO_LOW))
+    scene.play(10.0)
+    attempts = [prepare.ballot.attempt for prepare in scene.sent(Prepare)]
+    assert (attempts[0], attempts[-1]) == (call.ballot.attempt, 41)
