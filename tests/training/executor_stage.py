@@ -11,19 +11,7 @@ import torch
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swarm.chain.commit import (
-    VOTE_DOMAIN,
-    Ballot,
-    Commit,
-    Contribution,
-    Head,
-    Value,
-    Vote,
-    Voter,
-    genesis,
-    vote_payload,
-)
-from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
@@ -35,11 +23,12 @@ from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage
+from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 
 IDENTITY = Identity.create()
-ME = Voter(IDENTITY.peer_id, b"i" * 16)
+ME = voter_of(IDENTITY)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 
 
@@ -82,7 +71,7 @@ class Stage(WorkerScene):
         """`run`: by default every second round leaves a snapshot, and none validates."""
         super().__init__(global_batch=8)
         self.state_sync, self.events = ScriptedStateSync(), EventList()
-        self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
+        self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS)
@@ -127,19 +116,11 @@ class Stage(WorkerScene):
         return name
 
     def commit(self, result: bytes, sequences: int = 8, contributor: str = ME.peer_id) -> Commit:
-        head = self.journal.head
-        value = Value(
-            parent=head.digest,
-            round=head.round + 1,
-            origin=BALLOT,
-            result_digest=result,
-            gradient_norm=1.0,
+        return a_commit(
+            self.journal.head, {}, [IDENTITY], result_digest=result, gradient_norm=1.0,
             parent_state_digest=state_digest(self.replica.arenas),
             contributions=(Contribution(contributor, ME.incarnation, sequences, 24.0),),
-            voters_next=(ME,),
-        )
-        payload = signed_by(ME, vote_payload(head.digest, BALLOT, value.digest()))
-        return Commit(value, BALLOT, (Vote(ME, IDENTITY.sign(VOTE_DOMAIN, payload)),))
+        )  # fmt: skip
 
     def apply(self, commit: Commit) -> Head:
         head = self.journal.head.after(commit.value)

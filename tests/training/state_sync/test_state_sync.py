@@ -1,7 +1,6 @@
 """From others: always the very state the chain names, by the shortest way."""
 
 import math
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -122,18 +121,6 @@ def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Mak
 
 
 # ---- the chain
-
-
-def test_who_goes_on_after_it_has_proven_its_claim_is_followed_to_where_it_is(
-    peer_of: Make,
-) -> None:
-    """By then it serves neither the results up to the proven head nor a state before it."""
-    peer, served = peer_of(at=1), Served(offers=[4], results=[5])
-    served.chain = run().chain(2)
-    assert peer.state_sync.proven_head(peer.door(served)) == run().heads[2]
-    served.chain = run().chain()
-    assert peer.run(served) == ""
-    assert peer.at(ROUNDS)
 
 
 def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> None:
@@ -265,23 +252,6 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     assert state_digest(peer.replica.state_arenas()) == state
 
 
-def test_without_a_thread_to_be_had_catching_up_fails_and_is_tried_again(
-    peer_of: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer, served, start = peer_of(), Served(offers=[3]), threading.Thread.start
-
-    def no_more(thread: threading.Thread) -> None:
-        if thread.name.startswith("atom-fetch"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", no_more)
-        assert "can't start new thread" in peer.run(served)
-    assert peer.run(served) == ""
-    assert peer.at(ROUNDS)
-
-
 # ---- donors that lie
 
 
@@ -334,13 +304,6 @@ def test_a_liar_is_named_costs_few_pages_and_keeps_us_from_nobody(peer_of: Make,
     assert not peer.state_sync.usable
     assert peer.journal.head == run().heads[0]
     assert peer.run(liar, Served(offers=[2])) == ""
-    assert peer.at(ROUNDS)
-
-
-def test_a_newer_offer_that_does_not_hold_gives_way_to_an_older_one(peer_of: Make) -> None:
-    peer, liar = peer_of(knows_start=False), Served(offers=[3])
-    another_state(liar)
-    assert peer.run(Served(offers=[2]), liar) == ""
     assert peer.at(ROUNDS)
 
 

@@ -2,87 +2,78 @@
 
 import errno
 import os
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.chain.commit import Commit, genesis
-from atom.swarm.chain.commit_chain import verified_heads
-from atom.swarm.identity import Identity
 from atom.training.storage.journal import Journal
-from tests.swarm.chain_samples import a_commit, beginning, voter_of
-
-ME = Identity.create()
-GENESIS = beginning(ME)
+from tests.swarm.chain_samples import beginning
+from tests.training.small_history import PEERS, run
 
 
-def chain(length: int, sequences: int = 8) -> list[Commit]:
-    commits, head = list[Commit](), GENESIS
-    for _ in range(length):
-        commits.append(a_commit(head, {ME: sequences}, [ME]))
-        head = head.after(commits[-1].value)
-    return commits
-
-
-def written(path: Path, length: int) -> Journal:
-    journal = Journal(path, GENESIS)
-    for commit in chain(length):
-        journal.append(commit)
-    return journal
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a journal of three rounds."""
+    path = tmp_path / "chain.bin"
+    journal = Journal(path, run().heads[0])
+    for commit in run().commits[:3]:
+        assert journal.append(commit) == journal.head
+    return path
 
 
 @pytest.mark.parametrize("lost", [1, 3, 50])
-def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None:
-    path = tmp_path / "chain.bin"
-    journal = written(path, 3)
+def test_an_unfinished_last_record_is_cut_off(path: Path, lost: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
-    again = Journal(path, GENESIS)
-    assert again.commits == journal.commits[:2]
-    assert again.heads == journal.heads[:3]
-    again.append(journal.commits[2])
+    again = Journal(path, run().heads[0])
+    assert again.commits == run().commits[:2]
+    assert again.heads == run().heads[:3]
+    again.append(run().commits[2])
     assert path.read_bytes() == whole
 
 
-def test_another_runs_chain_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "chain.bin", 2)
-    other = genesis(b"other manifest".ljust(32), b"s" * 32, voter_of(ME))
+def test_another_runs_chain_is_refused(path: Path) -> None:
     with pytest.raises(StorageError, match="genesis"):
-        Journal(tmp_path / "chain.bin", other)
+        Journal(path, beginning(PEERS[1]))
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 40, 200])
-def test_damage_inside_is_refused_not_guessed_at(tmp_path: Path, place: int) -> None:
-    path = tmp_path / "chain.bin"
-    written(path, 3)
+def test_damage_inside_is_refused_not_guessed_at(path: Path, place: int) -> None:
     raw = bytearray(path.read_bytes())
     raw[place] ^= 0x81
     path.write_bytes(bytes(raw))
     with pytest.raises(StorageError, match=r"chain\.bin"):
-        Journal(path, GENESIS)
+        Journal(path, run().heads[0])
     assert path.read_bytes() == raw, "whoever looks into it finds what we found"
 
 
-@pytest.mark.parametrize(
-    ("call", "another"), [("fsync", False), ("fsync", True), ("replace", True)]
-)
-def test_what_the_disk_does_not_take_counts_and_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, another: bool
-) -> None:
-    """A commit, or another chain."""
-    path, commits = tmp_path / "chain.bin", chain(3, 99 if another else 8)
-    journal, heads = written(path, 1), verified_heads(GENESIS, commits)
+TAKES: dict[str, Callable[[Journal], object]] = {
+    "a commit": lambda journal: journal.append(run().commits[3]),
+    "another chain": lambda journal: journal.replace(
+        [*run().commits[:3], run().branch(3)],
+        [*run().heads[:4], run().heads[3].after(run().branch(3).value)],
+    ),
+}
 
+
+@pytest.mark.parametrize("take", TAKES)
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_what_the_disk_does_not_take_counts_and_is_written_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, take: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    journal = Journal(path, run().heads[0])
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        take = partial(journal.replace, commits[:2], heads[:3])
         with pytest.raises(StorageError, match="the disk is full"):
-            take() if another else journal.append(commits[1])
-    assert journal.head.round == 2
-    journal.append(commits[2])
-    assert Journal(path, GENESIS).commits == commits
+            TAKES[take](journal)
+    assert journal.head.round == 4
+    if take == "a commit":
+        journal.append(run().commits[4])
+    else:
+        journal.replace(journal.commits, journal.heads)
+    assert Journal(path, run().heads[0]).heads == journal.heads

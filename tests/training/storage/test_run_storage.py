@@ -218,14 +218,3 @@ def test_damaged_results_are_not_there(results: Results) -> None:
         path.write_bytes(damaged)
         assert results.get(NAME) is None
     assert results.unchecked(NAME) is None, "a power cut leaves empty files"
-
-
-def test_a_folder_in_the_place_of_a_file_is_said_and_left_alone(stage: Stage) -> None:
-    results, name = stage.results, b"n" * 32
-    for path in (results.path(name), results.folder / "left.partial"):
-        path.mkdir(parents=True)
-    stage.storage.begin()
-    results.prune(set())
-    with pytest.raises(StorageError, match="cannot write"):
-        results.save(name, torch.zeros(ELEMENTS))
-    assert len(list(results.folder.iterdir())) == 2
