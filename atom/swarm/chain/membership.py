@@ -75,8 +75,7 @@ def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     signed = valid_votes(commit)
     if commit.survivors:
         complete = len(commit.survivors) <= MAX_VOTERS and signed >= set(commit.survivors)
-        known = {voter.peer_id for voter in head.voters} | set(head.members)
-        ours = any(voter.peer_id in known for voter in commit.survivors)
+        ours = any(voter.peer_id in head.known for voter in commit.survivors)
         return None if complete and ours else Reason.BAD_CERTIFICATE
     return None if is_quorum(head.voters, signed) else Reason.BAD_CERTIFICATE
 

@@ -21,17 +21,10 @@ from atom.swarm.chain.commit import canonical_digest
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIGEST_BYTES = 32
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "uint8": torch.uint8,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
+_INTEGERS = torch.int64, torch.int32, torch.int16, torch.uint8
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_FLOATS, *_INTEGERS)}
+DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 """Enough for 2 TiB of arenas."""
 MAX_ARENAS = 4096
