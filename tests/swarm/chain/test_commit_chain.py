@@ -74,9 +74,11 @@ def test_old_voters_vouch_only_for_what_was_committed() -> None:
     assert refusal(verified_heads, GENESIS, [*commits[:3], alone]) is Reason.BAD_CERTIFICATE
 
 
-def test_a_gap_ends_a_chain() -> None:
-    commits = continued([], 3, 8)
-    assert refusal(verified_heads, GENESIS, [commits[0], commits[2]]) is Reason.WRONG_HEAD
+def test_a_round_that_does_not_follow_ends_a_chain() -> None:
+    """A gap, or the round of another chain with the same voters."""
+    commits, others = continued([], 3, 8), continued([], 2, 9)
+    for chain in ([commits[0], commits[2]], [commits[0], others[1]]):
+        assert refusal(verified_heads, GENESIS, chain) is Reason.WRONG_HEAD
 
 
 # ---- in pages
