@@ -87,7 +87,10 @@ def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_aside() -> None:
     assert not peers.apart
     peers.broke({way(B, C)}, members=3)
     assert (peers.aside, peers.apart) == (set(), [way(B, C)])
+    peers.new_head(set())
     peers.broke({way(A, C)}, members=3)
+    assert peers.aside == set(), "of another round"
+    peers.broke({way(B, C)}, members=3)
     assert peers.aside == {c}
     peers.broke((), members=3)
     assert len(peers.apart) == 3, "by parts, though nobody saw where"
@@ -95,15 +98,19 @@ def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_aside() -> None:
     assert not peers.apart
 
 
-@pytest.mark.parametrize("failed_before", [(), (c,)], ids=["only it", "others, too"])
+@pytest.mark.parametrize(
+    ("failed_before", "we"),
+    [({}, False), ({c: Stage.PREPARE}, True), ({c: Stage.RING}, False)],
+    ids=["only it", "others do not answer", "others were seen to fail"],
+)
 def test_two_have_no_way_round_each_other_and_who_failed_before_says_which_end_is_bad(
-    failed_before: tuple[str, ...],
+    failed_before: dict[str, Stage], we: bool
 ) -> None:
     peers = UnreliablePeers(context_of(B, C))
-    peers.fail(failed_before, Stage.PREPARE)
+    for peer, stage in failed_before.items():
+        peers.fail([peer], stage)
     peers.broke({way(A, B)}, members=2)
-    assert peers.we_fail == bool(failed_before)
-    assert (b in peers.aside) == (not failed_before)
+    assert (peers.we_fail, b in peers.aside) == (we, not we)
 
 
 def test_who_breaks_exchanges_itself_lets_others_lead() -> None:
