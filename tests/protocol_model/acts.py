@@ -29,6 +29,7 @@ from .state import (
     Attempt,
     Budget,
     Peer,
+    Peers,
     Promised,
     State,
     Survivors,
@@ -92,7 +93,7 @@ class Acts:
         members = tuple(p.voter for p in heard)
         if not all(self._stands_by(attempt, member, peers) for member in members):
             return
-        electors = attempt.survivors or self.ledger.heads[attempt.head].voters
+        electors = self.ledger.electors(attempt)
         gone = tuple(v for v in electors if is_confirmed_dead(v, peers))
         leaving = frozenset(p.voter[0] for p in heard if p.leaving)
         units = tuple((*member, peers[member[0]].tag) for member in members)
@@ -104,12 +105,12 @@ class Acts:
             yield self.propose(state, at, value)
 
     def finished(
-        self, attempt: Attempt, value: int, heard: tuple[Promised, ...], peers: tuple[Peer, ...]
+        self, attempt: Attempt, value: int, heard: tuple[Promised, ...], peers: Peers
     ) -> int:
         """What these electors propose to finish an accepted value: survivors, a branch of theirs
         with its result."""
         made, survivors = self.ledger.values[value], attempt.survivors
-        if made.value.survivors == tuple(cast.voter(v) for v in survivors):
+        if made.value.survivors == cast.voters(survivors):
             return value
         members = tuple(v for v in made.members if v in survivors)
         gone = tuple(v for v in survivors if is_confirmed_dead(v, peers))
@@ -119,7 +120,7 @@ class Acts:
             attempt.head, made.origin, made.units, voters, survivors, made.result
         )
 
-    def _stands_by(self, attempt: Attempt, member: VoterKey, peers: tuple[Peer, ...]) -> bool:
+    def _stands_by(self, attempt: Attempt, member: VoterKey, peers: Peers) -> bool:
         peer = peers[member[0]]
         slot = self.rules.slot_of(attempt.survivors)
         return (
@@ -149,7 +150,7 @@ class Acts:
             return None
         if not self.rules.takes_part(peer, attempt.head):
             return None
-        if not self.rules.votes(attempt.head, attempt.survivors, me):
+        if not self.rules.votes(attempt, me):
             return None
         if not self.is_at_hand(state, q, attempt.value):
             return None
@@ -191,7 +192,7 @@ class Acts:
         a = state.attempts[at]
         if not is_led(a, state.peers) or not a.votes:
             return None
-        if not self.rules.decides(a.head, a.survivors, a.votes, state.peers):
+        if not self.rules.decides(a, a.votes, state.peers):
             return None
         committed = a._replace(committed=True)
         return State(state.peers, replaced(state.attempts, at, committed), state.budget)

@@ -2,6 +2,7 @@
 peer number, incarnation number): plain tuples, ordered as the real ones are.
 """
 
+from collections.abc import Iterable
 from functools import cache
 
 from blake3 import blake3
@@ -29,6 +30,10 @@ IDENTITIES = sorted((_identity(n) for n in range(len(NAMES))), key=lambda one: o
 def voter(key: VoterKey) -> Voter:
     peer, incarnation = key
     return Voter(IDENTITIES[peer].peer_id, bytes([incarnation]) * 16)
+
+
+def voters(keys: Iterable[VoterKey]) -> tuple[Voter, ...]:
+    return tuple(voter(key) for key in keys)
 
 
 @cache

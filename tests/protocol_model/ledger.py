@@ -17,8 +17,8 @@ from atom.swarm.chain.commit import (
 from atom.swarm.chain.membership import certificate_problem, is_quorum, signed_by, standing
 
 from . import cast
-from .cast import BallotKey, VoterKey
-from .state import NOTHING, Survivors
+from .cast import BallotKey
+from .state import NOTHING, Attempt, Survivors, Voters
 
 Unit = tuple[int, int, int]
 """What one process counted while its gradients carried one tag: (peer, incarnation, tag)."""
@@ -35,7 +35,7 @@ class ValueRecord:
     """The value that its ring made: itself, unless survivors finish one as their branch."""
 
     @property
-    def members(self) -> tuple[VoterKey, ...]:
+    def members(self) -> Voters:
         return tuple(unit[:2] for unit in self.units)
 
 
@@ -46,7 +46,7 @@ class HeadRecord:
     """Numbers of all heads from genesis to this one."""
     results: frozenset[int]
     units: frozenset[Unit]
-    voters: tuple[VoterKey, ...]
+    voters: Voters
     content: int
     """What a replica at this head has to hold."""
 
@@ -54,9 +54,9 @@ class HeadRecord:
 class Ledger:
     """Grows only; a number means the same for the whole search."""
 
-    def __init__(self, voters: tuple[VoterKey, ...]) -> None:
+    def __init__(self, voters: Voters) -> None:
         first = genesis(b"m" * 32, b"s" * 32, cast.voter(voters[0]))
-        first = replace(first, voters=tuple(cast.voter(v) for v in voters))
+        first = replace(first, voters=cast.voters(voters))
         self.values: list[ValueRecord] = []
         self.heads = [HeadRecord(first, (0,), frozenset(), frozenset(), voters, 0)]
         self._value_numbers: dict[tuple, int] = {}
@@ -93,7 +93,7 @@ class Ledger:
         survivors: Survivors,
     ) -> Value:
         head = self.heads[parent].head
-        members = standing([cast.voter(unit[:2]) for unit in units], head.digest)
+        members = standing(cast.voters([unit[:2] for unit in units]), head.digest)
         return Value(
             parent=head.digest,
             round=head.round + 1,
@@ -103,7 +103,7 @@ class Ledger:
             parent_state_digest=b"",
             contributions=tuple(Contribution(v.peer_id, v.incarnation, 1, 1.0) for v in members),
             voters_next=voters_next,
-            survivors=tuple(cast.voter(v) for v in survivors),
+            survivors=cast.voters(survivors),
         )
 
     def head_after(self, parent: int, value: int) -> int:
@@ -133,42 +133,34 @@ class Ledger:
         """The bytes that these bytes become by a step with the result of that value."""
         return self._contents.setdefault((content, result), len(self._contents) + 1)
 
-    def certified(
-        self,
-        parent: int,
-        value: int,
-        ballot: BallotKey,
-        votes: tuple[VoterKey, ...],
-        survivors: Survivors,
-    ) -> bool:
-        """Whether replicas at the parent would take a commit with these signatures."""
-        key = parent, value, ballot, votes, survivors
+    def certified(self, a: Attempt) -> bool:
+        """Whether replicas at its head would take a commit with its votes."""
+        key = a.head, a.value, a.ballot, a.votes
         if key not in self._certified:
-            commit = self._commit(value, ballot, votes, survivors)
-            problem = certificate_problem(self.heads[parent].head, commit)
+            problem = certificate_problem(self.heads[a.head].head, self._commit(a))
             self._certified[key] = problem is None
         return self._certified[key]
 
-    def _commit(
-        self, value: int, ballot: BallotKey, votes: tuple[VoterKey, ...], survivors: Survivors
-    ) -> Commit:
-        what, real = self.values[value].value, cast.ballot(ballot)
-        real_survivors = tuple(cast.voter(v) for v in survivors)
-        payload = vote_payload(what.parent, real, what.digest(), real_survivors)
+    def _commit(self, a: Attempt) -> Commit:
+        what, ballot = self.values[a.value].value, cast.ballot(a.ballot)
+        assert what.survivors == cast.voters(a.survivors)
+        payload = vote_payload(what.parent, ballot, what.digest(), what.survivors)
         signed = []
-        for key in votes:
-            voter = cast.voter(key)
+        for key, voter in zip(a.votes, cast.voters(a.votes), strict=True):
             sign = cast.IDENTITIES[key[0]].sign
             signed.append(Vote(voter, sign(VOTE_DOMAIN, signed_by(voter, payload))))
-        assert what.survivors == real_survivors
-        return Commit(what, real, tuple(signed))
+        return Commit(what, ballot, tuple(signed))
 
-    def is_quorum(self, head: int, votes: tuple[VoterKey, ...]) -> bool:
+    def electors(self, a: Attempt) -> Voters:
+        """Who decides it."""
+        return a.survivors or self.heads[a.head].voters
+
+    def is_quorum(self, head: int, votes: Voters) -> bool:
         """By the real quorum, whatever a mutant believes."""
         key = head, votes
         if key not in self._quorums:
-            voters = [cast.voter(v) for v in self.heads[head].voters]
-            self._quorums[key] = is_quorum(voters, {cast.voter(v) for v in votes})
+            voters = cast.voters(self.heads[head].voters)
+            self._quorums[key] = is_quorum(voters, set(cast.voters(votes)))
         return self._quorums[key]
 
     def prefers(self, one: int, other: int) -> bool:

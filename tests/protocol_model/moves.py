@@ -11,7 +11,7 @@ from .acceptor import highest_promised
 from .acts import Acts, numbers_heard
 from .ledger import Ledger
 from .rules import Rules
-from .state import ALIVE, DEAD, LEFT, NOTHING, Attempt, Peer, Promised, State, replaced
+from .state import ALIVE, DEAD, LEFT, NOTHING, Attempt, Peers, Promised, State, replaced
 from .tidy import is_led, tidied
 
 Move = tuple
@@ -85,7 +85,7 @@ class Moves:
                 yield ("ring", attempt.ballot[1], attempt, members), after
 
     def _possible(
-        self, attempt: Attempt, peers: tuple[Peer, ...]
+        self, attempt: Attempt, peers: Peers
     ) -> tuple[list[int], list[tuple[Promised, ...]]]:
         """What may follow from any deciding part of the promises: values to finish, rings."""
         values: set[int] = set()
@@ -95,7 +95,7 @@ class Moves:
                 present = tuple(p.voter for p in heard)
                 if attempt.ballot[1:] not in present:
                     continue
-                if not self._rules.decides(attempt.head, attempt.survivors, present, peers):
+                if not self._rules.decides(attempt, present, peers):
                     continue
                 value = self._rules.to_finish(heard)
                 if value is None:

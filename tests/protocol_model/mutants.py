@@ -10,33 +10,20 @@ from .acceptor import Slotted
 from .bounds import Bounds
 from .cast import BallotKey, VoterKey
 from .rules import Rules
-from .state import ALIVE, Peer, Promised, Survivors
+from .state import ALIVE, Attempt, Peer, Peers, Promised, Survivors, Voters
 
 
 class _OwnCertificates(Rules):
     """Replicas believe what this mutant decides."""
 
-    def certified(
-        self,
-        head: int,
-        value: int,
-        ballot: BallotKey,
-        votes: tuple[VoterKey, ...],
-        survivors: Survivors,
-    ) -> bool:
+    def certified(self, a: Attempt) -> bool:
         return True
 
 
 class LocalMajority(_OwnCertificates):
     """The electorate is a majority of those that the coordinator happens to see."""
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         return len(present) > 0
 
 
@@ -50,20 +37,13 @@ class AsksForCommits(Rules):
 class PeersVote(_OwnCertificates):
     """A voter is a peer id: a restarted one still votes."""
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
-        voters = survivors or self.ledger.heads[head].voters
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         here = {p for p, _ in present}
-        return super().decides(head, survivors, tuple(v for v in voters if v[0] in here), peers)
+        voting = tuple(v for v in self.ledger.electors(a) if v[0] in here)
+        return super().decides(a, voting, peers)
 
-    def votes(self, head: int, survivors: Survivors, who: VoterKey) -> bool:
-        voters = survivors or self.ledger.heads[head].voters
-        return any(who[0] == p for p, _ in voters)
+    def votes(self, a: Attempt, who: VoterKey) -> bool:
+        return any(who[0] == p for p, _ in self.ledger.electors(a))
 
 
 class OneSlot(_OwnCertificates):
@@ -83,33 +63,19 @@ class KeepsGradients(Rules):
 class MajorityOfTheRest(_OwnCertificates):
     """Dead voters are struck off, and a majority of the rest decides."""
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
-        rest = tuple(v for v in self.ledger.heads[head].voters if _lives(v, peers))
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
+        rest = tuple(v for v in self.ledger.heads[a.head].voters if _lives(v, peers))
         return _most(rest, present)
 
-    def electorates(
-        self, head: int, me: VoterKey, peers: tuple[Peer, ...]
-    ) -> tuple[Survivors, ...]:
+    def electorates(self, head: int, me: VoterKey, peers: Peers) -> tuple[Survivors, ...]:
         return ((),) if me in self.ledger.heads[head].voters else ()
 
 
 class LeaversStruckOff(_OwnCertificates):
     """Who leaves is struck off at once: its promise, and what it accepted, do not count."""
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
-        voters = self.ledger.heads[head].voters
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
+        voters = self.ledger.heads[a.head].voters
         rest = tuple(v for v in voters if _lives(v, peers) and not peers[v[0]].leaving)
         return _most(rest, present)
 
@@ -162,22 +128,16 @@ class OffersAfterTheStep(Rules):
 class AllMustVote(Rules):
     """Every voter has to answer: one death, and nothing is decided any more."""
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
-        return set(present) >= set(survivors or self.ledger.heads[head].voters)
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
+        return set(present) >= set(self.ledger.electors(a))
 
 
-def _lives(voter: VoterKey, peers: tuple[Peer, ...]) -> bool:
+def _lives(voter: VoterKey, peers: Peers) -> bool:
     peer = peers[voter[0]]
     return peer.status == ALIVE and peer.incarnation == voter[1]
 
 
-def _most(voters: tuple[VoterKey, ...], present: tuple[VoterKey, ...]) -> bool:
+def _most(voters: Voters, present: Voters) -> bool:
     return 2 * sum(v in present for v in voters) > len(voters)
 
 

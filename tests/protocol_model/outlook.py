@@ -13,7 +13,7 @@ from functools import cache
 
 from .acts import Acts, numbers_heard
 from .ledger import Ledger
-from .rules import Rules, is_confirmed_dead
+from .rules import Rules, others_alive
 from .state import ALIVE, Budget, Peer, State
 
 _PLENTY = Budget(99, 99, 0, 0, 0)
@@ -58,26 +58,15 @@ class Outlook:
 
     def _electorate(self, state: State, p: int) -> list[tuple]:
         """What the real rule says to a peer that sees everybody who lives."""
-        peers = state.peers
-        seen = tuple(
-            (q, peer.incarnation, peer.head)
-            for q, peer in enumerate(peers)
-            if peer.status == ALIVE and q != p
-        )
-        head = peers[p].head
-        gone = tuple(v for v in self._ledger.heads[head].voters if is_confirmed_dead(v, peers))
-        chosen = self._rules.electorate(head, (p, peers[p].incarnation), seen, gone)
+        peers, head = state.peers, state.peers[p].head
+        me, gone = (p, peers[p].incarnation), self._rules.gone(head, peers)
+        chosen = self._rules.electorate(head, me, others_alive(me, peers), gone)
         return [] if chosen is None else [chosen]
 
     def _has_quorum(self, state: State) -> bool:
-        living = {
-            (p, peer.incarnation) for p, peer in enumerate(state.peers) if peer.status == ALIVE
-        }
-        return any(
-            self._ledger.is_quorum(peer.head, tuple(living))
-            for peer in state.peers
-            if peer.status == ALIVE
-        )
+        living = [(p, peer) for p, peer in enumerate(state.peers) if peer.status == ALIVE]
+        voters = tuple((p, peer.incarnation) for p, peer in living)
+        return any(self._ledger.is_quorum(peer.head, voters) for _, peer in living)
 
     def _commits(self, state: State, p: int, survivors: tuple, alive: list[int], head: int) -> bool:
         number = max(numbers_heard(state, head), default=0) + 1
@@ -85,9 +74,8 @@ class Outlook:
         for q in alive:
             state = self._acts.promise(state, q, 0) or state
         attempt = state.attempts[0]
-        if not self._rules.decides(
-            head, survivors, tuple(x.voter for x in attempt.promises), state.peers
-        ):
+        present = tuple(promised.voter for promised in attempt.promises)
+        if not self._rules.decides(attempt, present, state.peers):
             return False
         value = self._rules.to_finish(attempt.promises)
         if value is not None:
@@ -103,8 +91,9 @@ class Outlook:
         if self._acts.commit(state, 0) is None:
             return False
         a = state.attempts[0]
-        taken = self._rules.certified(a.head, a.value, a.ballot, a.votes, a.survivors)
-        return taken and any(self._acts.has_accepted(state.peers[q], a.value) for q in alive)
+        return self._rules.certified(a) and any(
+            self._acts.has_accepted(state.peers[q], a.value) for q in alive
+        )
 
 
 @cache

@@ -54,9 +54,7 @@ def _counted_twice(ledger: Ledger, move: Move) -> str | None:
 
 
 def _refused(rules: Rules, move: Move) -> str | None:
-    a = move[2]
-    taken = rules.certified(a.head, a.value, a.ballot, a.votes, a.survivors)
-    return None if taken else "a commit that nobody takes"
+    return None if rules.certified(move[2]) else "a commit that nobody takes"
 
 
 def _unequal_heads_averaged(ledger: Ledger, before: State, move: Move) -> str | None:

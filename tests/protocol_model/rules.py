@@ -13,9 +13,11 @@ from . import acceptor, cast
 from .acceptor import Slotted
 from .cast import BallotKey, VoterKey
 from .ledger import Ledger
-from .state import ALIVE, LEFT, Peer, Promised, Survivors
+from .state import ALIVE, LEFT, Attempt, Peer, Peers, Promised, Survivors, Voters
 
 GRACE_SECONDS = 12.0
+Seen = tuple[tuple[int, int, int], ...]
+"""Leases: peer, incarnation, head."""
 
 
 class Rules:
@@ -30,49 +32,26 @@ class Rules:
 
     # ---- who decides
 
-    def decides(
-        self,
-        head: int,
-        survivors: Survivors,
-        present: tuple[VoterKey, ...],
-        peers: tuple[Peer, ...],
-    ) -> bool:
+    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         """Whether the present are enough for that attempt. `peers` only matters to mutants."""
-        key = head, survivors, present
+        key = a.head, a.survivors, present
         if key not in self._deciding:
-            voters = survivors or self.ledger.heads[head].voters
-            real = Electorate(
-                tuple(cast.voter(v) for v in voters), tuple(cast.voter(v) for v in survivors)
-            )
-            self._deciding[key] = real.satisfied_by({cast.voter(v) for v in present})
+            electors, survivors = cast.voters(self.ledger.electors(a)), cast.voters(a.survivors)
+            real = Electorate(electors, survivors)
+            self._deciding[key] = real.satisfied_by(set(cast.voters(present)))
         return self._deciding[key]
 
-    def certified(
-        self,
-        head: int,
-        value: int,
-        ballot: BallotKey,
-        votes: tuple[VoterKey, ...],
-        survivors: Survivors,
-    ) -> bool:
+    def certified(self, a: Attempt) -> bool:
         """Whether replicas would take the commit."""
-        return self.ledger.certified(head, value, ballot, votes, survivors)
+        return self.ledger.certified(a)
 
-    def votes(self, head: int, survivors: Survivors, who: VoterKey) -> bool:
+    def votes(self, a: Attempt, who: VoterKey) -> bool:
         """Whether ACCEPT is for `who`, and its vote counts."""
-        return who in (survivors or self.ledger.heads[head].voters)
+        return who in self.ledger.electors(a)
 
-    def electorates(
-        self, head: int, me: VoterKey, peers: tuple[Peer, ...]
-    ) -> tuple[Survivors, ...]:
+    def electorates(self, head: int, me: VoterKey, peers: Peers) -> tuple[Survivors, ...]:
         """All that `me` may take for the electorate, whatever part of the living it sees."""
-        alive = tuple(
-            (q, peer.incarnation, peer.head)
-            for q, peer in enumerate(peers)
-            if peer.status == ALIVE and q != me[0]
-        )
-        voters = self.ledger.heads[head].voters
-        gone = tuple(v for v in voters if is_confirmed_dead(v, peers))
+        alive, gone = others_alive(me, peers), self.gone(head, peers)
         key = head, me, alive, gone
         if key not in self._electorates:
             views = chain.from_iterable(combinations(alive, n) for n in range(len(alive) + 1))
@@ -80,19 +59,17 @@ class Rules:
             self._electorates[key] = tuple(sorted(e for e in found if e is not None))
         return self._electorates[key]
 
-    def electorate(
-        self,
-        head: int,
-        me: VoterKey,
-        seen: tuple[tuple[int, int, int], ...],
-        gone: tuple[VoterKey, ...],
-    ) -> Survivors | None:
-        """Whom `me` asks if it sees the leases of `seen` (peer, incarnation, head) and no others
-        for the grace time: survivors, empty for a quorum of the voters, None for nobody yet."""
+    def gone(self, head: int, peers: Peers) -> Voters:
+        """Voters of that head that are confirmed dead."""
+        return tuple(v for v in self.ledger.heads[head].voters if is_confirmed_dead(v, peers))
+
+    def electorate(self, head: int, me: VoterKey, seen: Seen, gone: Voters) -> Survivors | None:
+        """Whom `me` asks if it sees these leases and no others for the grace time: survivors, empty
+        for a quorum of the voters, None for nobody yet."""
         record = self.ledger.heads[head]
         fresh = {cast.voter(s[:2]).peer_id: self._lease(*s) for s in seen}
         lapsed = {cast.voter(v): GRACE_SECONDS for v in record.voters}
-        view = View(fresh, lapsed, frozenset(cast.voter(v) for v in gone))
+        view = View(fresh, lapsed, frozenset(cast.voters(gone)))
         chosen = electorate(record.head, cast.voter(me), view, GRACE_SECONDS, self._branches)
         return None if chosen is None else tuple(cast.key_of(v) for v in chosen.survivors)
 
@@ -143,20 +120,15 @@ class Rules:
         return acceptor.to_finish(promises)
 
     def voters_next(
-        self,
-        electors: tuple[VoterKey, ...],
-        head: int,
-        members: tuple[VoterKey, ...],
-        leaving: frozenset[int],
-        dead: tuple[VoterKey, ...],
+        self, electors: Voters, head: int, members: Voters, leaving: frozenset[int], dead: Voters
     ) -> tuple:
         """Real voters, with their absences."""
         known = {cast.key_of(v): v for v in self.ledger.heads[head].head.voters}
         return voters_next(
             [known.get(v, cast.voter(v)) for v in electors],
-            [cast.voter(m) for m in members],
+            cast.voters(members),
             {cast.voter((peer, 0)).peer_id for peer in leaving},
-            {cast.voter(v) for v in dead},
+            set(cast.voters(dead)),
         )
 
     # ---- which chain
@@ -178,7 +150,15 @@ class Rules:
         return value
 
 
-def is_confirmed_dead(voter: VoterKey, peers: tuple[Peer, ...]) -> bool:
+def others_alive(me: VoterKey, peers: Peers) -> Seen:
+    return tuple(
+        (q, peer.incarnation, peer.head)
+        for q, peer in enumerate(peers)
+        if peer.status == ALIVE and q != me[0]
+    )
+
+
+def is_confirmed_dead(voter: VoterKey, peers: Peers) -> bool:
     """Said goodbye, or lives on as another incarnation: what `View.dead` truthfully holds."""
     peer = peers[voter[0]]
     return peer.status == LEFT or (peer.status == ALIVE and peer.incarnation != voter[1])

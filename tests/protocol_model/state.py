@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .cast import BallotKey, VoterKey
 
-Survivors = tuple[VoterKey, ...]
+Voters = Survivors = tuple[VoterKey, ...]
 Accepted = tuple[BallotKey, int] | tuple[()]
 """Ballot and number of the value; empty: nothing."""
 Slot = tuple[Survivors, BallotKey | tuple[()], Accepted]
@@ -53,7 +53,7 @@ class Attempt(NamedTuple):
     promises: tuple[Promised, ...]
     value: int
     """What ACCEPT proposes; `NOTHING` before."""
-    votes: tuple[VoterKey, ...]
+    votes: Voters
     committed: bool
 
 
@@ -67,8 +67,11 @@ class Budget(NamedTuple):
     leaves: int
 
 
+Peers = tuple[Peer, ...]
+
+
 class State(NamedTuple):
-    peers: tuple[Peer, ...]
+    peers: Peers
     attempts: tuple[Attempt, ...]
     budget: Budget
 

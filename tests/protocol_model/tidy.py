@@ -15,10 +15,10 @@ from .acceptor import highest_promised
 from .cast import BallotKey
 from .ledger import Ledger
 from .rules import Rules
-from .state import ALIVE, DEAD, NOTHING, Attempt, Peer, Slot, State, Survivors, replaced
+from .state import ALIVE, DEAD, NOTHING, Attempt, Peers, Slot, State, Survivors, replaced
 
 
-def is_led(attempt: Attempt, peers: tuple[Peer, ...]) -> bool:
+def is_led(attempt: Attempt, peers: Peers) -> bool:
     """Whether its coordinator still goes on with it: it leads at most one attempt, and none
     below what it promised anybody."""
     _, p, incarnation = attempt.ballot
@@ -50,7 +50,7 @@ def tidied(state: State, ledger: Ledger, rules: Rules) -> State:
 
 
 def _ballots(
-    head: int, attempts: list[Attempt], peers: tuple[Peer, ...], rules: Rules
+    head: int, attempts: list[Attempt], peers: Peers, rules: Rules
 ) -> frozenset[tuple[Survivors, BallotKey]]:
     """With their slots: those of attempts on this head that matter, and those somebody accepted."""
     known = {(rules.slot_of(a.survivors), a.ballot) for a in attempts if a.head == head}
@@ -72,7 +72,7 @@ def _lowered(slots: tuple[Slot, ...], known: frozenset[tuple[Survivors, BallotKe
     return tuple(lowered)
 
 
-def _matters(attempt: Attempt, peers: tuple[Peer, ...], ledger: Ledger, rules: Rules) -> bool:
+def _matters(attempt: Attempt, peers: Peers, ledger: Ledger, rules: Rules) -> bool:
     """Whether an attempt that nobody leads may still change something."""
     if attempt.value == NOTHING:
         return False
@@ -84,7 +84,7 @@ def _matters(attempt: Attempt, peers: tuple[Peer, ...], ledger: Ledger, rules: R
             continue
         if not rules.takes_part(peer, attempt.head):
             continue
-        if not rules.votes(attempt.head, attempt.survivors, me):
+        if not rules.votes(attempt, me):
             continue
         slot = rules.slot_of(attempt.survivors)
         promised = next((s[1] for s in peer.slots if s[0] == slot), ())
