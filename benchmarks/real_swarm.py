@@ -47,14 +47,12 @@ from sides import machine, positive, publish
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in ("chaos", "swarm")]
-from swarm_of_processes import Peer, Swarm, endless, swarm_in
+from swarm_of_processes import Peer, Swarm, endless, gather, swarm_in
 
 HERE = str(Path(__file__).parent)
 PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
 BOUND_S = 120.0
 """For a few rounds."""
-START_S = 60.0
-"""For a peer of a swarm that starts."""
 RESTART_S = 300.0
 GRACE_S = 12.0
 SETTLED_ROUNDS = 3
@@ -84,16 +82,17 @@ def main() -> None:
 
 def hold_uploads(swarm: Swarm, rate: str) -> None:
     for peer in swarm.peers:
-        with (swarm.root / f"{peer.name}.toml").open("a", encoding="utf-8") as file:
-            file.write(f'upload = "{rate}"\n')
+        peer.configure(f'upload = "{rate}"')
 
 
 def gathered(swarm: Swarm) -> float:
     """Seconds until everybody was in, and stood still."""
     for peer in swarm.peers:
         peer.program = PROGRAM
-    swarm.found()
-    return swarm.until(swarm.is_gathered, "everybody in", START_S * len(swarm.peers))
+    begun = time.monotonic()
+    swarm.found(standing=True)
+    gather(swarm)
+    return time.monotonic() - begun
 
 
 def all_at(swarm: Swarm, round_number: int) -> bool:

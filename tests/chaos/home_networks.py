@@ -6,6 +6,9 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_of_processes import Swarm, swarm_in
 
 _NETWORK = "10.214.9"
 _SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
@@ -30,8 +33,22 @@ class Home:
 
 
 @contextlib.contextmanager
-def homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
-    """One home each; into those that are shut no TCP connection can be opened, and no UDP gets in.
+def swarm_at_home(
+    root: Path, run_text: str, names: Sequence[str], shut: Sequence[bool], memory: str | None = None
+) -> Iterator[tuple[Swarm, list[Home]]]:
+    """Peers in networks of their own, of which these let nobody in; founded, and standing."""
+    with _homes(shut) as places, swarm_in(root, run_text, names, memory) as swarm:
+        for peer, home in zip(swarm.peers, places, strict=True):
+            peer.namespace = home.namespace
+            peer.configure(listen=home.host)
+        swarm.host = places[0].host
+        swarm.found(standing=True)
+        yield swarm, places
+
+
+@contextlib.contextmanager
+def _homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
+    """Into those that are shut no TCP connection can be opened, and no UDP gets in.
 
     Raises: subprocess.CalledProcessError.
     """

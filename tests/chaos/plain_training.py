@@ -9,23 +9,21 @@ from torch import Tensor, nn
 
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
+from atom.graph.program import build_program
+from atom.graph.trace import trace
 from atom.models.data.corpus import Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.records.manifest import Manifest
+from atom.training.storage.run_storage import list_snapshots
 
 
-def open_data_of(run: RunFile, cache: Path) -> Dataset:
-    return open_dataset(
-        stdlib_corpus(Limits(run.data.max_bytes)),
-        run.data.tokenizer,
-        validation_fraction=run.data.validation_fraction,
-        sequence_tokens=run.model.sequence_tokens,
-        seed=run.run.seed,
-        cache_folder=cache,
-    )
+def model_of(run: RunFile) -> GPT3:
+    assert run.model.vocabulary_size is not None
+    shape = run.model.shape()
+    return GPT3(GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **shape))
 
 
 def samples_of(dataset: Dataset, head: Head, commit: Commit) -> list[int]:
@@ -42,13 +40,24 @@ def train_plainly(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Weights by name and the loss of every round, trained on the samples of `commits`."""
     run = run_from_text(manifest.run_file)
-    dataset = open_data_of(run, cache)
-    assert run.model.vocabulary_size is not None
-    shape = run.model.shape()
-    model = GPT3(GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **shape))
+    dataset = open_dataset(
+        stdlib_corpus(Limits(run.data.max_bytes)),
+        run.data.tokenizer,
+        validation_fraction=run.data.validation_fraction,
+        sequence_tokens=run.model.sequence_tokens,
+        seed=run.run.seed,
+        cache_folder=cache,
+    )
+    model = model_of(run)
     initialise(model, run.run.seed)
+    parameters = [*model.parameters()]
+    decays = [p for p in parameters if p.dim() >= 2]
+    stays = [p for p in parameters if p.dim() < 2]
     optimizer = torch.optim.AdamW(
-        _parameter_groups(model, run.optimizer.weight_decay),
+        [
+            {"params": decays, "weight_decay": run.optimizer.weight_decay},
+            {"params": stays, "weight_decay": 0.0},
+        ],
         lr=run.optimizer.learning_rate,
         betas=run.optimizer.betas,
         eps=run.optimizer.epsilon,
@@ -67,22 +76,24 @@ def train_plainly(
     return {name: value.detach() for name, value in model.named_parameters()}, losses
 
 
+def final_weights(state: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Master weights by name, from the snapshot of the last round."""
+    run, snapshot = run_from_text(manifest.run_file), list_snapshots(state / "snapshots")[0]
+    assert snapshot.round == run.run.rounds
+    tokens = torch.zeros((2, run.model.sequence_tokens), dtype=torch.int64)
+    layout = build_program(
+        trace(model_of(run), {"tokens": tokens, "targets": tokens.clone()})
+    ).layout
+    master = snapshot.load()["master"]
+    return {spec.name: layout.view(master, spec.name) for spec in layout.specs}
+
+
 def relative_difference(weights: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
     """‖a - b‖ / ‖b‖ over all weights as one vector, in float64."""
     assert weights.keys() == reference.keys()
     pairs = [(weights[name].double(), reference[name].double()) for name in reference]
     difference = sum(float((a - b).square().sum()) for a, b in pairs)
     return math.sqrt(difference / sum(float(b.square().sum()) for _, b in pairs))
-
-
-def _parameter_groups(model: GPT3, weight_decay: float) -> list[dict[str, object]]:
-    """Biases and norms do not decay."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
 
 
 def _rate(run: RunFile, iteration: int) -> float:

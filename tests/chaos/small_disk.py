@@ -38,39 +38,37 @@ class SmallDisk:
 @contextlib.contextmanager
 def small_disk(place: Path) -> Iterator[SmallDisk]:
     """Raises: subprocess.CalledProcessError."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=700", "atom-small-disk"]
-    subprocess.run([*mount, str(place)], check=True, capture_output=True)
-    try:
+    with _mounted(place, "-t", "tmpfs", "-o", f"size={SIZE},mode=700", "atom-small-disk"):
         yield SmallDisk(place)
-    finally:  # lazily: whoever was killed a moment ago may still have a file open
-        subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)
-
-
-@dataclass(frozen=True)
-class BreakingDisk:
-    """An ext4 file system, mounted at `place`."""
-
-    place: Path
-
-    def turn_read_only(self) -> None:
-        """As after an error of the disk: under whoever has files open on it. For good."""
-        number = self.place.stat().st_dev
-        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve().name
-        Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1", encoding="ascii")
 
 
 @contextlib.contextmanager
-def breaking_disk(place: Path) -> Iterator[BreakingDisk]:
-    """Needs loop devices. Raises: subprocess.CalledProcessError."""
-    place.mkdir()
+def breaking_disk(place: Path) -> Iterator[None]:
+    """An ext4 file system. Needs loop devices. Raises: subprocess.CalledProcessError."""
     image = place.with_name(f"{place.name}.ext4")
     with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(place)]
-    subprocess.run(mount, check=True, capture_output=True)
+    _run("mkfs.ext4", "-q", str(image))
+    with _mounted(place, "-o", "loop,errors=remount-ro", str(image)):
+        yield
+
+
+def turn_read_only(place: Path) -> None:
+    """As after an error of the disk: under whoever has files open on it. For good."""
+    number = place.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve().name
+    Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1", encoding="ascii")
+
+
+@contextlib.contextmanager
+def _mounted(place: Path, *what: str) -> Iterator[None]:
+    place.mkdir()
+    _run("mount", *what, str(place))
     try:
-        yield BreakingDisk(place)
-    finally:  # lazily: as above
-        subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)
+        yield
+    finally:  # lazily: whoever was killed a moment ago may still have a file open
+        _run("umount", "--lazy", str(place))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,9 +1,10 @@
-"""What several peers' events and chains must have in common, whatever happened to them."""
+"""What several peers' events and chains tell, and must have in common whatever happened to them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm_of_processes import Event, Peer
+from swarm_of_processes import Event, Peer, Swarm
 
 from atom.swarm.chain.commit import Commit, Head, Voter, genesis
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
@@ -43,37 +44,69 @@ def digests_by_head(histories: Sequence[Sequence[Event]]) -> dict[str, str]:
     return found
 
 
-def check_against_chain(
-    histories: Sequence[Sequence[Event]], commits: Sequence[Commit], heads: Sequence[Head]
-) -> int:
-    """Every state ever reported is the chain's, or was discarded for a recorded branch.
+def check_peers(peers: Sequence[Peer], run: str) -> int:
+    """Of ended peers: all their chains are prefixes of the preferred one, and every state that one
+    ever reported is that chain's, or was discarded for a recorded branch.
 
     Returns how many reported rounds were discarded. Raises: AssertionError.
     """
-    digests = digests_by_head(histories)
+    chains = [read_chain(peer.state, run) for peer in peers]
+    commits, heads = max(chains, key=lambda chain: chain[1][-1].rank)
+    for peer, (_, own) in zip(peers, chains, strict=True):
+        assert own == heads[: len(own)], f"{peer.name} ended on another chain\n{peer.story()}"
+    digests = digests_by_head([peer.events() for peer in peers])
     for head, commit in zip(heads, commits, strict=False):
         certified = commit.value.parent_state_digest.hex()
         assert digests.get(head.digest.hex(), certified) == certified, f"round {head.round}"
     kept = {head.digest.hex() for head in heads}
     branches = {commit.value.round for commit in commits if commit.survivors}
-    discarded = 0
-    for history in histories:
-        forked = False
-        for event in (event for event in history if event["event"] == "round"):
-            if event["head"] in kept:
-                forked = False
-                continue
-            forked = forked or event["branch"] or event["round"] in branches
-            assert forked, f"a round that is not the chain's, without a branch: {event}"
-            discarded += 1
+    return sum(_discarded(peer.rounds, kept, branches) for peer in peers)
+
+
+def _discarded(rounds: Sequence[Event], kept: set[str], branches: set[int]) -> int:
+    forked, discarded = False, 0
+    for event in rounds:
+        if event["head"] in kept:
+            forked = False
+            continue
+        forked = forked or event["branch"] or event["round"] in branches
+        assert forked, f"a round that is not the chain's, without a branch: {event}"
+        discarded += 1
     return discarded
 
 
-def check_peers(peers: Sequence[Peer], run: str) -> int:
-    """`check_against_chain` for ended peers: all their chains are prefixes of the preferred one."""
-    chains = [read_chain(peer.state, run) for peer in peers]
-    commits, heads = max(chains, key=lambda chain: chain[1][-1].rank)
-    for peer, (_, own) in zip(peers, chains, strict=True):
-        assert own == heads[: len(own)], f"{peer.name} ended on another chain\n{peer.story()}"
-    histories = [peer.events() for peer in peers]
-    return check_against_chain(histories, commits, heads)
+def all_end_on_one_chain(swarm: Swarm, run: str) -> int:
+    """They pause, come to one head, and leave. Returns `check_peers`."""
+    for peer in swarm.peers:
+        peer.control.pause()
+    swarm.until(lambda: at_one_head(swarm), "everybody at one head", 60.0)
+    for peer in swarm.peers:
+        peer.control.leave(60.0)
+        assert peer.wait() == 0, swarm.story()
+    return check_peers(swarm.peers, run)
+
+
+def at_one_head(swarm: Swarm) -> bool:
+    infos = [peer.control.info() for peer in swarm.peers]
+    standing = all(info["state"] == "paused" for info in infos)
+    return standing and len({(info["round"], info["digest"]) for info in infos}) == 1
+
+
+def others(swarm: Swarm, victim: Peer) -> list[Peer]:
+    return [peer for peer in swarm.peers if peer is not victim]
+
+
+def contributes(swarm: Swarm, victim: Peer, mark: int) -> bool:
+    """Whether it had a part in a round that the others committed too, after its first `mark`."""
+    heads = {event["head"] for peer in others(swarm, victim) for event in peer.rounds[-50:]}
+    news = victim.rounds[mark:]
+    return any(contribution(e, victim.peer_id) and e["head"] in heads for e in news)
+
+
+def contribution(event: dict[str, list[object]], peer_id: str) -> object:
+    return dict(zip(event["members"], event["contributed"], strict=True)).get(peer_id, 0)
+
+
+def say(line: str) -> None:
+    """For whoever looks at the output."""
+    sys.stdout.write(line + "\n")

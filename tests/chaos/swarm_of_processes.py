@@ -118,35 +118,40 @@ class Peer:
         self._events: list[Event] = []
         self._read_bytes = 0
 
+    def configure(self, more: str = "", listen: str = "127.0.0.1") -> None:
+        """Before it starts: its peer file gets these keys of the network, and that host."""
+        path = self.root / f"{self.name}.toml"
+        text = path.read_text(encoding="utf-8").replace("127.0.0.1", listen)
+        path.write_text(f"{text}{more}\n", encoding="utf-8")
+
     # ---- its lives
 
-    def start(self, *arguments: str, file_size_bytes: int | None = None) -> None:
+    def start(self, *arguments: str) -> None:
         """`atom ARGUMENTS… --state … --peer …`; without arguments, those of its last life."""
         assert self._process is None or self._process.poll() is not None
         self.arguments = arguments or self.arguments
         common = ("--state", str(self.state), "--peer", str(self.root / f"{self.name}.toml"))
+        inside = ["ip", "netns", "exec", self.namespace] if self.namespace else []
         with self.log.open("ab") as log, self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*self._inside(), sys.executable, "-P", *self.program, *self.arguments, *common],
+                [*inside, sys.executable, "-P", *self.program, *self.arguments, *common],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
                 env=environment(self.root),
-                preexec_fn=lambda: _before_exec(file_size_bytes),
+                preexec_fn=die_with_parent,
             )
-
-    def _inside(self) -> list[str]:
-        return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def give_room(self) -> None:
-        """Lifts the limit that `start` set."""
-        _, most = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, most))
+    def limit_files(self, most_bytes: int | None) -> None:
+        """No file of it grows beyond that; None: not any more."""
+        _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        soft = hard if most_bytes is None else most_bytes
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     @property
     def exit_code(self) -> int | None:
@@ -200,6 +205,13 @@ class Peer:
     def control(self) -> ControlClient:
         return ControlClient(self.state / "control.sock")
 
+    def info(self) -> dict[str, Any]:
+        """What it says of itself; empty while it starts."""
+        assert self.exit_code is None, self.story()
+        with contextlib.suppress(ControlError):
+            return self.control.info()
+        return {}
+
     def events(self, kind: str | None = None) -> list[Event]:
         """All so far, over all lives; only what is new is read."""
         path = self.state / "events.jsonl"
@@ -245,20 +257,25 @@ class Swarm:
     next has all of it on its device, the third something between.
     """
 
-    def __init__(self, root: Path, run_text: str, names: Sequence[str]) -> None:
+    def __init__(
+        self, root: Path, run_text: str, names: Sequence[str], memory: str | None = None
+    ) -> None:
+        """`memory`: the same for all of them."""
         self.root = root
         self.run_file = root / "run.toml"
         self.run_file.write_text(run_text, encoding="utf-8")
         tight = tightest_memory(run_text)
-        sizes = ("auto",) if tight is None else (f"{tight} B", "auto", f"{2 * tight} B")
-        for name, memory in zip(names, cycle(sizes), strict=False):
-            (root / f"{name}.toml").write_text(PEER.format(memory=memory), encoding="utf-8")
+        several = tight is not None and memory is None
+        sizes = (f"{tight} B", "auto", f"{2 * tight} B") if several else (memory or "auto",)
+        for name, size in zip(names, cycle(sizes), strict=False):
+            (root / f"{name}.toml").write_text(PEER.format(memory=size), encoding="utf-8")
         (root / "t").mkdir()
         self.peers = [Peer(name, root) for name in names]
         self.address = ""
+        self.host = "127.0.0.1"
+        """The founder's, for the DHT."""
         self.join_options: tuple[str, ...] = ()
         self.start_options: tuple[str, ...] = ()
-        self._paused: list[Peer] = []
 
     @property
     def founder(self) -> Peer:
@@ -268,44 +285,42 @@ class Swarm:
     def joiners(self) -> list[Peer]:
         return self.peers[1:]
 
-    def found(self, initial_peers: Sequence[str] = ()) -> None:
-        """Starts the founder, on a port that it will have in every life."""
-        entrance = ["--initial-peers", *initial_peers] if initial_peers else []
-        entrance += self.start_options
-        listen = f"127.0.0.1:{free_port()}"
-        self.founder.start("start", str(self.run_file), "--listen", listen, *entrance)
+    def found(self, standing: bool = False) -> None:
+        """Starts the founder, on a port that it will have in every life. `standing`: whoever starts
+        stands still until `resume`, so nobody misses a round."""
+        for peer in self.peers if standing else []:
+            peer.state.mkdir(exist_ok=True)
+            (peer.state / "paused").touch()
+        listen = f"{self.host}:{free_port()}"
+        self.founder.start("start", str(self.run_file), "--listen", listen, *self.start_options)
 
-    def is_gathered(self) -> bool:
-        """Does what can be done now to get everybody in and standing still; whether that is so.
+    def invite(self) -> None:
+        """Starts the joiners once the founder has an address."""
+        self.until(self._printed_address, "an address", START_S)
+        self.address = self._printed_address()
+        for joiner in self.joiners:
+            joiner.start("join", self.address, *self.join_options)
 
-        The joiners start as soon as the founder has an address, and whoever can be told to pause
-        is told so: nobody misses a round.
-        """
-        if not self.address:
-            self.address = self._printed_address()
-            for joiner in self.joiners if self.address else []:
-                joiner.start("join", self.address, *self.join_options)
-        for peer in self.peers:
-            if peer not in self._paused and (peer.state / "control.sock").exists():
-                with contextlib.suppress(ControlError):  # it listens a moment after
-                    peer.control.pause()
-                    self._paused.append(peer)
-        if len(self._paused) < len(self.peers) or not all(peer.lives for peer in self.peers):
-            return False
-        everybody = {peer.peer_id for peer in self.peers}
-        return all({*p.control.info()["peers"], p.peer_id} >= everybody for p in self.peers)
+    def all_see_all(self) -> bool:
+        everybody = {peer.peer_id for peer in self.peers if peer.lives}
+        seen = [{*peer.info().get("peers", []), peer.peer_id} for peer in self.peers if peer.lives]
+        return len(everybody) == len(self.peers) and all(each >= everybody for each in seen)
 
     def resume(self) -> None:
-        for peer in self._paused:
+        for peer in self.peers:
             peer.control.resume()
-        self._paused = []
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
         """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
-        return until(condition, self.peers, timeout_s, what)
+        started = time.monotonic()
+        while not condition():
+            if time.monotonic() - started > timeout_s:
+                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.story()}")
+            time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
+        return time.monotonic() - started
 
     def story(self) -> str:
-        return story_of(self.peers)
+        return "\n".join(peer.story() for peer in self.peers)
 
     def left_over(self) -> list[str]:
         """Files of ended daemons outside of their state directories (PyTorch's caches apart)."""
@@ -322,53 +337,23 @@ class Swarm:
         return first.removeprefix("join: ") if newline else ""
 
 
-def until(
-    condition: Callable[[], object], peers: Sequence[Peer], timeout_s: float, what: str = ""
-) -> float:
-    """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
-    started = time.monotonic()
-    while not condition():
-        if time.monotonic() - started > timeout_s:
-            raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{story_of(peers)}")
-        time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
-    return time.monotonic() - started
-
-
-def story_of(peers: Sequence[Peer]) -> str:
-    return "\n".join(peer.story() for peer in peers)
-
-
 @contextlib.contextmanager
-def swarm_in(root: Path, run_text: str, names: Sequence[str]) -> Iterator[Swarm]:
-    swarm = Swarm(root, run_text, names)
+def swarm_in(
+    root: Path, run_text: str, names: Sequence[str], memory: str | None = None
+) -> Iterator[Swarm]:
+    swarm = Swarm(root, run_text, names, memory)
     try:
         yield swarm
     finally:
         swarm.close()
 
 
-def gather(swarms: Sequence[Swarm]) -> None:
-    """Gets everybody into these swarms, side by side, standing still until `resume`."""
-    waiting = list(swarms)
-
-    def look() -> bool:
-        waiting[:] = [swarm for swarm in waiting if not swarm.is_gathered()]
-        return not waiting
-
-    swarms[0].until(look, "everybody in", START_S * len(swarms))
-
-
-def atom_command(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs `atom ARGUMENTS…` to its end."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "atom", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-        env=environment(root),
-    )
+def gather(*swarms: Swarm) -> None:
+    """Gets everybody into these swarms, founded and standing, side by side."""
+    for swarm in swarms:
+        swarm.invite()
+    for swarm in swarms:
+        swarm.until(swarm.all_see_all, "everybody in", START_S * len(swarms))
 
 
 def free_port() -> int:
@@ -387,13 +372,6 @@ def environment(root: Path) -> dict[str, str]:
         "TMPDIR": str(root / "t"),
         "XDG_STATE_HOME": str(root / "crashes"),
     }
-
-
-def _before_exec(file_size_bytes: int | None) -> None:
-    die_with_parent()
-    if file_size_bytes is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_bytes, most))
 
 
 def _short(value: Any) -> Any:

@@ -1,11 +1,10 @@
 """Two runs on one box: their daemons take turns on the processor, and lose nothing by it."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from swarm_of_processes import PEER, START_S, Event, Peer, endless, until
+from swarm_of_processes import PEER, START_S, Event, Peer, endless, swarm_in
 
 TURNS = """
 share = {share}
@@ -20,93 +19,70 @@ ROUND_S = 60.0
 """Within which turns and rounds come, on a machine with better things to do."""
 
 
-def peer_of_a_run(root: Path, name: str, share: float, global_sequences: int) -> Peer:
-    run = endless(name, grace_s=2, snapshot_rounds=50)
-    sized = f"global_sequences = {global_sequences}"
-    (root / f"{name}.run.toml").write_text(run.replace("global_sequences = 96", sized))
-    text = PEER.format(memory="auto").replace("[network]", TURNS.format(share=share))
-    (root / f"{name}.toml").write_text(text)
-    return Peer(name, root)
+def told_of_turns(peer: Peer) -> list[Event]:
+    return [event for event in peer.events() if event["event"] in ("turn-began", "turn-ended")]
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[Peer, Peer]]:
-    """Rounds of the first fit into a turn; those of the second take several."""
-    (tmp_path / "t").mkdir()
-    peers = peer_of_a_run(tmp_path, "one", 1, 96), peer_of_a_run(tmp_path, "two", SHARE, SLOW)
-    for peer in peers:
-        peer.start("start", str(tmp_path / f"{peer.name}.run.toml"))
-    yield peers
-    for peer in peers:
-        peer.remove()
-
-
-def turns_of(peer: Peer) -> list[tuple[float, float]]:
+def turns_of(peer: Peer) -> list[tuple[float, float, str]]:
     """From when to when it had the device, in order; without the one it was set up in."""
-    told = [event for event in peer.events() if event["event"] in ("turn-began", "turn-ended")]
+    told = told_of_turns(peer)
     kinds = [event["event"] for event in told]
     assert all(a != b for a, b in pairwise(kinds)), kinds
     return [
-        (began["time"], ended["time"])
+        (began["time"], ended["time"], peer.name)
         for began, ended in pairwise(told)
         if began["event"] == "turn-began"
     ]
 
 
-def switches_in_a_round(peer: Peer) -> list[tuple[Event, Event]]:
-    """Ends of turns with work counted, each with the round that was committed next."""
-    told = [event for event in peer.events() if event["event"] in ("turn-ended", "round")]
-    return [
-        (event, committed)
-        for n, event in enumerate(told)
-        if event["event"] == "turn-ended" and event["mini_batches"]
-        for committed in [e for e in told[n:] if e["event"] == "round"][:1]
-    ]
-
-
-def counts_within_rounds(peer: Peer) -> list[list[int]]:
-    """What it had counted when its turns ended, for each round. A turn that ends with a round is
-    told a moment before the round is, and what it leaves belongs to the next."""
-    counts: list[list[int]] = [[]]
+def rounds_over_turns(peer: Peer) -> list[tuple[int, Event]]:
+    """Rounds in which it gave the device away, with what it had counted by then. Nothing of that is
+    lost between turns. What is left of a turn that ends with a round belongs to the next one."""
+    found, counted = [], 0
     for event in peer.events():
-        if event["event"] == "round" or event.get("with_round"):
-            counts.append([])
-        elif event["event"] == "turn-ended":
-            counts[-1].append(event["mini_batches"])
-    return counts
+        if event["event"] == "turn-ended":
+            with_round = event.get("with_round")
+            assert with_round or event["mini_batches"] >= counted
+            counted = 0 if with_round else event["mini_batches"]
+        elif event["event"] == "round":
+            found += [(counted, event)] if counted else []
+            counted = 0
+    return found
 
 
 @pytest.mark.timeout(START_S + 5 * ROUND_S)
-def test_two_runs_take_turns_and_lose_nothing(two: tuple[Peer, Peer]) -> None:
-    one, two_ = two
-    until(lambda: len(turns_of(one)) >= 2 and len(turns_of(two_)) >= 2, two, START_S)
-    until(lambda: switches_in_a_round(two_), two, ROUND_S)
+def test_two_runs_take_turns_and_lose_nothing(tmp_path: Path) -> None:
+    """Rounds of the first fit into a turn; those of the second take several."""
+    with swarm_in(tmp_path, endless("one", 2, 50), ("one", "two"), "auto") as swarm:
+        one, two = swarm.peers
+        for peer, share, batch in ((one, 1, 96), (two, SHARE, SLOW)):
+            run, batch_key = endless(peer.name, 2, 50), "global_sequences = "
+            run = run.replace(f"{batch_key}96", f"{batch_key}{batch}")
+            (tmp_path / f"{peer.name}.run.toml").write_text(run)
+            text = PEER.format(memory="auto").replace("[network]", TURNS.format(share=share))
+            (tmp_path / f"{peer.name}.toml").write_text(text)
+            peer.start("start", str(tmp_path / f"{peer.name}.run.toml"))
+        swarm.until(lambda: min(len(turns_of(one)), len(turns_of(two))) >= 2, "turns", START_S)
+        swarm.until(lambda: rounds_over_turns(two), "a round of several turns", ROUND_S)
+        for counted, committed in rounds_over_turns(two):
+            assert committed["contributed"] == [committed["sequences"]]
+            assert committed["sequences"] >= max(counted, SLOW)
+        turns = sorted([turn for peer in swarm.peers for turn in turns_of(peer)])
+        assert all(a[1] <= b[0] for a, b in pairwise(turns)), "no two have the device at once"
+        assert all(a[2] != b[2] for a, b in pairwise(turns)), "they alternate"
 
-    for ended, committed in switches_in_a_round(two_):
-        assert committed["contributed"] == [committed["sequences"]]
-        assert committed["contributed"][0] >= max(ended["mini_batches"], SLOW)
-    for counts in counts_within_rounds(two_):
-        assert counts == sorted(counts), "nothing that was counted is lost between turns"
-    turns = sorted([(*turn, peer.name) for peer in two for turn in turns_of(peer)])
-    assert all(a[1] <= b[0] for a, b in pairwise(turns)), "no two have the device at once"
-    assert all(a[2] != b[2] for a, b in pairwise(turns)), "they alternate"
+        assert shares_seen_by(one) == {"one": 1.0, "two": SHARE}
+        one.control.set(["device.share=4"])
+        shares = {"one": 4.0, "two": SHARE}
+        swarm.until(lambda: shares_seen_by(two) == shares, "the new share", ROUND_S)
 
-    assert shares_seen_by(one) == {"one": 1.0, "two": SHARE}
-    one.control.set(["device.share=4"])
-    until(lambda: shares_seen_by(two_) == {"one": 4.0, "two": SHARE}, two, ROUND_S)
-
-    until(lambda: has_the_device(one), two, ROUND_S)
-    assert one.kill() == []
-    before = len(two_.rounds)
-    until(lambda: len(two_.rounds) > before, [two_], ROUND_S)
-    shown = two_.control.info()["device_turns"]["runs"]
-    assert [(row["run"], row["turn"]) for row in shown] == [("two", "has the device")]
+        swarm.until(lambda: told_of_turns(one)[-1]["event"] == "turn-began", "a turn", ROUND_S)
+        assert one.kill() == []
+        before = len(two.rounds)
+        swarm.until(lambda: len(two.rounds) > before, "a round of the other", ROUND_S)
+        shown = two.control.info()["device_turns"]["runs"]
+        assert [(row["run"], row["turn"]) for row in shown] == [("two", "has the device")]
 
 
 def shares_seen_by(peer: Peer) -> dict[str, float]:
     return {row["run"]: row["share"] for row in peer.control.info()["device_turns"]["runs"]}
-
-
-def has_the_device(peer: Peer) -> bool:
-    kinds = [e["event"] for e in peer.events() if e["event"] in ("turn-began", "turn-ended")]
-    return kinds[-1] == "turn-began"

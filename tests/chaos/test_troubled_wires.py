@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from swarm_history import check_peers, digests_by_head
+from swarm_history import all_end_on_one_chain, contributes, digests_by_head, say
 from swarm_of_processes import START_S, Swarm, endless, free_port, gather, swarm_in
-from test_faults import at_one_head, contributes, others_go_on, say
+from test_faults import others_go_on
 from wire import Trouble, Wire
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "1"))
@@ -28,11 +28,10 @@ def wired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swarm, lis
     with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, 4.0, 10), names) as swarm:
         wires = [Wire(f"127.0.0.{number}", free_port()) for number in (2, 3)]
         for wire, peer in zip(wires, swarm.joiners, strict=True):
-            with (swarm.root / f"{peer.name}.toml").open("a", encoding="utf-8") as file:
-                file.write(f'data_port = {wire.port}\nannounce = ["{wire.host}"]\n')
+            peer.configure(f'data_port = {wire.port}\nannounce = ["{wire.host}"]')
         try:
-            swarm.found()
-            gather([swarm])
+            swarm.found(standing=True)
+            gather(swarm)
             swarm.resume()
             yield swarm, wires
         finally:
@@ -62,11 +61,4 @@ def test_a_wire_in_trouble(wired: tuple[Swarm, list[Wire]], trouble: Trouble, at
 
 @pytest.mark.timeout(2 * START_S)
 def test_all_end_on_one_chain(wired: tuple[Swarm, list[Wire]]) -> None:
-    swarm, _ = wired
-    for peer in swarm.peers:
-        peer.control.pause()
-    swarm.until(lambda: at_one_head(swarm), "everybody at one head", BOUND_S)
-    for peer in swarm.peers:
-        peer.control.leave(60.0)
-        assert peer.wait(BOUND_S) == 0, swarm.story()
-    check_peers(swarm.peers, RUN)
+    all_end_on_one_chain(wired[0], RUN)
