@@ -1,28 +1,39 @@
-"""Rings of one ballot: equal results on every member, and no reading after a stop."""
+"""Exchanges of one ballot: equal results on every member, and no reading after a stop."""
 
+import math
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from atom.base.clock import BootClock
 from atom.base.events import EventList
+from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.exchange.choice import Line, choose, line_rates
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
-from atom.swarm.stream.frames import Channel
-from atom.training.exchange import ErrorFeedback, GradientEncoding
-from atom.training.round.events import ExchangeFailed
+from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream
+from atom.swarm.stream.frames import Channel, Purpose
+from atom.swarm.transport.transport import Transport
+from atom.training.exchange import ErrorFeedback, Exchange, GradientEncoding
+from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
+from atom.training.storage.results import Results
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
-from tests.training.ring_members import WAIT_S, Member, ballot
 
-ELEMENTS = 256
+PARENT, ELEMENTS = b"p" * 32, 256
+WAIT_S = 20.0
 
 
 class Doorway(LocalTransport):
-    """Lets a ring's opening wait until `let_in` is set."""
+    """Lets an exchange's opening wait until `let_in` is set; what it sends may go slowly."""
+
+    upload_bytes_per_s = math.inf
 
     def __init__(self, network: LocalNetwork, number: int) -> None:
         super().__init__(network, Identity.create(), bytes([number]) * 16, EventList())
@@ -34,15 +45,84 @@ class Doorway(LocalTransport):
         assert self.let_in.wait(WAIT_S)
         return super().accept_ring(peer_id, tag, timeout_s)
 
+    def connect(self, peer_id: str, purpose: Purpose, *rest: Any) -> Channel:
+        channel = super().connect(peer_id, purpose, *rest)
+        if math.isfinite(self.upload_bytes_per_s):
+            bandwidth = Bandwidth()
+            bandwidth.upload.change(self.upload_bytes_per_s, SLICE_BYTES)
+            channel.stream = ThrottledStream(channel.stream, bandwidth)
+        return channel
+
+
+class Member:
+    """Its gradients say when they are asked for, and may be held up."""
+
+    def __init__(
+        self, transport: Transport, gradients: Tensor, folder: Path, encoding: GradientEncoding
+    ) -> None:
+        self.transport, self.gradients = transport, gradients
+        self.transport.start()
+        self.results = Results(folder, len(gradients))
+        self.reads = 0
+        self.reading, self.may_read = threading.Event(), threading.Event()
+        self.may_read.set()
+        self.fault: Exception | None = None
+        self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
+        self.exchange = Exchange(
+            transport, self.results, self._read, self.outcomes.put, BootClock(), encoding
+        )
+
+    def _read(self, parent: bytes) -> Tensor:
+        self.reads += 1
+        self.reading.set()
+        assert self.may_read.wait(WAIT_S)
+        if self.fault is not None:
+            raise self.fault
+        return self.gradients
+
+    @property
+    def peer_id(self) -> str:
+        return self.transport.peer_id
+
+    def part(self, sequences: int) -> Contribution:
+        return Contribution(self.peer_id, bytes(16), sequences, 1.0)
+
+    def start(
+        self, parts: tuple[Contribution, ...], attempt: int, shares: tuple[int, ...] = ()
+    ) -> None:
+        self.exchange.start(StartExchange(PARENT, ballot(attempt), parts, shares))
+
+    def finished(self) -> ExchangeFinished:
+        outcome = self.outcomes.get(timeout=WAIT_S)
+        assert isinstance(outcome, ExchangeFinished), outcome
+        return outcome
+
+    def failed(self) -> ExchangeFailed:
+        outcome = self.outcomes.get(timeout=WAIT_S)
+        assert isinstance(outcome, ExchangeFailed), outcome
+        return outcome
+
+    def result(self, digest: bytes) -> Tensor:
+        held = self.results.get(digest)
+        assert held is not None
+        return held
+
+    def close(self) -> None:
+        self.may_read.set()
+        self.exchange.close()
+        self.transport.close()
+
 
 class Circle:
     """Some members on one network: the gradients of number n are 10^n."""
 
-    def __init__(self, size: int, folder: Path, encodings: Sequence[GradientEncoding]) -> None:
+    def __init__(
+        self, size: int, folder: Path, encodings: Sequence[GradientEncoding], elements: int
+    ) -> None:
         network = LocalNetwork()
         self.doors = [Doorway(network, number) for number in range(size)]
         self.members = [
-            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), encoding)
+            Member(door, torch.full((elements,), 10.0**number), folder / str(number), encoding)
             for number, (door, encoding) in enumerate(zip(self.doors, encodings, strict=True))
         ]
 
@@ -54,10 +134,11 @@ class Circle:
         for member in self.members[who]:
             member.start(parts, attempt, shares)
 
-    def averaged(self, *sequences: int, attempt: int = 1) -> bytes:
+    def averaged(self, *sequences: int, attempt: int = 1, shares: tuple[int, ...] = ()) -> bytes:
         """The digest that all end with."""
-        self.start(*sequences, attempt=attempt)
-        return {member.finished().digest for member in self.members}.pop()
+        self.start(*sequences, attempt=attempt, shares=shares)
+        (digest,) = {member.finished().digest for member in self.members}
+        return digest
 
     def close(self) -> None:
         for door in self.doors:
@@ -65,6 +146,10 @@ class Circle:
         for member in self.members:
             member.close()
         join(rings())
+
+
+def ballot(attempt: int = 1) -> Ballot:
+    return Ballot(attempt, "the coordinator", bytes(16))
 
 
 def rings() -> list[threading.Thread]:
@@ -84,9 +169,11 @@ CircleOf = Callable[..., Circle]
 def circle_of(tmp_path: Path) -> Iterator[CircleOf]:
     made: list[Circle] = []
 
-    def make(size: int, encodings: Sequence[GradientEncoding] = ()) -> Circle:
+    def make(
+        size: int, encodings: Sequence[GradientEncoding] = (), elements: int = ELEMENTS
+    ) -> Circle:
         each = encodings or [GradientEncoding()] * size
-        made.append(Circle(size, tmp_path / str(len(made)), each))
+        made.append(Circle(size, tmp_path / str(len(made)), each, elements))
         return made[-1]
 
     before = set(threading.enumerate())
@@ -159,26 +246,20 @@ def test_what_a_committed_round_lost_is_in_the_next_ones_gradients(circle_of: Ci
     torch.testing.assert_close(sums, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_what_another_ring_or_history_lost_is_not_given_back(circle_of: CircleOf) -> None:
-    circle, feedbacks = coarse(circle_of, 2)
+def test_what_is_owed_for_another_ring_or_history_is_not_given_back(circle_of: CircleOf) -> None:
+    """And what is owed stays so while a member has no sequences."""
+    circle, (one, two) = coarse(circle_of, 2)
     first = circle.averaged(1, 1)
     circle.members[1].gradients.mul_(3)
     second = circle.averaged(1, 2, attempt=2)
-    feedbacks[0].committed(first)
-    assert not given_back(feedbacks[0]).any(), "the arena was written again since"
-    feedbacks[1].committed(second)
-    feedbacks[1].forget()
-    assert not given_back(feedbacks[1]).any()
-
-
-def test_a_member_without_sequences_keeps_what_it_is_owed(circle_of: CircleOf) -> None:
-    circle, feedbacks = coarse(circle_of, 2)
-    first = circle.averaged(1, 1)
-    for feedback in feedbacks:
-        feedback.committed(first)
-    feedbacks[1].fold(circle.members[1].gradients)
-    feedbacks[0].committed(circle.averaged(0, 2, attempt=2))
-    assert given_back(feedbacks[0]).any()
+    one.committed(first)
+    assert not given_back(one).any(), "the arena was written again since"
+    two.committed(second)
+    two.committed(circle.averaged(2, 0, attempt=3))
+    assert given_back(two).any(), "that ring took nothing from it"
+    two.committed(circle.averaged(1, 1, attempt=4))
+    two.forget()
+    assert not given_back(two).any()
 
 
 # ---- stopping
@@ -293,3 +374,31 @@ def test_who_broke_a_ring_is_named(circle_of: CircleOf) -> None:
     failures = [member.failed() for member in circle.members]
     assert {failed.reason for failed in failures} == {"not-finite"}
     assert {failed.suspect for failed in failures} - {""} == {two.peer_id}
+
+
+# ---- lines
+
+
+@pytest.mark.parametrize("shares", [(), (1, 1, 1)])
+def test_exchange_measures_a_slow_line_and_gives_it_no_part(
+    circle_of: CircleOf, shares: tuple[int, ...]
+) -> None:
+    """Measured by the exchange that it holds up, told in leases, it owns no part of the next."""
+    circle, slow_bytes_per_s = circle_of(3, elements=1 << 20), 4e6
+    members = circle.members
+    circle.doors[1].upload_bytes_per_s = slow_bytes_per_s
+    digest = circle.averaged(1, 1, 1, shares=shares)
+    members.reverse()
+    assert circle.averaged(1, 1, 1, attempt=2, shares=shares) == digest
+    told = {
+        (member.peer_id, peer_id): link.bytes_per_s
+        for member in members
+        for peer_id, link in member.exchange.speeds.links(16).items()
+        if math.isfinite(link.bytes_per_s)
+    }
+    rates, slow = line_rates(told), members[1].peer_id
+    assert rates.keys() == {slow}
+    assert rates[slow] < 2.5 * slow_bytes_per_s, "each connection is throttled by itself"
+    choice = choose([Line(rates.get(member.peer_id)) for member in members], 4 << 20)
+    assert choice.shares == (500, 0, 500)
+    assert circle.averaged(1, 1, 1, attempt=3, shares=choice.shares) == digest
