@@ -82,10 +82,14 @@ def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: GatedAdamW) -> 
 @pytest.mark.usefixtures("open_when_waited_for")
 @pytest.mark.parametrize("read", [Replica.state_arenas, Replica.export_parameters])
 def test_who_reads_the_state_waits_for_the_step(
-    replica: Replica, whole: Replica, read: Callable[[Replica], dict[str, Tensor]]
+    replica: Replica,
+    whole: Replica,
+    gated: GatedAdamW,
+    read: Callable[[Replica], dict[str, Tensor]],
 ) -> None:
     mean = begun(replica)
     got = {name: value.clone() for name, value in read(replica).items()}
+    assert gated.gate.is_set()
     apply(whole, mean, 1)
     assert all(torch.equal(got[name], value) for name, value in read(whole).items())
 

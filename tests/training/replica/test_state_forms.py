@@ -143,6 +143,7 @@ def test_a_restored_replica_goes_on_alike(
     state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
     assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
     restored.load_state(snapshot.checked(digest), 3)
+    assert restored.evaluate(batches(2, 9)) == one.evaluate(batches(2, 9))
     mean = step_once(one, batches(1, 4), 4)
     apply(restored, mean, 4)
     assert same(one, restored)

@@ -152,9 +152,12 @@ def test_a_joiner_takes_the_snapshot_and_missed_results(
     play_round([giver, other], 1)
     digest = state_digest(giver.state_arenas())
     snapshot = write_snapshot(tmp_path, 1, b"h" * 32, digest, giver.state_arenas())
+    weights = {name: value.clone() for name, value in giver.export_parameters().items()}
     missed = play_round([giver, other], 2)
 
     joiner.load_state(snapshot.load(), 1)
+    for name, weight in joiner.export_parameters().items():
+        assert torch.equal(weight, weights[name]), name
     apply(joiner, missed, 2)
     assert same(joiner, giver)
 
