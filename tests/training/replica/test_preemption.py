@@ -249,11 +249,14 @@ def test_changed_in_the_middle_of_rounds_it_is_as_if_never_changed(
 ) -> None:
     """Dropout and all: also under a step, and while paused."""
     changed, untouched = new_rig(**changes), new_rig(**changes)
+    on_host = {0: changed.device.held()[1]}
     for round, way in enumerate((1, 2, 0, 1)):
         changed.train()
         if round == 2:
             assert changed.engines.preempt(WAIT_S)
         changed.rearrange(way)
+        arenas = changed.device.held()[1]
+        assert changes or on_host.setdefault(way, arenas) == arenas
         if round == 2:
             assert changed.device.free
             with pytest.raises(PassCancelled):
