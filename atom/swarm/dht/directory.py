@@ -44,14 +44,6 @@ KEEP_LIFETIME_SECONDS = 600.0
 """A manifest is stored again and again: it outlives its author."""
 
 
-def no_such_run(run: str, owner: str | None) -> AddressError:
-    whose = f" of owner {owner}" if owner else ""
-    return AddressError(
-        f"the DHT is reached, but knows no run named {run!r}{whose}",
-        "check the run's name, and that at least one of its peers is alive",
-    )
-
-
 def no_answer(problem: Exception) -> AddressError:
     """What a DirectoryUnavailable, or time that is up, means to somebody who waits for it."""
     detail = str(problem) or "no answer in time"
@@ -141,13 +133,17 @@ class Directory:
                 self._believe(answer[0])
                 return answer
             is_answered = is_answered or (widely and complete)
-            passed_s = time.monotonic() - began
-            if is_answered and passed_s >= MANIFEST_SECONDS:
+            patience_s = MANIFEST_SECONDS if is_answered else MANIFEST_PATIENCE_SECONDS
+            if time.monotonic() - began >= patience_s:
                 break
-            if passed_s >= MANIFEST_PATIENCE_SECONDS:
-                raise no_answer(TimeoutError())
             await asyncio.sleep(MANIFEST_RETRY_SECONDS)
-        raise no_such_run(self.run, self.owner)
+        if not is_answered:
+            raise no_answer(TimeoutError())
+        whose = f" of owner {self.owner}" if self.owner else ""
+        raise AddressError(
+            f"the DHT is reached, but knows no run named {self.run!r}{whose}",
+            "check the run's name, and that at least one of its peers is alive",
+        )
 
     def _only_one(self, found: Sequence[tuple[str, bytes]]) -> tuple[Manifest, bytes]:
         """Raises: AddressError if there are several."""

@@ -15,7 +15,6 @@ from typing import Any
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
@@ -25,7 +24,7 @@ from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.dht.storage import BoundedStorage, RecordGate, unpack_record
+from atom.swarm.dht.storage import BoundedStorage, RecordGate
 from atom.swarm.records.codec import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
@@ -180,7 +179,7 @@ class DhtNode:
 
     async def contacts(self) -> list[str]:
         """Multiaddrs of DHT nodes worth remembering for a restart."""
-        await self._remember_contacts(self._known())
+        await self._meet_neighbours()
         return self._entrances()[:MAX_CONTACTS]
 
     async def redial(self) -> None:
@@ -189,8 +188,7 @@ class DhtNode:
         A node forgets neighbours that do not answer, so one that was cut off for a while knows
         nobody; and two halves of a torn DHT do not look for each other.
         """
-        known = self._known()
-        await self._remember_contacts(known)
+        known = await self._meet_neighbours()
         lost = [each for each in self._entrances() if peer_id_in(each) not in known]
         for address in random.sample(lost, min(4, len(lost))):
             if await self._dial(address) is None:
@@ -233,16 +231,16 @@ class DhtNode:
             return str(error)
         return None
 
-    def _known(self) -> set[str]:
+    async def _meet_neighbours(self) -> set[str]:
+        """Peer ids in our tables; notes where those are that we are connected with."""
         table = self._node.protocol.routing_table
-        return {peer.to_base58() for peer in table.uid_to_peer_id.values()}
-
-    async def _remember_contacts(self, known: set[str]) -> None:
+        known = {peer.to_base58() for peer in table.uid_to_peer_id.values()}
         for info in await self._p2p.list_peers():
             peer = info.peer_id.to_base58()
             if peer in known:
                 places = [f"{address}/p2p/{peer}" for address in info.addrs]
                 self._contacts = with_contact(self._contacts, peer, places)
+        return known
 
     def _entrances(self) -> list[str]:
         """Nodes met, newest first, and those that people named."""
@@ -270,14 +268,8 @@ class DhtNode:
 
     def _stored_here(self, key: str) -> Entries:
         item = self._node.protocol.storage.get(DHTID.generate(key))
-        if item is None or not isinstance(item.value, DictionaryDHTValue):
-            return {}
-        entries = {}
-        for subkey, (value, expires_at) in item.value.items():
-            record = unpack_record(value)
-            if record is not None:
-                entries[subkey] = (record, expires_at)
-        return entries
+        stored = () if item is None else item.value.items()
+        return {subkey: (MSGPackSerializer.loads(value), end) for subkey, (value, end) in stored}
 
 
 def _entries(result: Any) -> Entries:

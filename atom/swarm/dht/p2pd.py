@@ -42,8 +42,6 @@ class NodeSettings:
     """DHT nodes met before: dialled too, but it is no error if none of them answers."""
     client_mode: bool = False
     """An onlooker: asks others, stores nothing for them, accepts no calls."""
-    redial_seconds: float = 10.0
-    """How often nodes that dropped out of sight are asked again."""
     log_path: str | None = None
     """Where the node's own noise goes; None: nowhere."""
 

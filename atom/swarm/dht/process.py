@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 16 << 20
 """Of one message: twice as many as a reading of the DHT may bring, for bytes are hexadecimal."""
 CLOSE_SECONDS = 2.0
+REDIAL_SECONDS = 10.0
+"""How often nodes that dropped out of sight are asked again."""
 CLOCK_EVERY_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 1.0
 """Corrections below this are nothing to a lease, which lasts for eight."""
@@ -71,7 +73,9 @@ class DhtService:
             for each in (*tasks, *self._tasks):
                 each.cancel()
             if self._node is not None and not settings.client_mode:
-                await self._say_goodbye(self._node)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await self._node.close()
             await p2pd.stop(gently=not settings.client_mode)  # who only looked is missed by nobody
 
     async def _live(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
@@ -87,18 +91,13 @@ class DhtService:
             asyncio.create_task(p2pd.wait()),
             asyncio.create_task(node.until_deaf()),
             asyncio.create_task(until_clock_is_set_back()),
-            asyncio.create_task(self._redial(node, settings.redial_seconds)),
+            asyncio.create_task(self._redial(node)),
         }
         try:
             await asyncio.wait(chores, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for chore in chores:
                 chore.cancel()
-
-    async def _say_goodbye(self, node: "DhtNode") -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await node.close()
 
     async def _serve(self) -> None:
         while (request := await read_message(self._reader)) is not None:
@@ -107,20 +106,17 @@ class DhtService:
             task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, request: dict[str, Any]) -> None:
-        answer: dict[str, Any]
         try:
             async with asyncio.timeout(request["timeout_s"]):
                 result = await getattr(self._node, request["call"])(**request["arguments"])
             answer = {"answer": result}
-        except TimeoutError:
-            answer = {"failed": "timeout"}
         except Exception as error:  # noqa: BLE001 -- one bad answer is no reason to end the node
             answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
         await self._send({"id": request["id"]} | answer)
 
-    async def _redial(self, node: "DhtNode", every_s: float) -> None:
+    async def _redial(self, node: "DhtNode") -> None:
         while True:
-            await asyncio.sleep(every_s * random.uniform(0.8, 1.2))
+            await asyncio.sleep(REDIAL_SECONDS * random.uniform(0.8, 1.2))
             try:
                 await node.redial()
             except Exception as error:  # noqa: BLE001 -- the supervisor of a chore: it runs again soon

@@ -165,19 +165,12 @@ def claims_better(lease: Lease, ours: Head) -> bool:
     return bool(lease.head) and lease.head != ours.digest and claimed_rank(lease, ours) > ours.rank
 
 
-def branch_from(ours: Head, branches: Branches) -> Branch | None:
-    """By which branch the chain with these goes on from our very head; None if it does not."""
-    known = len(ours.branches)
-    if len(branches) <= known or branches[:known] != ours.branches:
-        return None
-    return branches[known] if branches[known].round == ours.round + 1 else None
-
-
 def has_left(lease: Lease, ours: Head) -> bool:
     """Whether the publisher, as it says itself, has left our head by a branch. Or it tells of so
     many branches since that there is no room for those: it will not decide anything here either."""
-    known = len(ours.branches)
-    left = branch_from(ours, claimed_branches(lease, ours)) is not None
+    known, branches = len(ours.branches), claimed_branches(lease, ours)
+    next_rounds = [branch.round for branch in branches[known : known + 1]]
+    left = branches[:known] == ours.branches and next_rounds == [ours.round + 1]
     return lease.round > ours.round and (left or lease.branches_before > known)
 
 

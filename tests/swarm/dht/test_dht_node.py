@@ -17,12 +17,13 @@ from tests.manual_clock import ManualClock
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
+    from hivemind.dht.routing import DHTID
     from hivemind.p2p import PeerID
-    from hivemind.utils import ValueWithExpiration
+    from hivemind.utils import MSGPackSerializer, ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
     from atom.swarm.dht.node import MAX_CONTACTS, DhtNode, with_contact
-    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, BoundedStorage, RecordGate
 
 ADA, BOB = (Identity.create().peer_id for _ in range(2))
 ENDS = 9e9
@@ -33,6 +34,7 @@ class Neighbours:
 
     def __init__(self, found: Sequence[str] = ()) -> None:
         self.protocol = self.blacklist = self
+        self.storage = BoundedStorage(RecordGate())
         self.nearest, self.silent, self.searches = list("abcdefg"), "", 0
         self.stored: list[tuple[str, str]] = []
         self.thawed, self._found = asyncio.Event(), found
@@ -62,7 +64,8 @@ class Neighbours:
     async def get_many(self, keys: Sequence[str], **_: object) -> dict[str, Any]:
         value = dict.fromkeys(self._found, ValueWithExpiration(b"x", ENDS))
         search = asyncio.get_running_loop().create_future()
-        search.set_result(ValueWithExpiration(value, ENDS))
+        if not self.silent:
+            search.set_result(ValueWithExpiration(value, ENDS))
         return dict.fromkeys(keys, search)
 
     def holders(self, subkey: str) -> str:
@@ -131,6 +134,22 @@ def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
         assert len(found) == MAX_RECORDS_PER_READING
 
     play(story, [*(f"stranger {number}" for number in range(2000)), "ada"])
+
+
+def test_a_search_that_does_not_end_is_answered_from_what_is_at_hand() -> None:
+    """A node that holds the record may just have died."""
+
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        await node.fetch("key", 1.0)
+        neighbours.silent = "a"
+        stored, key_id = MSGPackSerializer.dumps(b"news"), DHTID.generate("key")
+        neighbours.storage.store_subkey(key_id, "bob", stored, ENDS)
+        found, complete = await node.fetch("key", 0.01)
+        assert not complete
+        assert dict(found) == {"ada": b"x", "bob": b"news"}
+        assert await node.fetch("other key", 0.01) == ([], False)
+
+    play(story, ["ada"])
 
 
 def test_whatever_is_found_goes_into_one_message() -> None:

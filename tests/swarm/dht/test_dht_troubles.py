@@ -96,7 +96,11 @@ def test_a_full_log_is_emptied_and_its_writer_goes_on_at_the_beginning(
         assert nowhere.name == os.devnull
 
 
-def test_a_chore_that_fails_runs_again_though_its_log_is_full() -> None:
+def test_a_chore_that_fails_runs_again_though_its_log_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "REDIAL_SECONDS", 0.001)
+
     async def check() -> None:
         tries, again = iter(range(9)), asyncio.Event()
 
@@ -108,7 +112,7 @@ def test_a_chore_that_fails_runs_again_though_its_log_is_full() -> None:
 
         node: Any = Unlucky()
         service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
-        chore = asyncio.create_task(service._redial(node, every_s=0.001))
+        chore = asyncio.create_task(service._redial(node))
         async with asyncio.timeout(SOON):
             await again.wait()
         chore.cancel()

@@ -61,8 +61,7 @@ async def real_peers(folder: Path, *entrances: str) -> AsyncIterator[Open]:
             if identity is not None:
                 path = str(folder / identity.peer_id)
                 identity.save(Path(path))
-            settings |= {"client_mode": identity is None, "redial_seconds": 0.5}
-            node = NodeSettings(path, initial_peers=through, **settings)
+            node = NodeSettings(path, initial_peers=through, client_mode=path is None, **settings)
             directory = await open_directory(RUN, owner, node)
             opened.push_async_callback(directory.close)
             return directory
