@@ -52,6 +52,7 @@ def lease(word: str, peer: str = "a") -> Lease:
         ("a1 a2 zzz a2", "", {"a": 0}, ""),
         ("a1 a2 zzz a2 a2", "", {"a": 2}, ""),
         ("a1 a2 zzz a2 a3", "a3", {"a": 0}, ""),
+        ("a1 b1 a2 b2 zzz a3 b3", "", {"a": 2, "b": 2}, ""),
         ("a1 b1 b2 zzz b2", "", {"a": 0, "b": 0}, ""),
     ],
 )

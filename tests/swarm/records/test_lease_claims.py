@@ -15,7 +15,7 @@ from atom.swarm.chain.commit import (
     Voter,
     genesis,
 )
-from atom.swarm.records.lease import SHOWN, Lease, claims_better, preferred
+from atom.swarm.records.lease import SHOWN, Lease, claims_better, has_left, preferred
 
 PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")
 START = replace(genesis(b"m" * 32, b"s" * 32, PEERS[0]), voters=PEERS)
@@ -83,3 +83,27 @@ def test_a_lease_says_enough_however_many_branches_there_were(old: int) -> None:
         assert claims_better(lease_at(theirs), ours) == theirs.prefers(ours)
     claims = [lease_at(head) for head in reversed(rivals)]
     assert [each.head for each in preferred(claims, rivals[0])] == [h.digest for h in rivals]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "gone"),
+    [
+        (BRANCH_OF_TWO, START, True),
+        (grown(grown(BRANCH_OF_TWO)), START, True),
+        (grown(BRANCH_OF_TWO, 9, PEERS[:1]), BRANCH_OF_TWO, True),
+        (QUORUM, START, False),
+        (grown(QUORUM, 9, PEERS[:2]), START, False),
+        (grown(grown(BRANCH_OF_ONE), 9, PEERS[:1]), BRANCH_OF_TWO, False),
+        (START, BRANCH_OF_TWO, False),
+        (BRANCH_OF_TWO, BRANCH_OF_TWO, False),
+    ],
+)
+def test_who_left_our_head_by_a_branch_has_left_it(theirs: Head, ours: Head, gone: bool) -> None:
+    assert has_left(lease_at(theirs), ours) == gone
+
+
+def test_who_tells_of_so_many_branches_that_ours_have_no_room_has_left_too() -> None:
+    far = START
+    for number in range(SHOWN + 1):
+        far = replace(grown(far, number + 1, PEERS), voters=PEERS)
+    assert has_left(lease_at(far), START)

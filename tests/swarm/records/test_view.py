@@ -34,13 +34,13 @@ def test_the_view_is_computed_at_the_preferred_head() -> None:
 def test_speed_does_not_drop_while_a_commit_reaches_one_peer_after_the_other() -> None:
     view = view_of(
         a_lease("a", round=8),
-        a_lease("b", round=7, head=OTHER),
+        a_lease("b", round=7, head=OTHER, tokens_per_s=100.0),
         a_lease("c", round=6, head=OTHER),
         a_lease("d", round=8, head=OTHER, branches=LEFT),
         a_lease("e", round=7, head=OTHER, state=PeerState.LEFT),
     )
     assert view.head == HEAD.hex()
-    assert view.tokens_per_s == 160.0, "of a, and of b that is about to follow"
+    assert view.tokens_per_s == 180.0, "of a, and of b that is about to follow"
 
 
 def test_what_the_status_command_tells() -> None:
