@@ -6,9 +6,8 @@ import errno
 import importlib.util
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,15 +22,11 @@ from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
 from atom.swarm.dht.process import DhtService, message_line, until_clock_is_set_back
 
 SOON = 20.0
-NODE = "atom.swarm.dht.node"
 LISTEN = parse_listen("127.0.0.1:0")
 
 
-def failing(problem: Exception) -> Callable[..., Any]:
-    def fail(*_: object, **__: object) -> None:
-        raise problem
-
-    return fail
+async def failing_soon(problem: BaseException) -> None:
+    raise problem
 
 
 def test_whatever_a_start_fails_with_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +64,7 @@ def test_a_system_without_another_process_is_no_fault_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing(refused))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **__: failing_soon(refused))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(DirectoryUnavailable, match="Resource temporarily unavailable"):
         asyncio.run(DhtClient(NodeSettings()).start())
@@ -100,26 +95,12 @@ def test_a_chore_that_fails_runs_again_though_its_log_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "REDIAL_SECONDS", 0.001)
-
-    async def check() -> None:
-        tries, again = iter(range(9)), asyncio.Event()
-
-        class Unlucky:
-            async def redial(self) -> None:
-                if next(tries):
-                    again.set()
-                raise ConnectionError("nobody there")
-
-        node: Any = Unlucky()
-        service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
-        chore = asyncio.create_task(service._redial(node))
-        async with asyncio.timeout(SOON):
-            await again.wait()
-        chore.cancel()
-
+    service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
+    script = iter([ConnectionError("nobody there")] * 3)  # the end of it is no mere failure
+    node: Any = SimpleNamespace(redial=lambda: failing_soon(next(script, SystemExit())))
     full = open("/dev/full", "w")  # noqa: SIM115 - closed below, which fails as well
-    with contextlib.redirect_stderr(full):
-        asyncio.run(check())
+    with contextlib.redirect_stderr(full), pytest.raises(SystemExit):
+        asyncio.run(service._redial(node))
     with contextlib.suppress(OSError):
         full.close()
 
@@ -127,34 +108,18 @@ def test_a_chore_that_fails_runs_again_though_its_log_is_full(
 def test_no_room_for_its_locks_is_told_as_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class NoRoom:
-        """In the place of a finder of modules."""
+    told = bytearray()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    listener: Any = SimpleNamespace(write=told.extend, drain=lambda: asyncio.sleep(0.0))
 
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == NODE:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-    class Listener:
-        """The end of the line to somebody who waits for the node."""
-
-        told = b""
-
-        def write(self, raw: bytes) -> None:
-            self.told += raw
-
-        async def drain(self) -> None: ...
-
-    async def start(listener: Any) -> None:
+    async def start() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(message_line({}))
         await DhtService(reader, listener).run(tmp_path)
 
-    monkeypatch.setattr(P2pDaemon, "start", lambda *_: asyncio.sleep(0.0))
-    monkeypatch.delitem(sys.modules, NODE, raising=False)
-    monkeypatch.setattr(sys, "meta_path", [NoRoom(), *sys.meta_path])
-    listener = Listener()
-    asyncio.run(start(listener))
-    kind, words, hint = json.loads(listener.told)["failed"]
+    monkeypatch.setattr(DhtService, "_live", lambda *_: failing_soon(full))
+    asyncio.run(start())
+    kind, words, hint = json.loads(told)["failed"]
     assert (kind, words) == ("StorageError", "the DHT node cannot start: No space left on device")
     assert "/dev/shm" in hint
 

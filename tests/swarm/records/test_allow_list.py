@@ -1,7 +1,6 @@
 """Peers of a run with a list speak with each other, and with nobody else."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from swarm_samples import TINY_RUN, a_manifest
@@ -13,41 +12,16 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import (
     OPEN,
     AllowList,
-    Manifest,
     seen_from_outside,
 )
 from atom.swarm.stream.frames import Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import TransportLimits
-from atom.swarm.transport.transport import Transport
 from tests.swarm.refusals import refusal
 
 OWNER, ANN, BOB, STRANGER = (Identity.create() for _ in range(4))
 NAMES = (ANN.peer_id, BOB.peer_id)
 LIST = AllowList.of(OWNER.peer_id, NAMES)
-
-Make = Callable[[Identity, AllowList], Transport]
-
-
-def listed_manifest() -> Manifest:
-    run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = {list(NAMES)}\n")
-    return a_manifest(OWNER, run_file=normalised_run_text(run))
-
-
-@pytest.fixture
-def make(make_peer: Callable[..., Peer]) -> Make:
-    made: list[Peer] = []
-
-    def make(identity: Identity, allowed: AllowList) -> Transport:
-        peer = make_peer(identity=identity, allowed=allowed, limits=TransportLimits())
-        peer.transport.set_handlers(on_blobs=lambda channel: None)
-        for other in made:
-            other.knows(peer)
-            peer.knows(other)
-        made.append(peer)
-        return peer.transport
-
-    return make
 
 
 def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
@@ -55,27 +29,31 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
     assert not LIST.holds(STRANGER.peer_id)
     assert AllowList.of(OWNER.peer_id, None) == OPEN
     assert OPEN.holds(STRANGER.peer_id)
-    assert seen_from_outside(listed_manifest()) == LIST
-    newer = replace(listed_manifest(), run_file='{"of": "a newer version"}')
-    assert seen_from_outside(newer) == OPEN
+    run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = {list(NAMES)}\n")
+    for run_file, seen in ((normalised_run_text(run), LIST), ('{"of": "a newer version"}', OPEN)):
+        assert seen_from_outside(a_manifest(OWNER, run_file=run_file)) == seen
 
 
 @pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS])
-def test_the_door_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose) -> None:
-    member, stranger = make(ANN, LIST), make(STRANGER, OPEN)
+def test_door_and_dialler_refuse_who_is_not_on_the_list(
+    make_peer: Callable[..., Peer], purpose: Purpose
+) -> None:
+    peers = [
+        make_peer(identity=identity, allowed=allowed, limits=TransportLimits())
+        for identity, allowed in ((ANN, LIST), (OWNER, LIST), (STRANGER, OPEN))
+    ]
+    heard: list[object] = []
+    for peer in peers:
+        peer.knows(*peers)
+        peer.transport.set_handlers(
+            on_blobs=lambda channel: None, on_message=lambda *words: heard.append(words)
+        )
+    member, owner, stranger = (peer.transport for peer in peers)
+    for caller, called in ((member, owner), (owner, member)):
+        caller.connect(called.peer_id, purpose, b"t" * 8, SOON).close()
     call = stranger.connect, member.peer_id, purpose, b"t" * 8, SOON
     assert refusal(*call) is Reason.NOT_ON_THE_LIST
     assert not member.quarantine.aside(0.0), "no offence: it may not know"
-    owner = make(OWNER, LIST)
-    owner.connect(ANN.peer_id, purpose, b"t" * 8, SOON).close()
-    member.connect(OWNER.peer_id, purpose, b"t" * 8, SOON).close()
-
-
-@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS])
-def test_the_dialler_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose) -> None:
-    member, stranger = make(ANN, LIST), make(STRANGER, OPEN)
-    heard: list[object] = []
-    stranger.set_handlers(on_message=lambda *words: heard.append(words))
     call = member.connect, stranger.peer_id, purpose, b"t" * 8, SOON
     assert refusal(*call, match="^(?!.*by the other end)") is Reason.NOT_ON_THE_LIST
     assert heard == []

@@ -93,7 +93,7 @@ def test_a_lease_says_enough_however_many_branches_there_were(old: int) -> None:
         (grown(BRANCH_OF_TWO, 9, PEERS[:1]), BRANCH_OF_TWO, True),
         (QUORUM, START, False),
         (grown(QUORUM, 9, PEERS[:2]), START, False),
-        (grown(grown(BRANCH_OF_ONE), 9, PEERS[:1]), BRANCH_OF_TWO, False),
+        (grown(BRANCH_OF_ONE, 9, PEERS[:1]), BRANCH_OF_TWO, False),
         (START, BRANCH_OF_TWO, False),
         (BRANCH_OF_TWO, BRANCH_OF_TWO, False),
     ],
