@@ -89,9 +89,7 @@ class Directory:
     async def read_leases(self) -> dict[str, Lease]:
         """The leases of the run by peer id, our own included. If many strangers are there, only
         some of theirs; if the manifest last read or published here has a list, none."""
-        if self.owner is None:
-            await self.read_manifest()
-        assert self.owner is not None
+        assert self.owner is not None, "read or publish the manifest first"
         found, _ = await self._fetch(lease_key(self.run, self.owner))
         before = self._leases
         self._leases = {record: before.get(record) or decode_lease(record) for _, record in found}

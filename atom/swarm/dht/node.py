@@ -164,14 +164,16 @@ class DhtNode:
         await asyncio.wait({search}, timeout=deadline_s)
         is_complete = search.done()
         if is_complete:
-            entries = _entries(search.result())
+            found = search.result()
+            stored = {} if found is None else found.value
+            entries = {name: (each.value, each.expiration_time) for name, each in stored.items()}
         else:
             search.cancel()
             entries = self._last.get(key, {}) | self._stored_here(key)
         self._last[key] = {subkey: entries[subkey] for subkey in self._gate.first(entries)}
         now = time.time()
-        found = [(name, record) for name, (record, end) in self._last[key].items() if end > now]
-        return found, is_complete
+        alive = [(name, record) for name, (record, end) in self._last[key].items() if end > now]
+        return alive, is_complete
 
     async def addresses(self) -> list[str]:
         """Multiaddrs others may dial, as far as we know today."""
@@ -270,9 +272,3 @@ class DhtNode:
         item = self._node.protocol.storage.get(DHTID.generate(key))
         stored = () if item is None else item.value.items()
         return {subkey: (MSGPackSerializer.loads(value), end) for subkey, (value, end) in stored}
-
-
-def _entries(result: Any) -> Entries:
-    if result is None or not isinstance(result.value, dict):
-        return {}
-    return {subkey: (entry.value, entry.expiration_time) for subkey, entry in result.value.items()}

@@ -153,8 +153,7 @@ class TwinWatch:
     key was copied. What the others see of it is the book's: for them, both are silent."""
 
     def __init__(self) -> None:
-        self._incarnation = b""
-        self._serial = 0
+        self._other: Lease | None = None
         self._signs = 0
 
     def sees(self, lease: Lease | None, me: Voter) -> bool:
@@ -162,8 +161,8 @@ class TwinWatch:
         before we began the lease is there for a while, but it does not change."""
         if lease is None or lease.incarnation == me.incarnation:
             return False
-        if lease.incarnation != self._incarnation:
-            self._incarnation, self._serial, self._signs = lease.incarnation, lease.serial, 0
-        elif lease.serial > self._serial:
-            self._serial, self._signs = lease.serial, self._signs + 1
+        if self._other is None or lease.incarnation != self._other.incarnation:
+            self._other, self._signs = lease, 0
+        elif lease.serial > self._other.serial:
+            self._other, self._signs = lease, self._signs + 1
         return self._signs >= _TWIN_SIGNS

@@ -105,13 +105,12 @@ def view_swarm(
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
-    losses = [lease.loss for lease in on_head if lease.loss is not None]
     return SwarmView(
         run=manifest.run,
         round=newest,
         global_batch=global_batch,
         accumulated=sum(lease.sequences for lease in on_head if lease.state != PeerState.LEFT),
-        loss=losses[0] if losses else None,
+        loss=next((lease.loss for lease in on_head if lease.loss is not None), None),
         head=head.hex(),
         tokens_per_s=sum(
             lease.tokens_per_s

@@ -78,6 +78,7 @@ async def they_meet(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await b.read_manifest() == (MANIFEST, RECORD)
     await b.publish_manifest(RECORD)
     onlooker = await open_one()
+    await onlooker.read_manifest()
 
     decoded, decode = [], directory_module.decode_lease
     monkeypatch.setattr(
@@ -96,7 +97,7 @@ async def they_meet(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_module, "MANIFEST_SECONDS", 0.5)
     onlooker.run, onlooker.owner = "unknown", None
     with pytest.raises(AddressError, match="no run named 'unknown'"):
-        await onlooker.read_leases()
+        await onlooker.read_manifest()
     namesake = await open_one(CLEO, CLEO.peer_id)
     await namesake.publish_manifest(encode_manifest(a_manifest(CLEO), CLEO))
     with pytest.raises(AddressError) as several:
