@@ -19,6 +19,8 @@ class MemoryDht:
         self.is_reachable = True
         """Set to False to play a network that is down: every call then fails."""
         self.restarted = asyncio.Event()
+        self.told: tuple[set[str], bool] = set(), False
+        """Whose records matter to the last who asked, and whether no others do."""
 
     def directory(
         self, run: str, owner: str | None = None, identity: Identity | None = None
@@ -36,6 +38,7 @@ class MemoryDht:
     ) -> Any:
         if not self.is_reachable:
             raise DirectoryUnavailable("the network is down")
+        self.told = set(known), only_known
         if name == "fetch":
             stored = self._records.items()
             under = [(place[1], record) for place, (_, record) in stored if place[0] == key]

@@ -197,8 +197,8 @@ class DhtNode:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
 
     async def until_deaf(self) -> None:
-        """Returns when hivemind no longer listens to p2pd: an answer to a call that was broken off
-        at that moment ends its reader. Nobody hears us then, and all looks well."""
+        """Returns when hivemind no longer listens to p2pd, as that has ended, or an answer to a
+        call that was broken off at that moment has ended its reader: all looks well then."""
         control = self._p2p._client.control
         ears = {control._read_task, control._write_task}
         await asyncio.wait(ears, return_when=asyncio.FIRST_COMPLETED)

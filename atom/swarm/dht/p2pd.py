@@ -91,11 +91,6 @@ class P2pDaemon:
         hint = f"see {settings.log_path}" if settings.log_path else "is hivemind installed whole?"
         raise UserError("the libp2p daemon ended while starting", hint)
 
-    async def wait(self) -> None:
-        """Returns when the daemon has ended, for whatever reason."""
-        assert self._process is not None
-        await self._process.wait()
-
     async def stop(self, gently: bool = True) -> None:
         """Ends it: gently, then not."""
         if self._process is None:

@@ -88,7 +88,6 @@ class DhtService:
         self._node = node
         await self._send({"ready": True})
         chores = {
-            asyncio.create_task(p2pd.wait()),
             asyncio.create_task(node.until_deaf()),
             asyncio.create_task(until_clock_is_set_back()),
             asyncio.create_task(self._redial(node)),

@@ -28,6 +28,7 @@ from atom.swarm.records.codec import (
     manifest_key,
 )
 from atom.swarm.records.lease import PeerState
+from atom.swarm.records.manifest import Manifest
 from tests.swarm.directory_memory import MemoryDht
 
 with warnings.catch_warnings():
@@ -42,6 +43,11 @@ RECORD = encode_manifest(MANIFEST, ANNA)
 CROWD = [Identity.create() for _ in range(300)]
 
 Open = Callable[..., Awaitable[Directory]]
+
+
+def listed(member: Identity) -> Manifest:
+    run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{member.peer_id}']\n")
+    return a_manifest(ANNA, run_file=normalised_run_text(run))
 
 
 @contextlib.asynccontextmanager
@@ -127,6 +133,26 @@ def test_peers_meet_in_memory_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(they_meet(open_one, monkeypatch))
 
 
+@pytest.mark.parametrize(
+    ("member", "told"),
+    [(None, ({ANNA.peer_id, CLEO.peer_id}, False)), (BERT, ({ANNA.peer_id, BERT.peer_id}, True))],
+)
+def test_the_dht_is_told_whose_leases_matter(
+    member: Identity | None, told: tuple[set[str], bool]
+) -> None:
+    async def check() -> None:
+        dht = MemoryDht()
+        directory = dht.directory(RUN, ANNA.peer_id, ANNA)
+        directory.known = frozenset({CLEO.peer_id})
+        manifest = listed(member) if member else MANIFEST
+        await directory.publish_manifest(encode_manifest(manifest, ANNA))
+        assert not dht.told[1], "a manifest is its author's own"
+        await directory.read_leases()
+        assert dht.told == told
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("is_owner_known", [True, False])
 def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(
     tmp_path: Path, is_owner_known: bool
@@ -186,10 +212,8 @@ def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path: Path) -> None
 
     async def check() -> None:
         async with real_peers(tmp_path) as open_one:
-            run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{BERT.peer_id}']\n")
-            listed = a_manifest(ANNA, run_file=normalised_run_text(run))
             a = await open_one(ANNA, ANNA.peer_id)
-            await a.publish_manifest(encode_manifest(listed, ANNA))
+            await a.publish_manifest(encode_manifest(listed(BERT), ANNA))
             entrance = await a.visible_addresses()
             stranger = await open_one(None, ANNA.peer_id, entrance)
             await a.publish_lease(a_lease(ANNA.peer_id))
@@ -197,8 +221,9 @@ def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path: Path) -> None
                 await store_as(stranger, each)
             b = await open_one(BERT, through=entrance)
             await b.read_manifest()
-            await b.publish_lease(a_lease(BERT.peer_id))
-            for directory in (a, b, stranger):
+            for serial, directory in enumerate((a, b, stranger)):
+                await a.publish_lease(a_lease(ANNA.peer_id, serial=serial))
+                await b.publish_lease(a_lease(BERT.peer_id, serial=serial))
                 assert set(await directory.read_leases()) == {ANNA.peer_id, BERT.peer_id}
 
     asyncio.run(check())
