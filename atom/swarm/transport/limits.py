@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from atom.base.clock import Clock
+from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
@@ -246,9 +246,9 @@ class Endpoint:
     local: Local
     limits: TransportLimits
     events: EventSink
-    clock: Clock
     threads: ThreadGroup
-    closing: threading.Event
+    clock: Clock = field(default_factory=BootClock)
+    closing: threading.Event = field(default_factory=threading.Event)
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)

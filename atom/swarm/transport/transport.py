@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 
-from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
@@ -42,7 +41,6 @@ class Transport:
         local: Local,
         bind: tuple[str, int] | None,
         events: EventSink,
-        clock: Clock | None = None,
         limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
     ) -> None:
@@ -53,9 +51,7 @@ class Transport:
             local=local,
             limits=limits or TransportLimits(),
             events=events,
-            clock=clock or BootClock(),
             threads=ThreadGroup(events),
-            closing=threading.Event(),
             bandwidth=bandwidth or Bandwidth(),
         )
         self.peer_id = local.identity.peer_id

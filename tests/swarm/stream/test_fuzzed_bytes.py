@@ -1,6 +1,7 @@
 """Damaged bytes at every decoder: the named refusal and nothing else, in little memory."""
 
 import random
+import secrets
 import tracemalloc
 from collections.abc import Callable
 
@@ -145,6 +146,16 @@ def test_damage_is_refused_by_name(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert refused > TRIES // 20, "damage that nobody minds damages nothing"
+
+
+def test_a_proof_is_worth_nothing_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = spoken(Kind.CHALLENGE, CHALLENGE)
+    there.send_frame(Kind.REFUSED, b"", patience=Patience(1.0))
+    assert refusal(greet, here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
+    proof = there.recv_frame(Kind.HELLO, 1024, Patience(1.0))
+    assert refusal(said_to_the_door, proof) is Reason.BAD_SIGNATURE
+    monkeypatch.setattr(secrets, "token_bytes", bytes)
+    said_to_the_door(proof)
 
 
 def test_another_version_is_refused_by_both_ends() -> None:

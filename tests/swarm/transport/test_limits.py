@@ -29,6 +29,7 @@ from atom.swarm.transport.limits import (
     Unreachable,
 )
 from tests.manual_clock import ManualClock
+from tests.swarm.stream_pairs import stream_pair
 
 # ---- connections
 
@@ -117,12 +118,11 @@ CROWD = [f"stranger {number:02}" for number in range(100)]
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    events, closing = EventList(), threading.Event()
-    local, limits = Local(Identity.create(), bytes(32), bytes(16)), TransportLimits(
-        destinations=2 * len(CROWD), queued_messages=1
-    )  # fmt: skip
-    yield Endpoint(local, limits, events, ManualClock(), ThreadGroup(events), closing)
-    closing.set()
+    events, limits = EventList(), TransportLimits(destinations=2 * len(CROWD), queued_messages=1)
+    local = Local(Identity.create(), bytes(32), bytes(16))
+    made = Endpoint(local, limits, events, ThreadGroup(events), ManualClock())
+    yield made
+    made.closing.set()
 
 
 def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
@@ -167,3 +167,11 @@ def test_a_flood_of_one_kind_hides_no_other(endpoint: Endpoint) -> None:
     endpoint.clock.advance(1.0)
     endpoint.tell("one", PeerRefused(Reason.BUSY))
     assert len(endpoint.events.events) == 2 * TOLD_AT_ONCE + 1
+
+
+def test_what_is_opened_while_all_is_closed_ends_at_once(endpoint: Endpoint) -> None:
+    one, late = (Channel(stream) for stream in stream_pair())
+    endpoint.keep(one)
+    endpoint.closing.set()
+    endpoint.keep(late)
+    assert (one.closed.is_set(), late.closed.is_set()) == (False, True)

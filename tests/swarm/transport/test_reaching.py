@@ -16,7 +16,7 @@ from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits, Unreachable
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
 
-LIMITS = TransportLimits(handshake_s=3.0)
+LIMITS = TransportLimits(handshake_s=3.0, handshakes_per_host=2)
 Make = Callable[..., Peer]
 
 
