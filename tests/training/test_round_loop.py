@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,9 +42,10 @@ from atom.training.round.events import (
 )
 from atom.training.round.machine import RoundStatus
 from tests.manual_clock import ManualClock
+from tests.swarm.swarm_samples import a_lease
 
-PEERS = sorted(Identity.create().peer_id for _ in range(4))
-ME, ANN, BOB, CAT = (Voter(peer, b"i" * 16) for peer in PEERS)
+PEERS = sorted(Identity.create().peer_id for _ in range(3))
+ME, ANN, BOB = (Voter(peer, b"i" * 16) for peer in PEERS)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 START = replace(
     genesis(b"m" * 32, b"s" * 32, ME), voters=(ME, ANN, BOB), members=(ME.peer_id, ANN.peer_id)
@@ -74,49 +76,28 @@ class ScriptedMachine:
         return self.answers.pop(type(event), [])
 
 
-class IdleWorker:
-    """What a loop asks a worker, and tells it."""
-
-    pass_seconds = 0.75
-    swarm = SwarmCount()
-
-    def own_sequences(self, head: bytes) -> int:
-        return 5
-
-    def update_swarm(self, swarm: SwarmCount) -> None:
-        self.swarm = swarm
-
-
-class RecordingTransport:
-    """The part of a transport that a loop uses; what is sent is noted among the actions."""
-
-    def __init__(self, calls: "queue.SimpleQueue[Any]") -> None:
-        self.quarantine = Quarantine()
-        self.reachable = True
-        self._calls = calls
-
-    def send(self, peer_id: str, raw: bytes) -> bool:
-        self._calls.put((peer_id, raw))
-        return self.reachable
-
-
 class Stage:
+    """A loop between a worker and a transport of which it uses a small part."""
+
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Actions and messages, in order."""
         self.threads: set[str] = set()
         self.execution_fails: Exception | None = None
-        self.machine, self.worker = ScriptedMachine(), IdleWorker()
-        self.transport: Any = RecordingTransport(self.calls)
+        self.machine: Any = ScriptedMachine()
+        self.counts: list[SwarmCount] = []
+        worker: Any = SimpleNamespace(
+            pass_seconds=0.75, own_sequences=lambda head: 5, update_swarm=self.counts.append
+        )
+        self.transport: Any = SimpleNamespace(quarantine=Quarantine(), send=self._send)
+        self.reachable = True
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        machine: Any = self.machine
-        worker: Any = self.worker
         self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.loop = RoundLoop(
-            machine, worker, self._execute, self.transport, self.clock, self.events, self.inbox,
-            lambda: self.changes.put(True), self.failures.put,
+            self.machine, worker, self._execute, self.transport, self.clock, self.events,
+            self.inbox, lambda: self.changes.put(True), self.failures.put,
         )  # fmt: skip
 
     def _execute(self, action: Action) -> None:
@@ -125,8 +106,13 @@ class Stage:
         self.threads.add(threading.current_thread().name)
         self.calls.put(action)
 
+    def _send(self, peer_id: str, raw: bytes) -> bool:
+        self.calls.put((peer_id, raw))
+        return self.reachable
+
     def next_event(self) -> Event:
-        return self.machine.events.get(timeout=WAIT_S)
+        event: Event = self.machine.events.get(timeout=WAIT_S)
+        return event
 
     def next_call(self) -> Any:
         return self.calls.get(timeout=WAIT_S)
@@ -163,23 +149,8 @@ def stage() -> Iterator[Stage]:
 
 
 def lease(voter: Voter, serial: int = 1, **changes: Any) -> Lease:
-    plain = Lease(
-        peer_id=voter.peer_id,
-        incarnation=voter.incarnation,
-        serial=serial,
-        issued_at=0.0,
-        state=PeerState.ACCUMULATING,
-        head=START.digest,
-        round=0,
-        sequences=7,
-        sequences_per_s=1.0,
-        tokens_per_s=1.0,
-        pass_seconds=1.0,
-        loss=None,
-        state_digest=b"",
-        addresses=("10.0.0.1:7",),
-    )
-    return replace(plain, **changes)
+    plain = {"incarnation": voter.incarnation, "serial": serial, "head": START.digest, "round": 0}
+    return a_lease(voter.peer_id, **plain | changes)
 
 
 def value() -> Value:
@@ -220,7 +191,7 @@ def test_reports_become_events_but_not_all_of_a_flood_of_refusals(stage: Stage) 
 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
-    stage.transport.reachable = False
+    stage.reachable = False
     stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest))]
     stage.loop.leave()
     assert stage.next_event() == LeaveRequested()
@@ -269,8 +240,6 @@ def test_who_sends_garbage_is_put_aside_and_complaints_are_bounded(
 def test_whom_the_machine_accuses_is_put_aside(stage: Stage) -> None:
     stage.machine.answers[LeaveRequested] = [Offence(ANN.peer_id, Reason.BAD_SIGNATURE)]
     stage.loop.leave()
-    stage.settle()
-    assert [event["reason"] for event in stage.events.events] == ["bad-signature"]
     stage.loop.pass_ended()
     stage.settle()
     assert stage.loop.view.aside == {ANN.peer_id}
@@ -299,7 +268,7 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
     assert view.fresh.keys() == {ANN.peer_id, BOB.peer_id}, "our own lease says nothing new"
     assert view.fresh[ANN.peer_id] == theirs
     assert (view.sequences, view.pass_seconds, view.seen_at) == (5, 0.75, 1000.0)
-    assert stage.worker.swarm == SwarmCount(7 + 2, 3, 1000.0, 2.0)
+    assert stage.counts[-1] == SwarmCount(5 + 2, 3, 1000.0, 2.5)
 
 
 def test_a_silent_voter_lapses_while_we_look(stage: Stage) -> None:

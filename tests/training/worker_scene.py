@@ -2,8 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +23,20 @@ WAIT_S = 20.0
 ShouldStop = Callable[[], bool]
 
 
-class FreeDevice:
-    """Engines without memory to give back, as a gate sees them."""
+class SmallDevice:
+    """Engines as a gate sees them: when their memory is given back, after waiting how long, and
+    when it is taken again."""
 
     def __init__(self) -> None:
-        self.calls: list[float | str] = []
+        self.free = True
+        self.told: list[float | str] = []
 
     def preempt(self, wait_s: float) -> bool:
-        self.calls.append(wait_s)
-        return True
+        self.told.append(wait_s)
+        return self.free
 
     def resume(self) -> None:
-        self.calls.append("resume")
+        self.told.append("resume")
 
 
 class CountingReplica:
@@ -47,7 +49,7 @@ class CountingReplica:
         self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
-        self.engines = FreeDevice()
+        self.engines = SmallDevice()
         self.during_pass: Callable[[ShouldStop], None] = lambda should_stop: None
         self.during_evaluation: Callable[[ShouldStop], None] = lambda should_stop: None
         self.passes: list[int] = []
@@ -94,11 +96,6 @@ class CountingReplica:
         assert self._step is None, "in the middle of a step there is no state"
         return self.arenas
 
-    def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
-        for name, arena in self.arenas.items():
-            arena.copy_(arenas[name])
-        self.round = round
-
     def evaluate(self, batches: Sequence[Batch], should_stop: ShouldStop) -> float:
         self.during_evaluation(should_stop)
         if should_stop():
@@ -137,9 +134,9 @@ class WorkerScene:
         self.passed = threading.Event()
         """The global batch is worked off."""
         self._global_batch = global_batch
-        replica, deck, policy = (
-            cast(Any, self.replica), cast(Any, self.deck), GlobalBatch(global_batch)
-        )  # fmt: skip
+        replica: Any = self.replica
+        deck: Any = self.deck
+        policy = GlobalBatch(global_batch)
         tells = (self._pass, self.voided.put, self.failures.put)
         self.worker = Worker(replica, deck, policy, self.clock, *tells)
         self.worker.start()

@@ -11,21 +11,7 @@ from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
 from atom.training.replica.worker import RunGate
 from tests.read_only_disk import turn_read_only
-
-
-class SmallDevice:
-    """Notes when its memory is given back, after waiting how long, and taken again."""
-
-    def __init__(self) -> None:
-        self.free = True
-        self.told: list[float | str] = []
-
-    def preempt(self, wait_s: float) -> bool:
-        self.told.append(wait_s)
-        return self.free
-
-    def resume(self) -> None:
-        self.told.append("resume")
+from tests.training.worker_scene import SmallDevice
 
 
 class Scene:

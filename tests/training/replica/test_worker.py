@@ -101,7 +101,7 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
     assert gate.why_not == ""
-    assert scene.replica.engines.calls == [2.0, 1.0, "resume"]
+    assert scene.replica.engines.told == [2.0, 1.0, "resume"]
 
 
 def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -> None:
