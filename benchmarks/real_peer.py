@@ -64,7 +64,7 @@ def _watch() -> None:
 
 
 def _counted(loop: RoundLoop) -> int:
-    return loop._hands.own_sequences(loop._machine.head.digest)
+    return loop._worker.own_sequences(loop._machine.head.digest)
 
 
 def _told_by(action: Action) -> str:

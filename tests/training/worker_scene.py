@@ -69,7 +69,7 @@ class CountingReplica:
         self.gradients += count
         self.sequences += count
         self.loss_sum += 2.0 * count
-        return PassResult(count, 2.0 * count, 0.5)
+        return PassResult(count, 2.0 * count)
 
     def contribution(self) -> Tensor:
         return self.gradients
