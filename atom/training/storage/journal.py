@@ -1,7 +1,7 @@
 """The chain of commits on disk: appended before a step is taken, read back after a restart.
 
-An unfinished last record (power loss while appending) is cut off; anything else that does not read
-back is refused, never guessed at.
+An unfinished last record (power loss while appending) is written over; anything else that does not
+read back is refused, never guessed at.
 """
 
 import os
@@ -31,8 +31,6 @@ class Journal:
                 f"{path} is damaged, or does not continue this run's genesis ({problem})",
                 "move that file aside: the peer then fetches chain and state from the swarm",
             ) from problem
-        if self._size_bytes < len(raw):
-            os.truncate(path, self._size_bytes)
         self._written = len(self.commits)
         """So many commits are in the file; 0 also where it holds another chain."""
 

@@ -30,14 +30,16 @@ ALL = range(1, ROUNDS + 1)
     [
         (2, [4], ALL, []),
         (1, [4], ALL, [4]),
+        (1, [1], ALL, []),
         (2, [1, 3], [4, 5], [3]),
         (0, [], ALL, []),
         (None, [2, 5], ALL, [5, 2]),
         (None, [0], ALL, [0]),
     ],
     ids=[
-        "three results are as many bytes as a state", "four are more", "results are gone",
-        "nobody has a state", "no commit vouches for the newest", "no own state",
+        "three results are as many bytes as a state", "four are more", "no newer state",
+        "results are gone", "nobody has a state", "no commit vouches for the newest",
+        "no own state",
     ],
 )  # fmt: skip
 def test_few_missed_rounds_are_replayed_and_more_are_a_state_and_the_rounds_since(
