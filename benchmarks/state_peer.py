@@ -22,6 +22,7 @@ from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.disk import read_tensors
 
@@ -75,16 +76,16 @@ def peer(setting: Setting, parent: Connection) -> None:
 class _Peer:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        bandwidth = Bandwidth(setting.upload_bits_per_s, None)
+        store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
+        store.manifest(_NAME)  # hashed before anybody's clock runs
         self._transport = Transport(
             Local(Identity.create(), bytes(32), bytes(16)),
             ("127.0.0.1", 0),
             EventList(),
-            bandwidth=Bandwidth(setting.upload_bits_per_s, None),
+            bandwidth=bandwidth,
+            handlers=Handlers(on_blobs=BlobServer(store, throttle=bandwidth.throttle).serve),
         )
-        store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
-        store.manifest(_NAME)  # hashed before anybody's clock runs
-        throttle = self._transport.bandwidth.throttle
-        self._transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
         self._transport.start()
         self._enough = threading.Event()
         self._got_bytes = self._whole_bytes = 0

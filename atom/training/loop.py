@@ -38,11 +38,40 @@ from atom.training.round.machine import RoundMachine
 TICK_S = 0.1
 MAX_WAITING = 4096
 """Events in the inbox beyond which strangers' messages are dropped."""
-Inbox = queue.SimpleQueue[Event | Callable[[], None] | None]
-"""Events for the machine, and calls for the loop's thread. None: it ends."""
 _AT_WILL = frozenset({"nack", "value-refused"})
 """What any message of somebody's can have us write down: not all of a flood, which would push
 everything else out of the log."""
+
+
+class Inbox:
+    """What waits for the loop. For any thread to put into."""
+
+    def __init__(self) -> None:
+        self._waiting = queue.SimpleQueue[Event | Offence | Callable[[], None] | None]()
+        self.is_read = False
+        """Messages that come before the loop has begun are dropped."""
+
+    def put(self, event: Event | Offence | Callable[[], None] | None) -> None:
+        """An event for the machine, or a call for the loop's thread. None: the loop ends."""
+        self._waiting.put(event)
+
+    def get(self, timeout_s: float) -> Event | Offence | Callable[[], None] | None:
+        """Raises: queue.Empty."""
+        return self._waiting.get(timeout=timeout_s)
+
+    def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
+        """A message from the transport. A malformed one is an offence; more than the loop can take
+        are dropped, as a network would."""
+        if not self.is_read or self._waiting.qsize() >= MAX_WAITING:
+            return
+        try:
+            self.put(Received(peer_id, incarnation, decode(raw)))
+        except PeerRefused as refused:
+            self.put(Offence(peer_id, refused.reason))
+
+    def unreachable(self, peer_id: str) -> None:
+        """A message to this peer could not be delivered."""
+        self.put(Unreachable(peer_id))
 
 
 class RoundLoop:
@@ -81,6 +110,7 @@ class RoundLoop:
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
 
     def start(self) -> None:
+        self._inbox.is_read = True
         self._thread.start()
 
     def close(self) -> None:
@@ -99,19 +129,6 @@ class RoundLoop:
         """A pass of ours was counted: a round may be due now, rather than at the next tick."""
         self._inbox.put(self._tick)
 
-    def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
-        """A message from the transport. Malformed ones are refused by name and forgotten; more
-        than the loop can take are dropped, as a network would."""
-        if self._inbox.qsize() >= MAX_WAITING:
-            return
-        try:
-            self.post(Received(peer_id, incarnation, decode(raw)))
-        except PeerRefused as refused:
-            self._set_aside(peer_id, refused.reason)
-
-    def unreachable(self, peer_id: str, _refused: bool) -> None:
-        self.post(Unreachable(peer_id))
-
     def leave(self) -> None:
         self.post(LeaveRequested())
 
@@ -126,11 +143,13 @@ class RoundLoop:
 
     def _turn(self) -> bool:
         try:
-            event = self._inbox.get(timeout=max(self._next_tick - self._clock.now(), 0.0))
+            event = self._inbox.get(max(self._next_tick - self._clock.now(), 0.0))
         except queue.Empty:
             event = self._tick
         if callable(event):
             event()
+        elif isinstance(event, Offence):
+            self._set_aside(event.peer_id, event.reason)
         elif event is not None:
             self._handle(event)
             if self._clock.now() >= self._next_tick:

@@ -1,8 +1,12 @@
 """Transports of tests on loopback that find each other."""
 
+from collections.abc import Callable
+
 from atom.base.events import EventSink
 from atom.swarm.identity import Identity
+from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 
 
@@ -17,9 +21,16 @@ class LocalTransport(Transport):
     """All on one network know where the others listen; they share one run."""
 
     def __init__(
-        self, network: LocalNetwork, identity: Identity, incarnation: bytes, events: EventSink
+        self,
+        network: LocalNetwork,
+        identity: Identity,
+        incarnation: bytes,
+        events: EventSink,
+        serve: Callable[[Channel], None] | None = None,
     ) -> None:
-        super().__init__(Local(identity, bytes(32), incarnation), ("127.0.0.1", 0), events)
+        """`serve`: blobs."""
+        local, handlers = Local(identity, bytes(32), incarnation), Handlers(on_blobs=serve)
+        super().__init__(local, ("127.0.0.1", 0), events, handlers=handlers)
         self._network = network
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
 from atom.swarm.transport.dialer import Contact
-from atom.swarm.transport.limits import TransportLimits
+from atom.swarm.transport.limits import Handlers, TransportLimits
 from atom.swarm.transport.transport import Transport
 
 RUN = b"r" * 32
@@ -49,15 +49,19 @@ class EventQueue(EventList):
 class Peer:
     """A transport with its log and what it was told."""
 
-    def __init__(self, transport: Transport, events: EventQueue) -> None:
-        self.transport = transport
-        self.events = events
+    def __init__(
+        self,
+        local: Local,
+        limits: TransportLimits,
+        listens: bool,
+        serve: Callable[[Channel], None] | None,
+    ) -> None:
+        self.events = EventQueue()
         self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
-        self.lost: queue.Queue[tuple[str, bool]] = queue.Queue()
-        transport.set_handlers(
-            on_message=lambda *heard: self.heard.put(heard),
-            on_unreachable=lambda *lost: self.lost.put(lost),
-        )
+        self.lost: queue.Queue[str] = queue.Queue()
+        handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)
+        where = ("127.0.0.1", 0) if listens else None
+        self.transport = Transport(local, where, self.events, limits=limits, handlers=handlers)
 
     @property
     def peer_id(self) -> str:
@@ -90,11 +94,12 @@ def make_peer() -> Iterator[Callable[..., Peer]]:
         identity: Identity | None = None,
         allowed: AllowList = OPEN,
         listens: bool = True,
+        serve: Callable[[Channel], None] | None = None,
     ) -> Peer:
-        incarnation, events = bytes([len(made)]) * 16, EventQueue()
+        """`serve`: blobs."""
+        incarnation = bytes([len(made)]) * 16
         local = Local(identity or Identity.create(), run, incarnation, allowed)
-        where = ("127.0.0.1", 0) if listens else None
-        made.append(Peer(Transport(local, where, events, limits=limits), events))
+        made.append(Peer(local, limits, listens, serve))
         made[-1].transport.start()
         return made[-1]
 

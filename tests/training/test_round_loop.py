@@ -196,7 +196,7 @@ def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
     stage.loop.leave()
     assert stage.next_event() == LeaveRequested()
     assert stage.next_event() == Unreachable(ANN.peer_id)
-    stage.loop.unreachable(BOB.peer_id, True)
+    stage.inbox.unreachable(BOB.peer_id)
     assert stage.next_event() == Unreachable(BOB.peer_id)
 
 
@@ -215,7 +215,7 @@ def test_a_change_is_said_once(stage: Stage, what: str) -> None:
 
 def test_a_message_comes_with_who_sent_it(stage: Stage) -> None:
     message = Prevote(START.digest)
-    stage.loop.receive(ANN.peer_id, ANN.incarnation, encode(message))
+    stage.inbox.receive(ANN.peer_id, ANN.incarnation, encode(message))
     assert stage.next_event() == Received(ANN.peer_id, ANN.incarnation, message)
 
 
@@ -226,7 +226,7 @@ def test_who_sends_garbage_is_put_aside_and_complaints_are_bounded(
     stage: Stage, raw: bytes, reason: str
 ) -> None:
     for number in range(100):
-        stage.loop.receive(f"stranger {number}", b"i" * 16, raw)
+        stage.inbox.receive(f"stranger {number}", b"i" * 16, raw)
     stage.settle()
     told = {"event": "peer-aside", "peer": "stranger 0", "reason": reason, "seconds": FIRST_HOLD_S}
     assert stage.events.events[0] == told
@@ -247,8 +247,10 @@ def test_whom_the_machine_accuses_is_put_aside(stage: Stage) -> None:
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
     raw = encode(Prevote(START.digest))
+    idle.inbox.receive(ANN.peer_id, ANN.incarnation, raw)  # before the loop: dropped
+    idle.inbox.is_read = True
     for _ in range(MAX_WAITING + 50):
-        idle.loop.receive(ANN.peer_id, ANN.incarnation, raw)
+        idle.inbox.receive(ANN.peer_id, ANN.incarnation, raw)
     idle.loop.leave()
     idle.loop.start()
     received = [idle.next_event() for _ in range(MAX_WAITING + 1)]

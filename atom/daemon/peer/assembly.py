@@ -35,6 +35,7 @@ from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.limits import Handlers, KnownPeers
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import ErrorFeedback, GradientEncoding
@@ -85,7 +86,6 @@ class _ReplicaSide:
 
     context: TrainingContext
     donors: PeerDonors
-    blobs: BlobStore
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,14 @@ class _OwnerSide:
 def assemble(stack: ExitStack, given: Assembly) -> Life:
     """Nothing is started; closed with the stack. Raises: UserError."""
     box, member, monitors, clock = given.box, given.member, given.monitors, BootClock()
-    events = EventFan(given.log, *monitors.sinks)
-    transport = _transport(box, member, given.listen, events)
+    events, inbox = EventFan(given.log, *monitors.sinks), Inbox()
+    storage = _storage(given, events)
+    transport = _transport(given, events, inbox, storage)
     life = Life(box.state, given.console, events, clock, given.address)
     base = _Base(given, clock, events, transport, life)
-    replica = _replica_side(base)
+    replica = _replica_side(base, storage)
     encoding = _gradient_encoding(member.run, member.replica.elements)
-    inbox, context = Inbox(), replica.context
+    context = replica.context
     executor = RoundExecutor(context, member.run, encoding, inbox.put, life.on_round_begun)
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
@@ -137,11 +138,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     return life
 
 
-def _replica_side(base: _Base) -> _ReplicaSide:
+def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
-    storage = _storage(base)
-    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
-    blobs = BlobStore(lambda name: code.get(name) or storage.content(name))
     donors = _donors(base)
     batch = member.run.batch
     deck = Deck(member.samples, box.identity.peer_id, batch.micro_batch_sequences)
@@ -151,14 +149,14 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     context = TrainingContext(
         box.me, member.replica, worker, storage, state_sync, base.transport, base.clock, base.events
     )
-    return _ReplicaSide(context, donors, blobs)
+    return _ReplicaSide(context, donors)
 
 
-def _storage(base: _Base) -> RunStorage:
-    box, member = base.given.box, base.given.member
+def _storage(given: Assembly, events: EventSink) -> RunStorage:
+    box, member = given.box, given.member
     results = Results(box.state.results, member.replica.elements)
     journal = Journal(box.state.chain, member.genesis)
-    room = DiskRoom(box.state.root, base.events, base.given.console.note)
+    room = DiskRoom(box.state.root, events, given.console.note)
     return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
 
 
@@ -211,25 +209,28 @@ def _loop_maker(
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
     context = replica.context
-    server = BlobServer(replica.blobs, transport.known, transport.bandwidth.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = context.storage.journal.head, box.identity.sign, base.clock.now()
         machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
         terms = (base.clock, base.events, inbox, base.life.on_change, base.life.fail)
         loop = RoundLoop(machine, context.worker, executor.carry_out, transport, *terms)
-        transport.set_handlers(loop.receive, loop.unreachable, server.serve)
         return machine, loop
 
     return make_loop
 
 
-def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
-    network = box.peer.network
+def _transport(given: Assembly, events: EventSink, inbox: Inbox, storage: RunStorage) -> Transport:
+    box, member, network = given.box, given.member, given.box.peer.network
     bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, allowed)
-    return Transport(local, data_place(network, listen), events, bandwidth=bandwidth)
+    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
+    blobs, known = BlobStore(lambda name: code.get(name) or storage.content(name)), KnownPeers()
+    server = BlobServer(blobs, known, bandwidth.throttle)
+    handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
+    place = data_place(network, given.listen)
+    return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
 
 
 def _gradient_encoding(run: RunFile, elements: int) -> GradientEncoding:

@@ -57,13 +57,6 @@ class Kind(IntEnum):
     """Probe: one byte, the answer (see `Reached`)."""
 
 
-class HungUp(ConnectionError):
-    """The other end closed the stream, in order or not."""
-
-    def __init__(self) -> None:
-        super().__init__("closed by the other end")
-
-
 class Interrupted(ConnectionError):
     """The caller's own `stop` was set; the stream itself is intact."""
 

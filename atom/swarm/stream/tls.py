@@ -35,7 +35,7 @@ from cryptography.x509.oid import NameOID
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity, peer_id_of
-from atom.swarm.stream.frames import HungUp, Patience
+from atom.swarm.stream.frames import Patience
 
 MAX_CERTIFICATE_BYTES = 4096
 _OPTIONS: tuple[tuple[int, int, int | bytes], ...] = (
@@ -50,6 +50,8 @@ _OPTIONS: tuple[tuple[int, int, int | bytes], ...] = (
 )
 _PIECE_BYTES = 256 * 1024
 """Sent, or received, per system call at best."""
+_HUNG_UP = "closed by the other end"
+"""In order or not."""
 _RECORD_BYTES = 17 * 1024
 """A record with what TLS adds: enough for a connection that carries small frames."""
 _ALERT_S = 0.3
@@ -149,11 +151,11 @@ class SocketStream:
                     self._wait_for_batch(wanted, patience.wait_s(began))
                     continue
                 except ConnectionResetError as reset:
-                    raise HungUp from reset
+                    raise ConnectionResetError(_HUNG_UP) from reset
                 except OSError as error:
                     raise ConnectionError(str(error)) from error
                 if count == 0:
-                    raise HungUp
+                    raise ConnectionResetError(_HUNG_UP)
                 return count
         finally:
             self._leave()
@@ -268,7 +270,7 @@ class TlsStream:
             except ssl.SSLError as error:
                 raise ConnectionError(str(error)) from error
             if count == 0:
-                raise HungUp
+                raise ConnectionResetError(_HUNG_UP)
             done += count
 
     def idle(self) -> bool:

@@ -257,6 +257,5 @@ def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused 
     refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
     if refusals:
         return refusals[-1]
-    nobody = bool(failures) and all(isinstance(f, ConnectionRefusedError) for f in failures)
     detail = "; ".join(str(failure) for failure in failures) or "no known address"
-    return Unreachable(f"{peer_id}: {detail}", nobody)
+    return Unreachable(f"{peer_id}: {detail}")

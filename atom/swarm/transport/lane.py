@@ -7,10 +7,7 @@ from collections.abc import Callable
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.transport.limits import Endpoint, Unreachable
-
-OnUnreachable = Callable[[str, bool], None]
-"""peer id, whether its own host answered that nobody listens (see `Unreachable.refused`)."""
+from atom.swarm.transport.limits import Endpoint
 
 
 class Lanes:
@@ -18,7 +15,6 @@ class Lanes:
     Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, dial: Callable[[str], Channel]) -> None:
-        self.on_unreachable: OnUnreachable | None = None
         self._endpoint = endpoint
         self._dial = dial
         self._changed = threading.Condition()
@@ -120,8 +116,6 @@ class Lanes:
         return True
 
     def _tell_unreachable(self, peer_id: str, error: OSError | PeerRefused) -> None:
-        refused = isinstance(error, Unreachable) and error.refused
         told = PeerRefused(Reason.UNREACHABLE, str(error))
-        self._endpoint.tell("peer-unreachable", told, peer_id=peer_id, refused=refused)
-        if self.on_unreachable is not None:
-            self.on_unreachable(peer_id, refused)
+        self._endpoint.tell("peer-unreachable", told, peer_id=peer_id)
+        self._endpoint.handlers.on_unreachable(peer_id)

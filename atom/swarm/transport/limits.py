@@ -232,11 +232,19 @@ class Quarantine:
 
 
 class Unreachable(ConnectionError):
-    """No known way led to the peer. `refused`: on every one, its host said that nobody listens."""
+    """No known way led to the peer."""
 
-    def __init__(self, detail: str, refused: bool = False) -> None:
-        super().__init__(detail)
-        self.refused = refused
+
+@dataclass(frozen=True)
+class Handlers:
+    """Who is told what comes from others: in the transport's threads, several at once. The first
+    two must not block for long."""
+
+    on_message: Callable[[str, bytes, bytes], None] = lambda peer_id, incarnation, raw: None
+    on_unreachable: Callable[[str], None] = lambda peer_id: None
+    """A message to this peer id could not be delivered."""
+    on_blobs: Callable[[Channel], None] | None = None
+    """Serves a channel until it ends. None: such connections are refused."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +258,7 @@ class Endpoint:
     clock: Clock = field(default_factory=BootClock)
     closing: threading.Event = field(default_factory=threading.Event)
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    handlers: Handlers = Handlers()
     quarantine: Quarantine = field(default_factory=Quarantine)
     known: KnownPeers = field(default_factory=KnownPeers)
     told: dict[str, TokenBucket] = field(default_factory=dict)

@@ -28,11 +28,6 @@ longer than to send it."""
 _BYTES_PER_MESSAGE = 256
 """That each counts beside its own."""
 
-OnMessage = Callable[[str, bytes, bytes], None]
-"""peer id, incarnation, message bytes; called from many threads."""
-OnBlobs = Callable[[Channel], None]
-"""Serves one channel until it ends; the channel is closed afterwards."""
-
 
 def listening(bind: tuple[str, int]) -> socket.socket:
     """A socket that others may dial. Raises: PortInUseError, AddressError."""
@@ -106,7 +101,6 @@ class Router:
     ) -> None:
         """`served`: for other purposes than messages and rings, what serves a channel to its end;
         raises PeerRefused, OSError. What is not given is not served."""
-        self.on_message: OnMessage | None = None
         self.rings = RingPool(endpoint.limits.unclaimed_ring_s)
         own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
         self.served = {**own, **served}
@@ -142,8 +136,7 @@ class Router:
             raw = self._rest_of_frame(channel, length)
             bucket = own if channel.peer_id in end.known else self._of_strangers
             end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
-            if self.on_message is not None:
-                self.on_message(channel.peer_id, channel.incarnation, raw)
+            end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
 
     def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
         """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""

@@ -8,7 +8,7 @@ we dialled or were called (see `reverse_connections`).
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
@@ -19,9 +19,9 @@ from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials
 from atom.swarm.transport.dialer import Contact, Dialer
-from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits
-from atom.swarm.transport.listener import Listener, OnBlobs, OnMessage, Router
+from atom.swarm.transport.lane import Lanes
+from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup, TransportLimits
+from atom.swarm.transport.listener import Listener, Router
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
 _JOIN_S = 10.0
@@ -32,8 +32,7 @@ _PROBE_S = 6.0
 class Transport:
     """This peer's listener and its outgoing connections, over TCP.
 
-    Set the handlers, `start`, and tell it how to reach others with `set_contact`. Handlers run in
-    the transport's threads, several at once, and must not block for long.
+    `start` it, and tell it how to reach others with `set_contact`.
     """
 
     def __init__(
@@ -43,8 +42,11 @@ class Transport:
         events: EventSink,
         limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
+        handlers: Handlers | None = None,
+        known: KnownPeers | None = None,
     ) -> None:
-        """`bind`: None to listen nowhere; then others reach us over the lines that we keep."""
+        """`bind`: None to listen nowhere; then others reach us over the lines that we keep.
+        `known`: peers that find places that strangers cannot take."""
         self._bind = bind
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
@@ -53,6 +55,8 @@ class Transport:
             events=events,
             threads=ThreadGroup(events),
             bandwidth=bandwidth or Bandwidth(),
+            handlers=handlers or Handlers(),
+            known=known or KnownPeers(),
         )
         self.peer_id = local.identity.peer_id
         self.bandwidth = self._endpoint.bandwidth
@@ -62,12 +66,17 @@ class Transport:
         self.quarantine = self._endpoint.quarantine
         """Who is put aside here."""
         self.known = self._endpoint.known
-        """Peers that find places that strangers cannot take; set by the follower of the chain."""
+        """As given; set by the follower of the chain."""
         self.listens = bind is not None
         credentials = make_credentials(local.identity)
         self._reverse = ReverseConnections(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, self._reverse)
-        served = {Purpose.LINE: self._reverse.serve_line, Purpose.PROBE: self._answer_probe}
+        served: dict[Purpose, Callable[[Channel], None]] = {
+            Purpose.LINE: self._reverse.serve_line,
+            Purpose.PROBE: self._answer_probe,
+        }
+        if self._endpoint.handlers.on_blobs is not None:
+            served[Purpose.BLOBS] = self._endpoint.handlers.on_blobs
         self._router = Router(self._endpoint, served)
         self._listener = Listener(self._endpoint, credentials, self._router, self._reverse)
         self._lines = OwnLines(
@@ -83,18 +92,6 @@ class Transport:
         """Host and port it listens on, after `start`."""
         assert self._address is not None, "not started, or it listens nowhere"
         return self._address
-
-    def set_handlers(
-        self,
-        on_message: OnMessage | None = None,
-        on_unreachable: OnUnreachable | None = None,
-        on_blobs: OnBlobs | None = None,
-    ) -> None:
-        """Who is told; before `start`. Without `on_blobs`, blob connections are refused."""
-        self._router.on_message = on_message
-        if on_blobs is not None:
-            self._router.served[Purpose.BLOBS] = on_blobs
-        self._lanes.on_unreachable = on_unreachable
 
     def start(self) -> None:
         """Listens. Raises: PortInUseError, AddressError."""

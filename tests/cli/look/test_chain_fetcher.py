@@ -19,6 +19,7 @@ from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 from tests.swarm.chain_samples import a_commit, heads_along
 from tests.swarm.shelf import Shelf
@@ -49,8 +50,8 @@ def served(
         store.contents[f"chain/{since}"] = plain_bytes(page_of(commits, since))
     allowed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
-    transport = Transport(local, ("127.0.0.1", 0), NoEvents())
-    transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
+    handlers = Handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
+    transport = Transport(local, ("127.0.0.1", 0), NoEvents(), handlers=handlers)
     transport.start()
     stack.callback(transport.close)
     host, port = transport.address

@@ -350,8 +350,8 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
         store = Shelf()
         if content is not None:
             store.contents[blob_name(run)] = plain_bytes(content)
-        transport = LocalTransport(network, Identity.create(), bytes(16), EventList())
-        transport.set_handlers(on_blobs=BlobServer(store).serve)
+        serve = BlobServer(store).serve
+        transport = LocalTransport(network, Identity.create(), bytes(16), EventList(), serve)
         transport.start()
         transports.append(transport)
         addresses = ("{}:{}".format(*transport.address),)

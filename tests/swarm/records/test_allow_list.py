@@ -38,16 +38,13 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
 def test_door_and_dialler_refuse_who_is_not_on_the_list(
     make_peer: Callable[..., Peer], purpose: Purpose
 ) -> None:
+    limits = TransportLimits()
     peers = [
-        make_peer(identity=identity, allowed=allowed, limits=TransportLimits())
+        make_peer(identity=identity, allowed=allowed, limits=limits, serve=lambda channel: None)
         for identity, allowed in ((ANN, LIST), (OWNER, LIST), (STRANGER, OPEN))
     ]
-    heard: list[object] = []
     for peer in peers:
         peer.knows(*peers)
-        peer.transport.set_handlers(
-            on_blobs=lambda channel: None, on_message=lambda *words: heard.append(words)
-        )
     member, owner, stranger = (peer.transport for peer in peers)
     for caller, called in ((member, owner), (owner, member)):
         caller.connect(called.peer_id, purpose, b"t" * 8, SOON).close()
@@ -56,7 +53,7 @@ def test_door_and_dialler_refuse_who_is_not_on_the_list(
     assert not member.quarantine.aside(0.0), "no offence: it may not know"
     call = member.connect, stranger.peer_id, purpose, b"t" * 8, SOON
     assert refusal(*call, match="^(?!.*by the other end)") is Reason.NOT_ON_THE_LIST
-    assert heard == []
+    assert all(peer.heard.empty() for peer in peers)
 
 
 def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(

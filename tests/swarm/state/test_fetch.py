@@ -134,8 +134,7 @@ class Town:
 
     def _add(self, serve: Callable[[Channel], None] | None) -> Transport:
         identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
-        transport = LocalTransport(self._network, identity, incarnation, EventList())
-        transport.set_handlers(on_blobs=serve)
+        transport = LocalTransport(self._network, identity, incarnation, EventList(), serve)
         transport.start()
         self.transports.append(transport)
         return transport

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from transport_peers import SOON, until
@@ -22,6 +23,7 @@ from atom.swarm.transport.limits import (
     Backoff,
     ConnectionLimiter,
     Endpoint,
+    Handlers,
     KnownPeers,
     Quarantine,
     ThreadGroup,
@@ -136,8 +138,9 @@ def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
         assert over.wait(SOON)
         raise Unreachable(peer_id)
 
-    lanes, lost = Lanes(endpoint, nobody_answers), list[str]()
-    lanes.on_unreachable = lambda peer_id, refused: lost.append(peer_id)
+    lost = list[str]()
+    heard = replace(endpoint, handlers=Handlers(on_unreachable=lost.append))
+    lanes = Lanes(heard, nobody_answers)
     endpoint.known.at_head(["voter"])
     told = [peer_id for peer_id in (*CROWD, "one more", "voter") if lanes.send(peer_id, b"call")]
     assert told == [*CROWD, "voter"]

@@ -48,8 +48,8 @@ def test_a_peer_that_closed_is_refused_by_its_host(two: tuple[Peer, Peer]) -> No
     other.heard.get(timeout=SOON)
     other.transport.close()
     one.transport.send(other.peer_id, b"are you there?")
-    assert one.lost.get(timeout=SOON) == (other.peer_id, True)
-    one.events.wait("peer-unreachable", peer_id=other.peer_id, refused=True)
+    assert one.lost.get(timeout=SOON) == other.peer_id
+    one.events.wait("peer-unreachable", peer_id=other.peer_id)
 
 
 def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
@@ -93,9 +93,8 @@ def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
     make_peer: Make, purpose: Purpose
 ) -> None:
     """A quorum may need its vote, and of two the other one is the only donor."""
-    one, two = make_peer(), make_peer()
+    one, two = make_peer(), make_peer(serve=lambda channel: None)
     one.knows(two)
-    two.transport.set_handlers(on_blobs=lambda channel: None)
     assert two.transport.quarantine.offend(one.peer_id, Reason.STATE_MISMATCH, 0.0) > 0
     channel = one.transport.connect(two.peer_id, purpose, b"tag")
     ends = [channel]
@@ -115,7 +114,7 @@ def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
 def test_an_unknown_peer_is_unreachable_but_not_refused(make_peer: Make) -> None:
     one, stranger = make_peer(), Identity.create().peer_id
     one.transport.send(stranger, b"hello")
-    assert one.lost.get(timeout=SOON) == (stranger, False)
+    assert one.lost.get(timeout=SOON) == stranger
 
 
 def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(

@@ -84,7 +84,6 @@ def test_a_fetch_that_is_short_of_threads_ends(
     make_peer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first thread would wait for a slow donor to the end."""
-    one, two = make_peer(), make_peer()
     asked, start = threading.Event(), ThreadPoolExecutor.submit
 
     def submit(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
@@ -98,7 +97,7 @@ def test_a_fetch_that_is_short_of_threads_ends(
         asked.set()
         channel.closed.wait(SOON)
 
-    two.transport.set_handlers(on_blobs=say_nothing)
+    one, two = make_peer(), make_peer(serve=say_nothing)
     one.knows(two)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
     monkeypatch.setattr(fetch_module, "SILENCE_S", 3600.0)

@@ -113,8 +113,7 @@ class Peer:
 
     def _transport(self, serve: Callable[[Channel], None] | None) -> LocalTransport:
         number = bytes([len(self._transports)])
-        made = LocalTransport(self._network, Identity.create(), number * 16, EventList())
-        made.set_handlers(on_blobs=serve)
+        made = LocalTransport(self._network, Identity.create(), number * 16, EventList(), serve)
         made.start()
         self._transports.append(made)
         return made
