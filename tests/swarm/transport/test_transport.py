@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from transport_peers import RUN, SOON, Peer
@@ -11,6 +12,7 @@ from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import ThrottledStream
 from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
@@ -54,6 +56,7 @@ def test_a_peer_that_closed_is_refused_by_its_host(two: tuple[Peer, Peer]) -> No
 
 def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
     one, other = two
+    older = one.transport.connect(other.peer_id, Purpose.RING, b"tag")
     early = one.transport.connect(other.peer_id, Purpose.RING, b"tag")
     stale = one.transport.connect(other.peer_id, Purpose.RING, b"old")
     claimed = other.transport.accept_ring(one.peer_id, b"tag", SOON)
@@ -64,7 +67,7 @@ def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
     claimed.close()
     assert refusal(other.transport.accept_ring, one.peer_id, b"new", 0.05) is Reason.TIMEOUT
     other.events.wait("connection-dropped", reason="not-found", peer_id=one.peer_id)
-    for ended in (early, stale):
+    for ended in (older, early, stale):
         with pytest.raises(ConnectionError):
             ended.recv_header(10, Patience(SOON))
 
@@ -118,9 +121,17 @@ def test_an_unknown_peer_is_unreachable_but_not_refused(make_peer: Make) -> None
 
 
 def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
-    make_peer: Make,
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes connections, as a frozen peer's kernel does, and never says a word."""
+    """It takes connections, as a frozen peer's kernel does, and never says a word. The next takes a
+    moment to answer."""
+    receive = handshake.receive
+
+    def slowly(*given: Any) -> None:
+        threading.Event().wait(0.1)
+        receive(*given)
+
+    monkeypatch.setattr(handshake, "receive", slowly)
     one, two = make_peer(limits=PATIENT), make_peer()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         mute, good = (
