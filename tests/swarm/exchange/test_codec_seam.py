@@ -12,7 +12,6 @@ from top_k_codec import TopK
 from atom.base.reasons import Reason
 from atom.config.run_file import CODECS
 from atom.swarm.exchange.channels import Channels
-from atom.swarm.exchange.choice import Line, choose
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.stream.frames import Kind, Patience
@@ -29,12 +28,6 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> TopK:
     found = codec_named("top-k")
     assert isinstance(found, TopK)
     return found
-
-
-def test_codec_top_k_of_any_size_is_averaged_by_parts(codec: TopK) -> None:
-    alike = [Line(1e6)] * 4
-    assert choose(alike, 1e9, ring_possible=codec_named("float32").fixed_size).shares == ()
-    assert choose(alike, 1e9, ring_possible=codec.fixed_size).shares == (250,) * 4
 
 
 def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(

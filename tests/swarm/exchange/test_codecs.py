@@ -33,7 +33,7 @@ def numbers(elements: int, seed: int = 0) -> Tensor:
     """Of all magnitudes, halves between two steps and bfloat16 ties among them."""
     generator = torch.Generator().manual_seed(elements + seed)
     wide = torch.randn(elements, generator=generator)
-    powers = torch.randint(-60, 60, (elements // BLOCK + 1,), generator=generator)
+    powers = torch.randint(-149, 120, (elements // BLOCK + 1,), generator=generator)
     wide *= 2.0 ** powers[torch.arange(elements) // BLOCK]
     wide[::7] = (wide[::7] * 16).round() / 16
     wide[::11] = (wide.view(torch.int32)[::11] & ~0xFFFF | 0x8000).view(torch.float32)
@@ -142,19 +142,6 @@ def test_encoding_what_was_decoded_gives_the_same_bytes(
     once = decoded(encoded(values, codec), values.numel(), codec)
     assert once.isfinite().all()
     assert torch.equal(encoded(once, codec), encoded(values, codec))
-
-
-@pytest.mark.parametrize("power", [*range(-149, 128, 3), 127])
-def test_int8_of_any_magnitude_errs_by_half_a_step(power: int) -> None:
-    generator = torch.Generator().manual_seed(power + 200)
-    values = (torch.rand(4 * BLOCK, generator=generator) * 2 - 1) * 2.0**power
-    once = decoded(encoded(values), values.numel())
-    assert torch.equal(encoded(once), encoded(values))
-    largest = values.abs().view(4, BLOCK).amax(1, keepdim=True)
-    if power > -90:
-        assert ((once - values).abs().view(4, BLOCK) <= 0.502 / 127 * largest).all()
-    else:
-        assert once.abs().max() <= values.abs().max() * 1.01, "zeros, or right"
 
 
 def test_int8_holds_the_largest_number_and_zeros_of_both_signs() -> None:

@@ -34,9 +34,12 @@ def test_an_absent_neighbour_is_named(
     assert not_opened(swarm) == (swarm.order[1], Reason.RING_BROKEN)
 
 
-def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[..., Swarm]) -> None:
+@pytest.mark.parametrize(("parent", "number"), [(PARENT, 0), (b"o" * 32, 1)])
+def test_a_channel_of_an_old_parent_or_ballot_is_not_taken(
+    swarm_of: Callable[..., Swarm], parent: bytes, number: int
+) -> None:
     swarm = swarm_of(2)
-    old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
+    old = ring_tag(parent, Ballot(number, swarm.order[0], bytes(16)))
     swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
     assert not_opened(swarm) == (swarm.order[1], Reason.TIMEOUT)
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.config.run_file import CODECS
-from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.plans import (
     ALIGNMENT,
@@ -18,9 +17,7 @@ from atom.swarm.exchange.plans import (
     Plan,
     RingPlan,
     Step,
-    ring_tag,
 )
-from atom.swarm.identity import peer_id_of
 
 SIZES = {
     "elements": st.integers(0, 40).map(lambda n: n * ALIGNMENT),
@@ -129,11 +126,6 @@ def test_parts_no_owner_holds_more_than_a_window_of_buckets(shares: tuple[int, .
     assert 4 * largest * len(shares) <= max(BUCKET_BYTES, least) + 4 * ALIGNMENT * len(shares)
 
 
-def test_plans_of_a_huge_arena_cost_nothing_to_start() -> None:
-    plan = RingPlan.usual(175_000_000_000, (1,) * 8)
-    assert next(plan.stream(3, 4)).needs is None
-
-
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) -> None:
     plan = RingPlan.usual(10 * BUCKET_BYTES, (1,) * 4, element_bytes=codec.element_bytes)
@@ -141,10 +133,3 @@ def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) ->
     elements = segment[-1][2] - segment[0][1]
     assert least <= codec.wire_bytes(elements) < 1.01 * least  # with int8's scales
     assert len(segment) >= 4
-
-
-def test_tags_differ_by_parent_and_ballot() -> None:
-    peer = peer_id_of(bytes(32))
-    ballots = [Ballot(1, peer, bytes(16)), Ballot(2, peer, bytes(16))]
-    tags = {ring_tag(parent, ballot) for parent in (b"a" * 32, b"b" * 32) for ballot in ballots}
-    assert len(tags) == 4

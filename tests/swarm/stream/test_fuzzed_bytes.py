@@ -6,19 +6,15 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-import torch
 from commit_samples import COMMIT
 from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.config.run_file import CODECS
 from atom.swarm import schema
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit_chain import parse_commits, record_of
 from atom.swarm.chain.messages import Accept
-from atom.swarm.exchange.chunk_kernels import NotFinite
-from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     LEASE_DOMAIN,
@@ -175,17 +171,3 @@ def test_a_refusal_says_nothing_to_our_terminal() -> None:
         greet(here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
     assert refused.value.reason is Reason.BUSY
     assert str(refused.value).isprintable()
-
-
-@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
-def test_any_bytes_are_numbers_or_not_finite(codec: object) -> None:
-    dice, elements = random.Random(2), 2048
-    out, own = torch.empty(elements), torch.zeros(elements)
-    for _ in range(TRIES):
-        size = codec.wire_bytes(elements)  # type: ignore[attr-defined]
-        wire = torch.frombuffer(bytearray(dice.randbytes(size)), dtype=torch.uint8)
-        try:
-            codec.add(wire, own, 1.0, out)  # type: ignore[attr-defined]
-        except NotFinite:
-            continue
-        assert bool(torch.isfinite(out).all())
