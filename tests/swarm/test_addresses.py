@@ -45,42 +45,32 @@ def test_what_is_formatted_is_read_back(run, with_owner, port, host):
     assert parse_join_address(format_join_address(address)) == address
 
 
-def check_refused(text):
-    with pytest.raises(AddressError) as caught:
-        parse_join_address(text)
-    assert caught.value.hint
-    assert len(caught.value.message) < 400
-
-
-@pytest.mark.parametrize("text", ["", "/run/x", EXAMPLE_MULTIADDR, "x" * 5000])
-def test_what_is_no_join_address_is_an_error_with_a_hint(text):
-    check_refused(text)
-
-
 @pytest.mark.parametrize(
     ("part", "instead"),
     [
+        (EXAMPLE_JOIN, ""),
+        (EXAMPLE_JOIN, "x" * 5000),
+        (EXAMPLE_MULTIADDR, ""),
+        ("/run/shakespeare", ""),
         ("shakespeare", ""),
-        ("shakespeare", "a b"),
-        ("/owner/", "/owner"),
         ("/owner/", "/extra/"),
         (f"/owner/{EXAMPLE_PEER}", f"/owner/{RSA_PEER}"),
         (f"/p2p/{EXAMPLE_PEER}", ""),
         (f"/p2p/{EXAMPLE_PEER}", "/p2p/12D3KooW…"),
-        (f"/p2p/{EXAMPLE_PEER}", f"/p2p/{EXAMPLE_PEER}x"),
         ("10.0.0.5", "10.0.0.555"),
         ("/ip4/10.0.0.5", "/dns4/a_name!"),
-        ("/ip4/10.0.0.5", ""),
         ("/tcp/31337", "/tcp/70000"),
         ("/tcp/31337", "/ftp/1"),
-        ("/tcp/31337", ""),
         ("/ip4/", "http:///ip4/"),
         (EXAMPLE_MULTIADDR, ",".join([EXAMPLE_MULTIADDR] * 17)),
     ],
 )
 def test_every_part_of_a_join_address_is_checked(part, instead):
     assert part in EXAMPLE_JOIN
-    check_refused(EXAMPLE_JOIN.replace(part, instead, 1))
+    with pytest.raises(AddressError) as caught:
+        parse_join_address(EXAMPLE_JOIN.replace(part, instead, 1))
+    assert caught.value.hint
+    assert len(caught.value.message) < 400
 
 
 @given(st.text(alphabet="/:.,ip46tcrunowe0123456789\x00é ", max_size=80))

@@ -20,7 +20,6 @@ from atom.swarm.transport.limits import (
     MOST_REMEMBERED,
     OFFENCES,
     TOLD_AT_ONCE,
-    Backoff,
     ConnectionLimiter,
     Endpoint,
     Handlers,
@@ -95,19 +94,6 @@ def test_old_offences_are_forgotten_and_other_reasons_are_none() -> None:
     quarantine.offend("a", Reason.TIMEOUT, 0.0)
     assert quarantine.offend("a", Reason.TIMEOUT, 5.0 + FORGOTTEN_S - 1.0) == 10.0
     assert quarantine.offend("a", Reason.TIMEOUT, 3 * FORGOTTEN_S) == 5.0
-
-
-def test_whom_is_forgiven_fails_for_the_first_time_again() -> None:
-    waits = Backoff(10.0, 40.0)
-    assert [waits.fail("a", 0.0) for _ in range(3)] == [10.0, 20.0, 40.0]
-    assert waits.failures("a") == 3
-    waits.forgive("a")
-    waits.forgive("b")
-    assert (waits.failures("a"), waits.held(0.0)) == (0, frozenset())
-
-
-def test_few_are_remembered() -> None:
-    quarantine = Quarantine()
     for number in range(MOST_REMEMBERED + 10):
         quarantine.offend(f"peer {number}", Reason.TIMEOUT, 0.0)
     assert len(quarantine.aside(0.0)) == MOST_REMEMBERED

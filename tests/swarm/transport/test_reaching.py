@@ -14,7 +14,7 @@ from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport import reverse_connections
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits, Unreachable
-from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
+from atom.swarm.transport.reverse_connections import TOKEN_BYTES
 
 LIMITS = TransportLimits(handshake_s=3.0, handshakes_per_host=2)
 Make = Callable[..., Peer]
@@ -116,14 +116,6 @@ def test_a_called_peer_that_does_not_come_is_given_up(make: Make) -> None:
     guest.transport.set_addresses(host.peer_id, [])
     with pytest.raises(Unreachable):
         host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=0.2)
-
-
-def test_a_token_that_nobody_waits_for_leads_nowhere(make: Make) -> None:
-    host = make()
-    with socket.create_connection(host.transport.address) as plain:
-        plain.settimeout(SOON)
-        plain.sendall(ANSWER + bytes(16))
-        assert plain.recv(1) == b""
 
 
 def test_others_say_whether_they_can_dial_us(make: Make) -> None:
