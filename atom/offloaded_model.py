@@ -34,8 +34,8 @@ from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.swap.device import Device
+from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
 MicroBatch = tuple[Tensor, Tensor]
 """Inputs and targets; the first dimension of both counts sequences (samples)."""

@@ -41,7 +41,7 @@ def start_task(
     work: Callable[[], Event],
     failed: Callable[[Exception], Event],
     post: Callable[[Event], None],
-) -> threading.Thread:
+) -> None:
     """Posts what `work` returns, from a thread of that name; or, whatever goes wrong with it, what
     `failed` makes of that. A system that has no thread to give is such a failure, too."""
 
@@ -52,12 +52,10 @@ def start_task(
             outcome = failed(fault)
         post(outcome)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
     try:
-        thread.start()
+        threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as fault:
         post(failed(fault))
-    return thread
 
 
 class ErrorFeedback:
@@ -122,9 +120,8 @@ class GradientEncoding:
 class _Run:
     ballot: Ballot
     cancelled: threading.Event = field(default_factory=threading.Event)
-    reading: bool = False
-    """Whether it is past the point where it may read the gradients."""
-    thread: threading.Thread | None = None
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    """Held while its thread may read the gradients: it begins to unless it is cancelled."""
 
 
 class Exchange:
@@ -145,11 +142,10 @@ class Exchange:
         self._post = post
         self._clock = clock
         self._encoding = encoding
-        self._lock = threading.Lock()
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
-        """How long the latest rings took, by result digest."""
+        """How long the latest ring took, once it was open, by its result's digest."""
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
@@ -159,7 +155,7 @@ class Exchange:
             if not run.cancelled.is_set():
                 self._post(outcome)
 
-        run.thread = start_task(
+        start_task(
             "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
         )
 
@@ -168,11 +164,9 @@ class Exchange:
         run = self._run
         if run is None or run.ballot != ballot:
             return
-        with self._lock:
-            run.cancelled.set()
-            reading = run.reading
-        if reading and run.thread is not None:
-            run.thread.join()
+        run.cancelled.set()
+        with run.reading:
+            pass
 
     def close(self) -> None:
         if self._run is not None:
@@ -190,13 +184,11 @@ class Exchange:
 
     def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
         """Raises: ExchangeBroken; the neighbours need not wait for us then."""
-        began, terms = self._clock.now(), self._terms(start)
-        with closing(open_exchange(self._transport, terms, OPEN_S)) as channels:
-            if not self._may_read(run):
+        terms = self._terms(start)
+        with closing(open_exchange(self._transport, terms, OPEN_S)) as channels, run.reading:
+            if run.cancelled.is_set():
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
-            finished = self._average(run, start, terms, channels)
-        self.seconds = {finished.digest: self._clock.now() - began}
-        return finished
+            return self._average(run, start, terms, channels)
 
     def _average(
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
@@ -216,10 +208,11 @@ class Exchange:
             residual = feedback.begin() if feedback else None
             began = self._clock.now()
             all_reduce(Arenas(source, result, residual, landed), terms, channels, run.cancelled)
+            took_s = self._clock.now() - began
             if channels.right:
-                took_s = self._clock.now() - began
                 self.speeds.finished(terms, channels, result.numel(), took_s)
             finished = ExchangeFinished(run.ballot, digest.digest(), norm.norm())
+        self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result)
         if feedback:
             feedback.written(finished.digest)
@@ -242,8 +235,3 @@ class Exchange:
             opening_s=OPEN_S,
             pace=self.speeds.pace(),
         )
-
-    def _may_read(self, run: _Run) -> bool:
-        with self._lock:
-            run.reading = not run.cancelled.is_set()
-            return run.reading

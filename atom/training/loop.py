@@ -9,18 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
-from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
-from atom.swarm.transport.transport import Transport
 from atom.training.replica.pacing import count_swarm
-from atom.training.replica.worker import Worker
 from atom.training.round.events import (
     Action,
     Event,
@@ -34,6 +30,7 @@ from atom.training.round.events import (
     View,
 )
 from atom.training.round.machine import RoundMachine
+from atom.training.round_executor import TrainingContext
 
 TICK_S = 0.1
 MAX_WAITING = 4096
@@ -75,16 +72,13 @@ class Inbox:
 
 
 class RoundLoop:
-    """Owns the machine and the book of leases; `post` may be called from any thread."""
+    """Owns the machine and the book of leases. Other threads reach it by its inbox."""
 
     def __init__(
         self,
         machine: RoundMachine,
-        worker: Worker,
+        context: TrainingContext,
         execute: Callable[[Action], None],
-        transport: Transport,
-        clock: Clock,
-        events: EventSink,
         inbox: Inbox,
         on_change: Callable[[], None],
         on_failure: Callable[[BaseException], None],
@@ -93,11 +87,11 @@ class RoundLoop:
         event in `inbox`. `on_change`: head or phase are others, the lease should say so soon.
         `on_failure`: the loop has ended of this. All are called on its thread."""
         self._machine = machine
-        self._worker = worker
+        self._worker = context.worker
         self._execute = execute
-        self._transport = transport
-        self._clock = clock
-        self._events = events
+        self._transport = context.transport
+        self._clock = context.clock
+        self._events = context.events
         self._on_change = on_change
         self._on_failure = on_failure
         self._inbox = inbox
@@ -105,7 +99,7 @@ class RoundLoop:
         self._complaints = TokenBucket(1.0, 20.0)
         self.view = View()
         """The last one that the machine was shown. From any thread."""
-        self._next_tick = clock.now()
+        self._next_tick = self._clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
 
@@ -118,9 +112,6 @@ class RoundLoop:
         if self._thread.is_alive():
             self._thread.join()
 
-    def post(self, event: Event) -> None:
-        self._inbox.put(event)
-
     def read(self, leases: Mapping[str, Lease]) -> None:
         """A reading of the directory; no event of the machine, but part of its next view."""
         self._inbox.put(lambda: self._take_leases(leases))
@@ -130,7 +121,7 @@ class RoundLoop:
         self._inbox.put(self._tick)
 
     def leave(self) -> None:
-        self.post(LeaveRequested())
+        self._inbox.put(LeaveRequested())
 
     # ---- the thread
 
@@ -183,7 +174,7 @@ class RoundLoop:
         match action:
             case Send(to, message):
                 if not self._transport.send(to, encode(message)):
-                    self.post(Unreachable(to))
+                    self._inbox.put(Unreachable(to))
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):

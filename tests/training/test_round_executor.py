@@ -24,12 +24,10 @@ from atom.training import round_executor
 from atom.training.replica.worker import Pause
 from atom.training.round import Patience
 from atom.training.round.events import (
-    Action,
     CatchUp,
     CaughtUp,
     ChainFetched,
     Event,
-    ExchangeFailed,
     ExchangeFinished,
     FetchChain,
     FetchResult,
@@ -203,20 +201,6 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     assert bytes(stage.blobs.chunk(f"result/{committed.hex()}", 0, 0)) == chunk, "from disk"
 
 
-def test_what_is_held_right_after_the_step_survives_it(stage: Stage) -> None:
-    held: list[bytes] = []
-
-    def hold_the_next(event: Event) -> None:
-        if isinstance(event, Stepped):  # the next round's ring may be as quick as this
-            held.append(stage.hold(7.0))
-
-    stage.on_post = hold_the_next
-    stage.step(stage.commit(stage.hold(0.5)))
-    kept = stage.results.get(held[0])
-    assert kept is not None
-    assert torch.equal(kept, torch.full((ELEMENTS,), 7.0))
-
-
 def test_snapshots_and_validations_are_due_by_the_schedule(new_stage: NewStage) -> None:
     stage, names = new_stage(snapshots=2, validations=3, last=3), []
     for number in range(1, 4):
@@ -282,14 +266,16 @@ def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> No
 
 
 def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> None:
-    """Even if the worker is still busy with what the commit gave it to do."""
-    stage, frozen = new_stage(validations=1), threading.Event()
+    """Even if the worker is still busy with what the commit gave it to do. So does a result that
+    the next round's ring is as quick to make."""
+    stage, frozen, held = new_stage(validations=1), threading.Event(), list[bytes]()
     validating = stage.replica.during_evaluation = Halted()
 
     def go_on(event: Event) -> None:
         if isinstance(event, Stepped):  # as the round's thread would
             stage.executor.carry_out(Thaw())
             stage.executor.carry_out(Freeze(BALLOT))
+            held.append(stage.hold(7.0))
             frozen.set()
 
     stage.on_post = go_on
@@ -302,6 +288,8 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     assert not stage.on_worker(lambda: stage.worker.has_work)
+    stage.settle()
+    assert stage.serves(f"result/{held[0].hex()}")
 
 
 def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(stage: Stage) -> None:
@@ -399,31 +387,30 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [RuntimeError("any"), MemoryError(), PeerRefused(Reason.NOT_FOUND), ConnectionError("gone")],
-    ids=lambda fault: type(fault).__name__,
+    "fetch",
+    [
+        raises(MemoryError()),
+        raises(PeerRefused(Reason.NOT_FOUND)),
+        raises(ConnectionError("gone")),
+        lambda: torch.full((ELEMENTS,), math.inf),
+    ],
+    ids=["no memory", "refused", "cut off", "not finite"],
 )
 def test_whatever_ends_a_fetch_the_round_hears_of_it(
-    stage: Stage, fault: Exception, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, fetch: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_executor, "PATIENCE_S", 0.0)
-    stage.state_sync.on_fetch = stage.state_sync.on_chain = raises(fault)
+    stage.state_sync.on_fetch = stage.state_sync.on_chain = fetch
     stage.executor.carry_out(WANTED)
     assert stage.next_event() == NOT_HERE
     assert kinds(stage) == ["fetch-failed"]
-    stage.executor.carry_out(FetchChain("a"))
-    assert stage.next_event() == ChainFetched("a", None)
 
 
-def test_a_result_that_is_not_finite_is_refused_and_a_chain_that_holds_is_told(
-    stage: Stage,
-) -> None:
-    stage.state_sync.on_fetch = lambda: torch.full((ELEMENTS,), math.inf)
-    stage.executor.carry_out(WANTED)
-    assert stage.next_event() == NOT_HERE
-    stage.state_sync.on_chain = lambda: stage.start
+@pytest.mark.parametrize("holds", [True, False])
+def test_where_a_chain_leads_is_told_if_it_holds(stage: Stage, holds: bool) -> None:
+    stage.state_sync.on_chain = (lambda: stage.start) if holds else raises(OSError("gone"))
     stage.executor.carry_out(FetchChain("a"))
-    assert stage.next_event() == ChainFetched("a", stage.start)
+    assert stage.next_event() == ChainFetched("a", stage.start if holds else None)
 
 
 def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
@@ -440,26 +427,14 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
     assert stage.next_event() == NOT_HERE
 
 
-@pytest.mark.parametrize(
-    ("action", "outcome"),
-    [
-        (WANTED, NOT_HERE),
-        (FetchChain("a"), ChainFetched("a", None)),
-        (
-            StartExchange(b"p" * 32, BALLOT, (Contribution(ME.peer_id, ME.incarnation, 8, 1.0),)),
-            ExchangeFailed(BALLOT, ME.peer_id, "RuntimeError: can't start new thread"),
-        ),
-    ],
-    ids=["fetch", "chain", "ring"],
-)
 def test_without_a_thread_to_be_had_the_round_hears_of_a_failure(
-    stage: Stage, action: Action, outcome: Event, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
         failure = RuntimeError("can't start new thread")
         full.setattr(threading.Thread, "start", lambda thread: raises(failure)())
-        stage.executor.carry_out(action)
-    assert stage.next_event() == outcome
+        stage.executor.carry_out(WANTED)
+    assert stage.next_event() == NOT_HERE
 
 
 def test_a_vote_does_not_outwait_its_attempt() -> None:

@@ -95,10 +95,11 @@ class Stage:
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.loop = RoundLoop(
-            self.machine, worker, self._execute, self.transport, self.clock, self.events,
-            self.inbox, lambda: self.changes.put(True), self.failures.put,
-        )  # fmt: skip
+        context: Any = SimpleNamespace(
+            worker=worker, transport=self.transport, clock=self.clock, events=self.events
+        )
+        tells = self.inbox, lambda: self.changes.put(True), self.failures.put
+        self.loop = RoundLoop(self.machine, context, self._execute, *tells)
 
     def _execute(self, action: Action) -> None:
         if self.execution_fails is not None:

@@ -21,7 +21,7 @@ from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.exchange.codec import codec_named
-from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
 """Of the device memory that is free or ours, where the peer file names no cap: the rest is the

@@ -207,15 +207,13 @@ def _loop_maker(
     base: _Base, replica: _ReplicaSide, executor: RoundExecutor, inbox: Inbox
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
-    box, member, transport = base.given.box, base.given.member, base.transport
-    context = replica.context
+    box, member, life, context = base.given.box, base.given.member, base.life, replica.context
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = context.storage.journal.head, box.identity.sign, base.clock.now()
         machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
-        terms = (base.clock, base.events, inbox, base.life.on_change, base.life.fail)
-        loop = RoundLoop(machine, context.worker, executor.carry_out, transport, *terms)
-        return machine, loop
+        tells = executor.carry_out, inbox, life.on_change, life.fail
+        return machine, RoundLoop(machine, context, *tells)
 
     return make_loop
 

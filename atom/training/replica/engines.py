@@ -8,19 +8,48 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 import torch
 
 from atom.base.errors import AtomError, DeviceError
 from atom.graph.ir import Program
 from atom.graph.program import load
-from atom.optim.optimizer import optimizer_state
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import Optimizer, optimizer_state
+from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.compiled import Compilation
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
 from atom.swap.voided import is_out_of_memory
-from atom.training.replica.settings import ReplicaSettings
+from atom.training.replica.update_rule import EveryStep, UpdateRule
+
+MAX_MICRO_BATCHES_PER_PASS = 8
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    rate: RateSettings
+    optimizer: Optimizer = field(default_factory=AdamW)
+    clip_norm: float | None = None
+    precision: torch.dtype = torch.float32
+    arrangement: Arrangement = field(default_factory=Arrangement)
+    """How the training program uses the device, and the evaluation program if it is cut alike."""
+    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
+    """The most that a pass may accumulate: device memory has been reckoned for as many."""
+    dropout_seed: int = 0
+    """Should differ from peer to peer. Says nothing about the initial weights."""
+    state_form: StateForm = StateForm.EXACT
+    gradients: torch.dtype = torch.float32
+    """In which numbers they leave the device and are summed: float32, or bfloat16."""
+    compilation: Compilation | None = None
+    """How the training program's sub-models are compiled; None: they run as they are printed."""
+    update_rule: type[UpdateRule] = EveryStep
+    """What a round averages, and what follows from it."""
 
 
 class DeviceTaken(AtomError):

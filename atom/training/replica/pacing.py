@@ -21,7 +21,7 @@ READ_S, SELDOM_S = 0.4, 1.2
 than any time after which somebody counts as silent."""
 SOON_S = 5.0
 RATED_S = 30.0
-"""Passes that ended longer ago are in no rate."""
+"""Passes that ended longer ago are in no rate, or twice as long ago as they took."""
 _WORKS = ACTIVE_STATES - {PeerState.PAUSED}
 _BEGINS = _WORKS - {PeerState.LEAVING}
 """A peer that leaves sees to the round that it counted something for, and begins no other."""
@@ -106,7 +106,7 @@ def usual_pass_seconds(passes: Collection[Pass]) -> float:
 
 
 def sequences_per_s(passes: Collection[Pass], now: float) -> float:
-    """Over the last `RATED_S`, idle time included."""
-    recent = [each for each in passes if now - each.ended <= RATED_S]
+    """Over the last `RATED_S`, or two long passes, idle time included."""
+    recent = [p for p in passes if now - p.ended <= max(RATED_S, 2 * (p.ended - p.began))]
     span = now - min((each.began for each in recent), default=now)
     return sum(each.sequences for each in recent) / max(span, 1e-3)

@@ -20,10 +20,9 @@ from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
-from atom.training.replica.engines import DeviceTaken, ReplicaEngines
+from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSettings
 from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.pass_watch import PassWatch
-from atom.training.replica.settings import ReplicaSettings
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
 

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.base.errors import DeviceError
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_limits import (
     FIRST_EXPONENT,
@@ -64,17 +63,3 @@ def test_the_scale_settles_right_below_what_overflows(first_too_large: int, roun
         exponent = limits.exponent
     assert exponent == wanted
     assert voided <= abs(FIRST_EXPONENT - wanted) + rounds
-
-
-def test_after_memory_ran_out_half_as_many_are_tried_and_one_alone_twice() -> None:
-    def after(limits: PassLimits, micro_batches: int) -> PassLimits:
-        return limits.after_void(PassVoided(Cause.MEMORY, "no room"), micro_batches)[0]
-
-    limits, most = PassLimits(8), []
-    for size in (8, 3, 1):
-        limits = after(limits, size)
-        most.append(limits.micro_batches)
-    assert most == [4, 1, 1]
-    with pytest.raises(DeviceError, match="not even one"):
-        after(limits, 1)
-    assert after(limits.after_sound(), 1).micro_batches == 1, "what held it may be gone again"

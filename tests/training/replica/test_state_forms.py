@@ -3,7 +3,7 @@ replicas and disks, bit for bit."""
 
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,28 +51,10 @@ SCHEDULES = {
 }
 
 
-class CountingDevice(CpuDevice):
-    """How often memory was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = 0
-
-    def host_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
-        self.taken += 1
-        return super().host_memory(elements, dtype)
-
-    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
-        self.taken += 1
-        return super().slot_memory(elements, dtype)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
-    monkeypatch.setattr(optimizer, "PIECE_ELEMENTS", 500)  # so that a step has several
-    device = CountingDevice()
-    yield device
-    device.close()
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has several."""
+    monkeypatch.setattr(optimizer, "PIECE_ELEMENTS", 500)
 
 
 def new_replica(
@@ -102,7 +84,7 @@ def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("precision", "form"), PRECISIONS)
 def test_no_schedule_shows_in_any_form(
-    device: CountingDevice, precision: torch.dtype, form: StateForm, schedule: str
+    device: CpuDevice, precision: torch.dtype, form: StateForm, schedule: str
 ) -> None:
     """Plainly swapped, with the step between the passes, float32 is plain PyTorch's
     (`test_replica.py`), as are 16 bits (`test_swap_benchmark.py`)."""
@@ -117,7 +99,7 @@ def test_no_schedule_shows_in_any_form(
 
 @FORMS
 def test_it_learns_as_plain_float32_does_and_from_gradients_in_sixteen_bits(
-    device: CountingDevice, form: StateForm
+    device: CpuDevice, form: StateForm
 ) -> None:
     plain = train(new_replica(device, StateForm.EXACT, torch.float32), range(1, 31))
     for gradients in (torch.float32, NARROW):
@@ -132,7 +114,7 @@ def test_it_learns_as_plain_float32_does_and_from_gradients_in_sixteen_bits(
 
 @FORMS
 def test_a_restored_replica_goes_on_alike(
-    device: CountingDevice, form: StateForm, tmp_path: Path
+    device: CpuDevice, form: StateForm, tmp_path: Path
 ) -> None:
     one, restored = new_replica(device, form), new_replica(device, form)
     for name, weight in one.export_parameters().items():
@@ -154,18 +136,18 @@ def test_a_restored_replica_goes_on_alike(
         assert same(other, new_replica(device, another))
 
 
-def test_two_hundred_steps_take_no_more_than_three(device: CountingDevice) -> None:
-    """Tensors alive and their bytes, threads, and memory asked of the device."""
+def test_two_hundred_steps_take_no_more_than_three(device: CpuDevice) -> None:
+    """Tensors alive and their bytes, and threads: a CPU device's memory is tensors."""
     earlier, others = tensors_alive(), set(threading.enumerate())  # none of these goes meanwhile
     replica = new_replica(device, StateForm.HALF, arrangement=SCHEDULES["some of them"])
-    held = list[tuple[int, int, int, int]]()
+    held = list[tuple[int, int, int]]()
     for rounds in (range(1, 4), range(4, 201)):
         train(replica, rounds, under=True)
         replica.finish_step()
         alive = tensors_alive()
         size_bytes = sum(each.untyped_storage().nbytes() for each in alive)
         threads = len(set(threading.enumerate()) - others)
-        held.append((len(alive), size_bytes, threads, device.taken))
+        held.append((len(alive), size_bytes, threads))
         del alive
     assert held[0] == held[1]
     assert held[0][0] > len(earlier)
