@@ -28,22 +28,13 @@ Found = TypeVar("Found")
 QUICK = TransportLimits(handshake_s=0.5, unclaimed_ring_s=0.2)
 
 
-class EventQueue(EventList):
+class Story(EventList):
     """Events that a test can wait for."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._queue: queue.Queue[dict[str, object]] = queue.Queue()
-
-    def emit(self, kind: str, **fields: object) -> None:
-        super().emit(kind, **fields)
-        self._queue.put(self.events[-1])
-
-    def wait(self, kind: str, **fields: object) -> dict[str, object]:
-        while True:
-            event = self._queue.get(timeout=SOON)
-            if event["event"] == kind and fields.items() <= event.items():
-                return event
+    def wait(self, kind: str, **fields: object) -> None:
+        """Until there is one of that kind, with these fields; takes it out."""
+        wanted = {"event": kind, **fields}.items()
+        self.events.remove(until(lambda: next((e for e in self.events if wanted <= e.items()), {})))
 
 
 class Peer:
@@ -56,7 +47,7 @@ class Peer:
         listens: bool,
         serve: Callable[[Channel], None] | None,
     ) -> None:
-        self.events = EventQueue()
+        self.events = Story()
         self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)

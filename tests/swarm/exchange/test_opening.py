@@ -1,10 +1,12 @@
 """The connections of an exchange: opened in time and all of them, or none, and one is named."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from threaded_ring import PARENT, SOON, Swarm, swarm_of
+from transport_peers import until
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
@@ -58,29 +60,25 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_
 
 @pytest.mark.parametrize("no_thread", [True, False])
 def test_if_one_dial_fails_the_others_are_closed_again(
-    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch, no_thread: bool
+    swarm_of: Callable[..., Swarm],
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Counter[str],
+    no_thread: bool,
 ) -> None:
-    swarm, made, refused = swarm_of(3, (1, 1, 1)), list[Channel](), threading.Event()
-    here, start = swarm.transports[0], threading.Thread.start
-    connect = here.connect
-
-    def start_but_second(thread: threading.Thread) -> None:
-        if no_thread and thread.name == "atom-dial_1":
-            refused.set()
-            raise RuntimeError("no second one")
-        start(thread)
+    swarm, made = swarm_of(3, (1, 1, 1)), list[Channel]()
+    refused["atom-dial_1"] = int(no_thread)
+    connect, failed = swarm.transports[0].connect, threading.Event()
 
     def one_of_two(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
-        if not no_thread and peer_id == swarm.order[2]:
-            refused.set()
-            raise ConnectionError("no second one")
-        assert refused.wait(SOON)
+        if peer_id == swarm.order[2]:
+            failed.set()
+            raise ConnectionError("can't dial")
+        until(lambda: failed.is_set() or (no_thread and not refused["atom-dial_1"]))
         made.append(connect(peer_id, purpose, tag, timeout_s))
         return made[-1]
 
-    monkeypatch.setattr(here, "connect", one_of_two)
-    monkeypatch.setattr(threading.Thread, "start", start_but_second)
-    with pytest.raises((RuntimeError, ExchangeBroken), match="no second one"):
+    monkeypatch.setattr(swarm.transports[0], "connect", one_of_two)
+    with pytest.raises((RuntimeError, ExchangeBroken), match="can't"):
         swarm.open(0)
     assert made
     assert all(channel.closed.is_set() for channel in made)

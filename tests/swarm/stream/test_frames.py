@@ -5,6 +5,7 @@ import ssl
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,17 +96,12 @@ def test_part_of_a_frame_is_not_idle_and_no_silence(pair: Pair) -> None:
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_close_frees_who_is_blocked(pair: Pair, writes: bool) -> None:
-    stream, ended = pair[0].stream, threading.Event()
+    stream = pair[0].stream
     wait = stream.send_all if writes else stream.recv_into
-
-    def block() -> None:
-        with pytest.raises(ConnectionError):
-            wait(memoryview(bytearray(64 << 20)), Patience(60))
-        ended.set()
-
-    threading.Thread(target=block, daemon=True).start()
-    stream.close()
-    assert ended.wait(SOON)
+    with ThreadPoolExecutor() as pool:
+        blocked = pool.submit(wait, memoryview(bytearray(64 << 20)), Patience(SOON))
+        stream.close()
+        assert isinstance(blocked.exception(), ConnectionError)
 
 
 def test_the_other_end_gets_the_last_words_and_sees_the_end(pair: Pair) -> None:

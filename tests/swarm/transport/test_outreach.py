@@ -25,8 +25,7 @@ YES, NO, UNKNOWN = Reached.YES, Reached.NO, Reached.UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("answers", "found"),
-    [([], UNKNOWN), ([YES, NO], NO), ([NO, YES, YES], YES)],
+    ("answers", "found"), [([], UNKNOWN), ([YES, NO], NO), ([NO, YES, YES], YES)]
 )
 def test_more_than_half_have_to_say_yes(answers: list[Reached], found: Reached) -> None:
     assert verdict(answers) is found
@@ -38,39 +37,35 @@ def test_malformed_answers_are_unknown(raw: bytes) -> None:
     assert Reached.of(Reached.of(raw).to_wire()) is Reached.of(raw)
 
 
-def test_witnesses_are_asked_in_turn() -> None:
-    others = {name: a_lease(name, reached=YES) for name in "bac"}
-    assert [witness_of(others, asked) for asked in range(4)] == ["a", "b", "c", "a"]
-    hidden = {"a": a_lease("a", reached=NO)}
-    assert witness_of({**others, **hidden}, 0) == "b", "perhaps nobody has a line to it"
-    assert witness_of(hidden, 1) == "a", "but it may have one to us"
-
-
-def test_lines_lead_to_a_few_peers_that_can_be_dialled() -> None:
-    three = {name: a_lease(name, reached=can) for name, can in zip("abc", Reached, strict=True)}
-    assert [three[name].reached for name in "abc"] == [YES, NO, UNKNOWN]
-    assert lines_to("me", three) == {"a", "c"}
+def test_witnesses_and_those_to_whom_lines_lead_can_be_dialled() -> None:
+    three = {name: a_lease(name, reached=can) for name, can in zip("bca", Reached, strict=True)}
+    assert [three[name].reached for name in "bca"] == [YES, NO, UNKNOWN]
+    assert [witness_of(three, asked) for asked in range(3)] == ["a", "b", "a"]
+    assert witness_of({"c": three["c"]}, 1) == "c", "it may have a line to us"
+    assert lines_to("me", three) == {"a", "b"}
     many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(200)}
     chosen = lines_to("me", many)
     assert len(chosen) == MAX_LINES
-    assert chosen == lines_to("me", dict(reversed(many.items())))
-    assert chosen != lines_to("you", many)
+    assert chosen == lines_to("me", dict(reversed(many.items()))) != lines_to("you", many)
 
 
-class ScriptedTransport:
-    """Its threads are the caller's."""
+class Stage:
+    """Four others, and a transport whose threads are the caller's."""
 
     peer_id = "me"
 
-    def __init__(self) -> None:
-        self.answers: dict[str, Reached | Exception] = {}
-        self.asked: list[str] = []
-        self.contacts: dict[str, Contact] = {}
+    def __init__(self, wish: Reached = UNKNOWN, answer: Reached | Exception = YES) -> None:
+        self.clock, self.events, self.threads = ManualClock(), EventList(), self
+        self.outreach = Outreach(self, wish, self.clock, self.events)  # type: ignore[arg-type]
+        self.leases = {
+            name: a_lease(name, reached=YES, addresses=(f"{name}:1",)) for name in "abcd"
+        }
+        self.leases["me"] = a_lease("me")
+        self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
+        self.asked, self.contacts = "", dict[str, Contact]()
         self.kept: frozenset[str] = frozenset()
-        self.threads, self.short_of_threads = self, False
-
-    def set_contact(self, peer_id: str, contact: Contact) -> None:
-        self.contacts[peer_id] = contact
+        self.short_of_threads = False
+        self.set_contact = self.contacts.__setitem__
 
     def start(self, name: str, work: Callable[[], None]) -> None:
         if self.short_of_threads:
@@ -78,7 +73,7 @@ class ScriptedTransport:
         work()
 
     def probe(self, peer_id: str) -> Reached:
-        self.asked.append(peer_id)
+        self.asked += peer_id
         answer = self.answers[peer_id]
         if isinstance(answer, Exception):
             raise answer
@@ -87,80 +82,54 @@ class ScriptedTransport:
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         self.kept = frozenset(peer_ids)
 
-
-class Stage:
-    def __init__(self, wish: Reached = UNKNOWN) -> None:
-        self.transport, self.clock, self.events = ScriptedTransport(), ManualClock(), EventList()
-        self.outreach = Outreach(self.transport, wish, self.clock, self.events)  # type: ignore[arg-type]
-        self.leases = {
-            name: a_lease(name, reached=YES, addresses=(f"{name}:1",)) for name in "abcd"
-        }
-        self.leases["me"] = a_lease("me")
-
-    def read(self, seconds: float) -> None:
+    def read(self, seconds: float) -> tuple[str, Reached, str]:
+        """Whom it has asked, what it knows, and to whom it keeps lines."""
         for _ in range(int(seconds)):
             self.outreach.know(self.leases)
             self.clock.advance(1.0)
+        return self.asked, self.outreach.reached, "".join(sorted(self.kept))
 
 
 def test_questions_become_rare_and_the_verdict_follows_the_latest_answers() -> None:
     stage = Stage()
-    stage.transport.answers = dict.fromkeys("abcd", YES)
-    stage.read(WITNESSES * SETTLE_S)
-    assert stage.transport.asked == ["a", "b", "c"]
-    assert stage.outreach.reached is YES
-    assert stage.transport.kept == frozenset()
-    stage.transport.answers = dict.fromkeys("abcd", NO)
-    stage.read(AGAIN_S - SETTLE_S)
-    assert stage.transport.asked == ["a", "b", "c"]
-    stage.read(2 * AGAIN_S)
-    assert stage.transport.asked == ["a", "b", "c", "d", "a"]
-    assert stage.outreach.reached is NO
-    assert stage.transport.kept == set("abcd")
+    assert stage.read(WITNESSES * SETTLE_S) == ("abc", YES, "")
+    stage.answers = dict.fromkeys("abcd", NO)
+    assert stage.read(AGAIN_S - SETTLE_S) == ("abc", YES, "")
+    assert stage.read(2 * AGAIN_S) == ("abcda", NO, "abcd")
     told = [(e["reachable"], e["asked"]) for e in stage.events.events]
     assert told == [("yes", 1), ("no", 3)]
 
 
 def test_who_cannot_be_asked_is_no_witness() -> None:
-    stage = Stage()
-    stage.transport.answers = {"a": OSError("gone"), "b": NO, "c": UNKNOWN, "d": NO}
-    stage.read(2 * SETTLE_S)
-    assert stage.outreach.reached is NO
-    stage.read(4 * SETTLE_S)
-    assert stage.transport.asked == ["a", "b", "c", "d", "a", "b"], "too few have answered yet"
+    stage = Stage(answer=NO)
+    stage.answers |= {"a": OSError("gone"), "c": UNKNOWN}
+    assert stage.read(2 * SETTLE_S) == ("ab", NO, "abcd")
+    assert stage.read(4 * SETTLE_S)[0] == "abcdab", "too few have answered yet"
 
 
 def test_after_a_failure_it_asks_again() -> None:
     """A system that has no thread to give right now, or what nobody foresaw."""
-    stage = Stage()
-    stage.transport.short_of_threads = True
+    stage = Stage(answer=OverflowError())
+    stage.short_of_threads = True
     stage.read(3)
-    stage.transport.short_of_threads = False
-    stage.transport.answers = dict.fromkeys("abcd", OverflowError())
+    stage.short_of_threads = False
     with pytest.raises(OverflowError):
         stage.read(1)
     stage.clock.advance(SETTLE_S)
-    stage.transport.answers = dict.fromkeys("abcd", YES)
-    stage.read(1)
-    assert stage.transport.asked == ["a", "b"]
-    assert stage.outreach.reached is YES
+    stage.answers["b"] = YES
+    assert stage.read(1) == ("ab", YES, "")
 
 
-@pytest.mark.parametrize(("wish", "lines"), [(NO, frozenset("abcd")), (YES, frozenset())])
-def test_a_wish_in_the_peer_file_is_not_asked_about(wish: Reached, lines: frozenset[str]) -> None:
-    stage = Stage(wish)
-    stage.read(3)
-    assert stage.transport.asked == []
-    assert stage.transport.kept == lines
+@pytest.mark.parametrize(("wish", "lines"), [(NO, "abcd"), (YES, "")])
+def test_a_wish_in_the_peer_file_is_not_asked_about(wish: Reached, lines: str) -> None:
+    assert Stage(wish).read(3) == ("", wish, lines)
 
 
 def test_contacts_follow_the_leases() -> None:
     stage = Stage(NO)
-    hidden = a_lease("e", reached=NO, addresses=())
-    gone = a_lease("b", state=PeerState.LEFT)
+    hidden, gone = a_lease("e", reached=NO, addresses=()), a_lease("b", state=PeerState.LEFT)
     stage.leases |= {"b": gone, "e": hidden}
     stage.read(1)
-    assert stage.transport.contacts.keys() == set("acde")
-    incarnation = stage.leases["a"].incarnation
-    assert stage.transport.contacts["a"] == Contact(("a:1",), False, incarnation)
-    assert stage.transport.contacts["e"] == Contact((), True, hidden.incarnation)
+    assert stage.contacts.keys() == set("acde")
+    assert stage.contacts["a"] == Contact(("a:1",), False, stage.leases["a"].incarnation)
+    assert stage.contacts["e"] == Contact((), True, hidden.incarnation)

@@ -16,35 +16,9 @@ from atom.swarm.state.fetch import Wanted, fetch
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import reverse_connections
-from atom.swarm.transport.limits import ThreadGroup
 from atom.swarm.transport.transport import Transport
 
 Make = Callable[..., Peer]
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many threads of a name are yet to be refused."""
-    left, start = Counter[str](), threading.Thread.start
-
-    def start_if_allowed(thread: threading.Thread) -> None:
-        if left[thread.name] > 0:
-            left[thread.name] -= 1
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_if_allowed)
-    return left
-
-
-def test_a_thread_that_did_not_start_is_not_joined(refused: Counter[str]) -> None:
-    group, ran = ThreadGroup(EventList()), threading.Event()
-    refused["work"] = 1
-    with pytest.raises(OSError, match="no thread for work"):
-        group.start("work", ran.set)
-    group.start("work", ran.set)
-    assert ran.wait(SOON)
-    assert group.join(SOON)
 
 
 @pytest.mark.parametrize("name", ["atom-inbound", "atom-lane", "atom-line", "atom-answer"])
