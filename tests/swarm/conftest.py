@@ -4,11 +4,12 @@ import threading
 from collections import Counter
 
 import pytest
+from threaded_ring import swarm_of
 from transport_peers import make_peer
 
 from tests.swarm.stream_pairs import streams_end
 
-__all__ = ["make_peer", "streams_end"]
+__all__ = ["make_peer", "streams_end", "swarm_of"]
 
 
 @pytest.fixture

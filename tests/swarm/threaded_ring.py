@@ -136,8 +136,11 @@ class Swarm:
         self.pool.shutdown()
 
 
+Make = Callable[..., Swarm]
+
+
 @pytest.fixture
-def swarm_of() -> Iterator[Callable[..., Swarm]]:
+def swarm_of() -> Iterator[Make]:
     made: list[Swarm] = []
 
     def make(size: int, shares: tuple[int, ...] = ()) -> Swarm:

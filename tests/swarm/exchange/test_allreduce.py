@@ -5,15 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from threaded_ring import ELEMENTS, SILENCE_S, SOON, Swarm, sources, swarm_of
+from threaded_ring import ELEMENTS, SILENCE_S, SOON, Make, sources
 from torch import Tensor
 
 from atom.config.run_file import CODECS
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.reduction import LARGEST_PART
 from atom.swarm.stream.frames import Pace, Purpose
-
-__all__ = ["swarm_of"]
 
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
@@ -23,11 +21,7 @@ __all__ = ["swarm_of"]
      (2, 200_000, (3, 0)), (3, 200_000, (1, 1, 1)), (5, 200_000, (0, 1, 7, 2, 0))],
 )  # fmt: skip
 def test_all_members_get_the_same_mean(
-    swarm_of: Callable[..., Swarm],
-    size: int,
-    elements: int,
-    shares: tuple[int, ...],
-    codec: Codec,
+    swarm_of: Make, size: int, elements: int, shares: tuple[int, ...], codec: Codec
 ) -> None:
     """At whatever slow pace is asked for, and what rounding takes away is kept: mean · weight +
     everybody's residuals = the exact sum."""
@@ -45,16 +39,14 @@ def test_all_members_get_the_same_mean(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_sources_in_sixteen_bits_count_as_what_they_say(
-    swarm_of: Callable[..., Swarm], size: int
-) -> None:
+def test_sources_in_sixteen_bits_count_as_what_they_say(swarm_of: Make, size: int) -> None:
     swarm, parts = swarm_of(size), [p.bfloat16() for p in sources(size, ELEMENTS)]
     assert torch.equal(swarm.average(parts), swarm.average([part.float() for part in parts]))
 
 
 @pytest.mark.parametrize("shares", [(), (1, 0, 2)])
 def test_every_element_is_told_of_once_when_it_is_final(
-    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
+    swarm_of: Make, shares: tuple[int, ...]
 ) -> None:
     swarm, told = swarm_of(3, shares), dict[int, list[tuple[int, Tensor]]]()
 
@@ -70,22 +62,20 @@ def test_every_element_is_told_of_once_when_it_is_final(
 
 
 @pytest.mark.parametrize("shares", [(), (1, 1, 1)])
-def test_a_member_without_gradients_passes_zeros(
-    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
-) -> None:
+def test_a_member_without_gradients_passes_zeros(swarm_of: Make, shares: tuple[int, ...]) -> None:
     one, _, three = sources(3, ELEMENTS)
     mean = swarm_of(3, shares).average([one, None, three])
     torch.testing.assert_close(mean, (one + three) / 64)
 
 
-def test_parts_are_added_in_a_fixed_order(swarm_of: Callable[..., Swarm]) -> None:
+def test_parts_are_added_in_a_fixed_order(swarm_of: Make) -> None:
     """Own numbers first, then those of the ranks after it: the same bits in every run."""
     parts = sources(3, ELEMENTS)
     mean = swarm_of(3, (0, 1, 0)).average(parts)
     assert torch.equal(mean, (parts[1] + parts[2] + parts[0]) / 64)
 
 
-def test_parts_nobody_dials_a_member_without_one(swarm_of: Callable[..., Swarm]) -> None:
+def test_parts_nobody_dials_a_member_without_one(swarm_of: Make) -> None:
     swarm = swarm_of(4, (1, 0, 2, 0))
     for transport in swarm.transports:
         for hidden in (1, 3):
@@ -95,13 +85,13 @@ def test_parts_nobody_dials_a_member_without_one(swarm_of: Callable[..., Swarm])
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize("size", [2, 5])
-def test_the_largest_numbers_pass(swarm_of: Callable[..., Swarm], size: int, codec: Codec) -> None:
+def test_the_largest_numbers_pass(swarm_of: Make, size: int, codec: Codec) -> None:
     parts = [torch.full((4096,), LARGEST_PART)] * size
     assert torch.isfinite(swarm_of(size).average(parts, codec=codec)).all()
 
 
 def test_who_is_long_in_opening_is_not_taken_for_frozen(
-    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
+    swarm_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last reaches the first only after a while; the others' connections stand."""
     swarm = swarm_of(3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from threaded_ring import SILENCE_S, SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import SILENCE_S, SOON, Make, broken, sources
 from torch import Tensor
 
 from atom.base.reasons import Reason
@@ -16,8 +16,6 @@ from atom.swarm.exchange.codec import Codec, Float32, Int8
 from atom.swarm.exchange.plans import RingPlan, chunk_header
 from atom.swarm.exchange.reduction import Reduction, Terms
 from atom.swarm.stream.frames import Kind, Pace, Patience
-
-__all__ = ["swarm_of"]
 
 CULPRIT, QUIET, KINDS = (
     2,
@@ -70,11 +68,7 @@ def flood(channels: Channels, over: threading.Event) -> None:
     ],
 )
 def test_who_dies_freezes_or_holds_the_others_up_is_named_by_all(
-    swarm_of: Callable[..., Swarm],
-    play: Play,
-    terms: dict[str, object],
-    reason: Reason,
-    shares: tuple[int, ...],
+    swarm_of: Make, play: Play, terms: dict[str, object], reason: Reason, shares: tuple[int, ...]
 ) -> None:
     """In a ring that is held up nobody can know who it was."""
     swarm = swarm_of(4, shares)
@@ -83,7 +77,7 @@ def test_who_dies_freezes_or_holds_the_others_up_is_named_by_all(
         assert (failure.suspect, failure.reason) == (suspect, reason)
 
 
-def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Callable[..., Swarm]) -> None:
+def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Make) -> None:
     """A true chunk: never silent, never done."""
     swarm = swarm_of(4)
     step = next(swarm.plan(FEW).stream(CULPRIT, 3))
@@ -100,7 +94,7 @@ def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Callable[..
         assert (failure.suspect, failure.reason) == (None, Reason.TOO_SLOW)
 
 
-def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[..., Swarm]) -> None:
+def test_cancelling_ends_the_ring_for_all(swarm_of: Make) -> None:
     cancelled = threading.Event()
 
     def stand_still(channels: Channels, over: threading.Event) -> None:
@@ -115,7 +109,7 @@ def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[..., Swarm]) -> Non
 @pytest.mark.parametrize("shares", [(), (1, 1)])
 @pytest.mark.parametrize("field", ["attempt", "hop", "start", "length", "kind"])
 def test_a_wrong_header_is_malformed_and_blames_the_sender(
-    swarm_of: Callable[..., Swarm], field: str, shares: tuple[int, ...]
+    swarm_of: Make, field: str, shares: tuple[int, ...]
 ) -> None:
     swarm = swarm_of(2, shares)
     step = next(swarm.plan(4096).stream(1, 0))
@@ -135,7 +129,7 @@ def test_a_wrong_header_is_malformed_and_blames_the_sender(
 
 
 def test_no_thread_outlives_a_ring_that_got_too_few(
-    swarm_of: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
+    swarm_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would write into a buffer that the next ring may have by then."""
     swarm, start, started = swarm_of(2), threading.Thread.start, list[threading.Thread]()
@@ -164,7 +158,7 @@ def test_no_thread_outlives_a_ring_that_got_too_few(
     ids=["nan", "inf", "absurd"],
 )
 def test_a_member_with_bad_numbers_is_named_by_all(
-    swarm_of: Callable[..., Swarm], culprit: int, shares: tuple[int, ...], poison: float, where: int
+    swarm_of: Make, culprit: int, shares: tuple[int, ...], poison: float, where: int
 ) -> None:
     swarm, parts = swarm_of(3, shares), sources(3, 60_000)
     parts[culprit][where] = poison
@@ -173,7 +167,7 @@ def test_a_member_with_bad_numbers_is_named_by_all(
         assert (failure.suspect, failure.reason) == (swarm.order[culprit], Reason.NOT_FINITE)
 
 
-def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[..., Swarm]) -> None:
+def test_a_lone_member_refuses_bad_numbers(swarm_of: Make) -> None:
     swarm = swarm_of(1)
     failure = broken(swarm.start(lambda rank: swarm.member(rank, torch.full((64,), math.nan)))[0])
     assert (failure.suspect, failure.reason) == (swarm.order[0], Reason.NOT_FINITE)
@@ -209,11 +203,7 @@ def liar(codec: Codec, truths: int, spoil: Callable[[Tensor], Tensor]) -> Codec:
     [(Float32, not_numbers, Reason.NOT_FINITE), (Int8, twice_the_scale, Reason.MALFORMED)],
 )
 def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
-    swarm_of: Callable[..., Swarm],
-    size: int,
-    kind: type[Codec],
-    spoil: Callable[[Tensor], Tensor],
-    reason: Reason,
+    swarm_of: Make, size: int, kind: type[Codec], spoil: Callable[[Tensor], Tensor], reason: Reason
 ) -> None:
     swarm, parts = swarm_of(size), sources(size, 16 * size)
     codecs = [kind(), liar(kind(), size, spoil), kind()]

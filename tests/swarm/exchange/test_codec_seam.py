@@ -1,12 +1,11 @@
 """A codec of another kind, top-k with error feedback, is one class and one line of the registry."""
 
 import threading
-from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
-from threaded_ring import SOON, Swarm, sources, swarm_of
+from threaded_ring import SOON, Make, sources
 from top_k_codec import TopK
 
 from atom.base.reasons import Reason
@@ -16,8 +15,6 @@ from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.stream.frames import Kind, Patience
 from atom.training.exchange import ErrorFeedback
-
-__all__ = ["swarm_of"]
 
 ELEMENTS, ROUNDS, SCALE = 40_000, 24, 1 / 64
 
@@ -31,7 +28,7 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> TopK:
 
 
 def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
-    swarm_of: Callable[..., Swarm], codec: TopK
+    swarm_of: Make, codec: TopK
 ) -> None:
     """Round for round each member adds what its encoding took away: over several rounds nothing is
     lost but what is still owed."""
@@ -56,9 +53,7 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
     torch.testing.assert_close(total / SCALE + owed.double().sum(0), exact, rtol=1e-4, atol=1e-2)
 
 
-def test_codec_bytes_that_top_k_never_writes_name_their_sender(
-    swarm_of: Callable[..., Swarm], codec: TopK
-) -> None:
+def test_codec_bytes_that_top_k_never_writes_name_their_sender(swarm_of: Make, codec: TopK) -> None:
     swarm = swarm_of(2, (1, 0))
     header = chunk_header(swarm.terms(1).tag, next(swarm.plan(4096).stream(1, 0)))
     twice = numpy.float32([1, 2]).tobytes() + numpy.int32([7, 7]).tobytes()

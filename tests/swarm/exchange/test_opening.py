@@ -2,10 +2,9 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
-from threaded_ring import PARENT, SOON, Swarm, swarm_of
+from threaded_ring import PARENT, SOON, Make, Swarm
 from transport_peers import until
 
 from atom.base.reasons import Reason
@@ -14,8 +13,6 @@ from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import hear_broken
 from atom.swarm.stream.frames import Channel, Patience, Purpose
-
-__all__ = ["swarm_of"]
 
 
 def not_opened(swarm: Swarm) -> tuple[str | None, Reason]:
@@ -26,9 +23,7 @@ def not_opened(swarm: Swarm) -> tuple[str | None, Reason]:
 
 
 @pytest.mark.parametrize("shares", [(), (1, 1, 1), (0, 1, 0)])
-def test_an_absent_neighbour_is_named(
-    swarm_of: Callable[..., Swarm], shares: tuple[int, ...]
-) -> None:
+def test_an_absent_neighbour_is_named(swarm_of: Make, shares: tuple[int, ...]) -> None:
     swarm = swarm_of(3, shares)
     if not shares:
         assert not_opened(swarm) == (swarm.order[2], Reason.TIMEOUT)
@@ -38,7 +33,7 @@ def test_an_absent_neighbour_is_named(
 
 @pytest.mark.parametrize(("parent", "number"), [(PARENT, 0), (b"o" * 32, 1)])
 def test_a_channel_of_an_old_parent_or_ballot_is_not_taken(
-    swarm_of: Callable[..., Swarm], parent: bytes, number: int
+    swarm_of: Make, parent: bytes, number: int
 ) -> None:
     swarm = swarm_of(2)
     old = ring_tag(parent, Ballot(number, swarm.order[0], bytes(16)))
@@ -47,7 +42,7 @@ def test_a_channel_of_an_old_parent_or_ballot_is_not_taken(
 
 
 def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_missing(
-    swarm_of: Callable[..., Swarm],
+    swarm_of: Make,
 ) -> None:
     swarm = swarm_of(3, (1, 1, 1))
     here, there, missing = swarm.transports
@@ -60,10 +55,7 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_
 
 @pytest.mark.parametrize("no_thread", [True, False])
 def test_if_one_dial_fails_the_others_are_closed_again(
-    swarm_of: Callable[..., Swarm],
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Counter[str],
-    no_thread: bool,
+    swarm_of: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], no_thread: bool
 ) -> None:
     swarm, made = swarm_of(3, (1, 1, 1)), list[Channel]()
     refused["atom-dial_1"] = int(no_thread)
