@@ -1,14 +1,25 @@
 """A message's class is its schema: what is declared is what travels, and nothing else gets in."""
 
 import math
-from dataclasses import dataclass, make_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, make_dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import pytest
+from commit_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS
+from swarm_samples import a_lease, a_manifest
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import messages
+from atom.swarm.chain.commit import Branch, Contribution
+from atom.swarm.chain.messages import Accepted
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import SignedRecord
+from atom.swarm.records.lease import EndedAttempt, Link, NamedLink
+from atom.swarm.records.manifest import DataAmount
 from atom.swarm.schema import MAX_INT, decode, encode
+from atom.swarm.state.arenas import ArenaManifest, BlobManifest
 from tests.swarm.refusals import refusal
 
 Pair = Annotated[bytes, lambda raw: len(raw) == 2]
@@ -78,3 +89,88 @@ UNBOUNDED = [bytes, str, tuple[int, ...], Annotated[tuple[Pair, ...], bool]]
 def test_no_field_goes_without_a_bound(hint: Any) -> None:
     with pytest.raises(AssertionError):
         decode(make_dataclass("Unbounded", [("field", hint)]), b"", 1)
+
+
+# ---- all that is sent
+
+MESSAGES: list[messages.Message] = [
+    messages.Prevote(PARENT, VOTERS),
+    messages.PrevoteAnswer(PARENT),
+    messages.Prepare(PARENT, BALLOT, VOTERS),
+    messages.Promise(PARENT, BALLOT, Accepted(BALLOT, VALUE), None, 8, 20.25, b"s" * 32, True),
+    messages.Promise(PARENT, BALLOT, None, Accepted(BALLOT, VALUE), 8, -0.0, b""),
+    messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
+    messages.Ring(PARENT, BALLOT, PARTS, shares=(3, 0, 1000)),
+    messages.Suspect(PARENT, BALLOT, PEERS[2]),
+    messages.Accept(PARENT, BALLOT, VALUE),
+    messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
+    messages.CommitNotice(COMMIT),
+    messages.Abort(PARENT, BALLOT, "early"),
+]
+LINK, ENDED = NamedLink(b"87654321", Link(0.25, 1e9)), EndedAttempt(7, "bored")
+LEASE = a_lease(
+    PEERS[0], links=(LINK,), ended_attempts=(ENDED,), branches=(Branch(7, 3, b"12345678"),)
+)
+MANIFEST = a_manifest(Identity.create(), data_amount=DataAmount(3, 2, 1))
+BLOB = BlobManifest((ArenaManifest("w", "float32", 8, bytes(32)),))
+SENT = [*MESSAGES, LEASE, MANIFEST, SignedRecord("lease", b"", bytes(64)), BLOB]
+ABSURD: dict[type, list[Any]] = {
+    bytes: [bytes(2**16 + 1)],
+    str: ["\n" * 2**17],
+    bool: [],
+    int: [2**64 - 1],
+    float: [math.nan, -1e300],
+}
+ONLY_FINITE = {"created_at"}
+
+
+def spoiled(value: Any) -> Iterator[Any]:
+    """With one field, of its own or of what is in it, out of any bounds."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        yield value * 5000
+        yield from ((*value[:-1], each) for last in value[-1:] for each in spoiled(last))
+    elif value is None or type(value) in ABSURD:
+        yield from ABSURD.get(type(value), ())
+    elif isinstance(value, str):
+        yield "unheard-of"
+    else:
+        fields = {name: getattr(value, name) for name in get_type_hints(type(value))}
+        for name in fields.keys() - ONLY_FINITE:
+            yield from (type(value)(**fields | {name: each}) for each in spoiled(fields[name]))
+
+
+@pytest.mark.parametrize("sent", SENT, ids=lambda sent: type(sent).__name__)
+def test_no_field_that_a_stranger_sends_is_without_bounds(sent: Any) -> None:
+    assert decode(type(sent), encode(sent), 10**4) == sent
+    reasons = {refusal(decode, type(sent), encode(each), 1 << 30) for each in spoiled(sent)}
+    assert reasons <= {Reason.MALFORMED, Reason.NOT_FINITE, Reason.TOO_LARGE}
+
+
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        replace(LEASE, addresses=("a\x1b[2J:1",)),
+        replace(LEASE, links=(NamedLink(LINK.peer, Link(61.0)),)),
+        replace(LEASE, links=(NamedLink(LINK.peer, Link(1.0, 0.5)),)),
+        replace(LEASE, ended_attempts=(EndedAttempt(1, "Early!"),)),
+        replace(VALUE, gradient_norm=-1.0),
+        Contribution(PEERS[0] + "\n", b"i" * 16, 8, 1.0),
+        replace(PARTS[0], sequences=2**24 + 1),
+    ],
+)
+def test_bounds_that_mean_something(beyond: Any) -> None:
+    assert refusal(decode, type(beyond), encode(beyond), 10**4) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_of_a_round_is_one_and_not_none_or_two(message: messages.Message) -> None:
+    raw = messages.encode(message)
+    assert messages.decode(raw) == message
+    for several in (b"", raw + messages.encode(MESSAGES[type(message) is messages.Prevote])):
+        assert refusal(messages.decode, several) is Reason.MALFORMED
+
+
+def test_the_digest_of_a_value_survives_the_wire() -> None:
+    arrived = decode(type(VALUE), encode(VALUE), 10**4)
+    assert arrived.digest() == VALUE.digest()
+    assert arrived.voters_next[3].absences == 3  # left out of equality, not of the wire

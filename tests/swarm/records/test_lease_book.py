@@ -1,11 +1,6 @@
 """Who is fresh, silent or dead, after stories of readings and against a plain re-computation."""
 
-import itertools
-import math
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from swarm_samples import a_lease
 
 from atom.swarm.chain.commit import Voter
@@ -99,75 +94,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1000):
         book.missing_for(voter("a", f"{number}"), 114.0)
     assert len(book._asked_at) <= lease_book.MAX_ASKED
-
-
-READINGS = st.lists(
-    st.tuples(
-        st.sampled_from([0.5, 1.0, 2.0, 3.5, 4.0, 4.5, 9.0]),  # seconds since the last one
-        st.dictionaries(
-            st.sampled_from("ab"),
-            st.builds(
-                "{}{}{}".format,
-                st.sampled_from("xyz"),
-                st.integers(1, 6),
-                st.sampled_from(["", "", "", "."]),
-            ),
-            max_size=2,
-        ),
-    ),
-    min_size=1,
-    max_size=25,
-)
-
-
-@settings(max_examples=600, deadline=None)
-@given(READINGS, st.floats(0, 8))
-def test_whatever_is_read_the_promises_hold(
-    readings: list[tuple[float, dict[str, str]]], later: float
-) -> None:
-    """Each incarnation's newest lease, first sight and news are looked up in the whole history."""
-    book, now, watch_start = LeaseBook(), 100.0, 100.0
-    newest: dict[Voter, Lease] = {}
-    first: dict[Voter, float] = {}
-    news: dict[Voter, float] = {}
-    for number, (pause, seen) in enumerate(readings):
-        now += pause
-        if pause > 4.0 or not number:
-            watch_start = now
-        book.update({peer: lease(word, peer) for peer, word in seen.items()}, now)
-        for peer, word in seen.items():
-            who, read = voter(word[0], peer), lease(word, peer)
-            before = newest.get(who)
-            if before is None or (before.serial < read.serial and before.state != PeerState.LEFT):
-                newest[who], news[who] = read, now
-                first.setdefault(who, now)
-        for name in "ab":
-            for each in "xyz":
-                book.missing_for(voter(each, name), now)
-    now += later
-    for name in "ab":
-        voters = [voter(each, name) for each in "xyz"]
-        since = {each: now - news.get(each, -math.inf) for each in voters}
-        recent = [
-            each for each in voters if since[each] <= min(8.0, now - watch_start) and later <= 4.0
-        ]
-        went_on = {each for each in recent if news[each] > first[each]}
-        doubled = any(
-            {a, b} <= went_on and news[a] > first[b] and news[b] > first[a]
-            for a, b in itertools.combinations(recent, 2)
-        )
-        living = max(recent, key=lambda each: (news[each], first[each]), default=None)
-        living = None if doubled else living
-        fresh = book.fresh(now).get(name)
-        assert fresh == (
-            newest[living] if living and newest[living].state != PeerState.LEFT else None
-        )
-        for each in voters:
-            left = each in newest and newest[each].state == PeerState.LEFT
-            assert book.is_dead(each, now) == (left or living not in (None, each))
-            silent = min(since[each], now - watch_start) if later <= 4.0 else 0.0
-            if not doubled:
-                assert book.missing_for(each, now) == silent
 
 
 def test_a_process_that_goes_on_under_our_name_is_seen() -> None:

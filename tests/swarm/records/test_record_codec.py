@@ -1,4 +1,3 @@
-import contextlib
 import math
 import random
 import zlib
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from swarm_samples import a_lease, a_manifest
 
-from atom.base.errors import ConfigError, PeerRefused
+from atom.base.errors import ConfigError
 from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import Branch
@@ -30,7 +29,6 @@ from atom.swarm.records.lease import (
     MAX_ENDED_ATTEMPTS,
     MAX_LINKS,
     MAX_LOSS,
-    MAX_RATE,
     MAX_TEXT_CHARACTERS,
     SHOWN,
     EndedAttempt,
@@ -114,53 +112,15 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sequences_per_s": math.nan}, Reason.NOT_FINITE),
-        ({"loss": -math.inf}, Reason.NOT_FINITE),
-        ({"loss": -2 * MAX_LOSS}, Reason.MALFORMED),
-        ({"pass_seconds": -1.0}, Reason.MALFORMED),
-        *(
-            ({name: 2 * MAX_RATE}, Reason.MALFORMED)
-            for name in ("issued_at", "sequences_per_s", "tokens_per_s", "pass_seconds")
-        ),
-        ({"sequences": 2**63}, Reason.MALFORMED),
-        ({"incarnation": b"short"}, Reason.MALFORMED),
-        ({"head": b"short"}, Reason.MALFORMED),
-        ({"state_digest": b"x" * 33}, Reason.MALFORMED),
-        ({"state": "asleep"}, Reason.MALFORMED),
-        ({"addresses": ["a:1"] * 9}, Reason.TOO_LARGE),
-        ({"addresses": ["a" * 129]}, Reason.MALFORMED),
-        ({"addresses": ["a\x1b[2J:1"]}, Reason.MALFORMED),
-        ({"addresses": ["a" * 9000]}, Reason.TOO_LARGE),
-        ({"reached": "perhaps"}, Reason.MALFORMED),
-        ({"links": [LINK] * 17}, Reason.TOO_LARGE),
-        ({"links": [NamedLink(bytes(7), Link(1.0))]}, Reason.MALFORMED),
-        *(({"links": [NamedLink(NAME, Link(s))]}, Reason.MALFORMED) for s in (-1.0, 61.0)),
-        *(
-            ({"links": [NamedLink(NAME, Link(1.0, rate))]}, Reason.MALFORMED)
-            for rate in (0.5, 2 * MAX_RATE)
-        ),
-        ({"links": [NamedLink(NAME, Link(1.0, math.nan))]}, Reason.NOT_FINITE),
-        ({"ended_attempts": [EndedAttempt(1, "early")] * 5}, Reason.TOO_LARGE),
-        ({"ended_attempts": [EndedAttempt(1, "Early!")]}, Reason.MALFORMED),
-        ({"branches": [Branch(1, 1, NAME)] * 9}, Reason.TOO_LARGE),
-        ({"branches": [Branch(1, 1, bytes(7))]}, Reason.MALFORMED),
-        ({"void_cause": "a" * 33}, Reason.MALFORMED),
-        ({"peer_id": PEER.peer_id + " "}, Reason.MALFORMED),
-        ({"peer_id": "Qm" + "1" * 200}, Reason.MALFORMED),
         ({"run": "../etc"}, Reason.MALFORMED),
         ({"owner": "nobody"}, Reason.MALFORMED),
         ({"expires_at": math.inf}, Reason.NOT_FINITE),
+        ({"lease": a_lease("nobody")}, Reason.MALFORMED),
     ],
 )
-def test_well_signed_nonsense_is_refused_with_its_reason(
-    changes: dict[str, Any], reason: Reason
-) -> None:
-    place = {"run": RUN, "owner": OWNER.peer_id, "expires_at": 100.0}
-    lease = a_lease(PEER.peer_id)
-    lease = replace(lease, **{name: changes[name] for name in changes.keys() - place.keys()})
-    place |= {name: changes[name] for name in changes.keys() & place.keys()}
-    payload = schema.encode(LeaseBody(lease=lease, **place))  # type: ignore[arg-type]
-    assert refusal(read_claim, signed("lease", payload, PEER)) == reason
+def test_well_signed_nonsense_is_refused(changes: dict[str, Any], reason: Reason) -> None:
+    body = replace(LeaseBody(*PLACE, 100.0, a_lease(PEER.peer_id)), **changes)
+    assert refusal(read_claim, signed("lease", schema.encode(body), PEER)) == reason
 
 
 @pytest.mark.parametrize(
@@ -174,17 +134,6 @@ def test_well_signed_nonsense_is_refused_with_its_reason(
 )
 def test_what_another_signed_or_for_another_purpose_is_refused(record: bytes) -> None:
     assert refusal(read_claim, record) == Reason.BAD_SIGNATURE
-
-
-def test_every_flipped_bit_is_noticed_or_harmless() -> None:
-    chance = random.Random(1)
-    for _ in range(300):
-        position = chance.randrange(len(LEASE) * 8)
-        flipped = bytearray(LEASE)
-        flipped[position // 8] ^= 1 << position % 8
-        with contextlib.suppress(PeerRefused):
-            assert read_claim(bytes(flipped)) == read_claim(LEASE)
-            assert decode_lease(bytes(flipped)) == decode_lease(LEASE)
 
 
 @pytest.mark.parametrize(

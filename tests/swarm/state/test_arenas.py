@@ -16,7 +16,6 @@ from atom.swarm.state.arenas import (
     BlobManifest,
     LandingDigest,
     arena_digest,
-    bytes_of,
     decode_manifest,
     describe,
     state_digest,
@@ -41,47 +40,31 @@ def test_every_chunk_has_its_digest() -> None:
     assert same == [True, False, True]
 
 
-def test_digests_see_bytes_type_and_length() -> None:
+def test_digests_see_bytes_type_length_and_names_but_not_order() -> None:
     base = arena(16)
     variants = [base, base + 1, arena(32), base.double(), base.view(torch.uint8), -torch.zeros(16)]
     digests = [arena_digest(tensor) for tensor in [*variants, torch.zeros(16)]]
+    states = [{"a": base, "b": base + 1}, {"b": base, "a": base + 1}, {"a": base}, {"b": base}]
+    digests += map(state_digest, states)
     assert len(set(digests)) == len(digests)
-    assert all(len(digest) == 32 for digest in digests)
-    assert arena_digest(base.clone()) == digests[0]
+    assert state_digest({"b": base + 1, "a": base.clone()}) == state_digest(states[0])
 
 
-def test_the_state_digest_sees_names_but_not_order() -> None:
-    one, two = arena(16), arena(32)
-    digest = state_digest({"a": one, "b": two})
-    assert digest == state_digest({"b": two, "a": one})
-    assert digest != state_digest({"a": two, "b": one})
-    assert digest != state_digest({"a": one})
-    assert digest == BlobManifest((describe("a", one), describe("b", two))).digest()
-
-
-def test_bytes_are_the_tensors_own_memory() -> None:
-    tensor = torch.zeros(2, 2)
-    bytes_of(tensor)[0:4] = b"\x00\x00\x80\x3f"
-    assert tensor[0, 0] == 1.0
-
-
-def test_a_manifest_survives_the_wire() -> None:
-    parts = (describe("empty", torch.empty(0, dtype=torch.bfloat16)), describe("w", arena()))
-    manifest = BlobManifest(parts)
+def test_a_manifest_survives_the_wire_and_has_the_state_s_name() -> None:
+    state = {"empty": torch.empty(0, dtype=torch.bfloat16), "w": arena()}
+    manifest = BlobManifest(tuple(describe(name, state[name]) for name in sorted(state)))
     arrived = decode_manifest(schema.encode(manifest), manifest.byte_count)
     assert arrived == manifest
-    assert arrived.digest() == state_digest({"w": arena(), "empty": torch.empty(0).bfloat16()})
+    assert arrived.digest() == state_digest(state)
 
 
 GOOD = describe("w", arena(16))
 WRONG = [
     ((GOOD,), 63, Reason.TOO_LARGE),
-    ((describe("x" * 300, arena(16)),), 1 << 30, Reason.MALFORMED),
     ((GOOD, GOOD), 1 << 30, Reason.MALFORMED),
     ((GOOD, describe("a", arena(16))), 1 << 30, Reason.MALFORMED),
     ((replace(GOOD, elements=2**60),), 1 << 62, Reason.MALFORMED),
     ((replace(GOOD, elements=2 * CHUNK),), 1 << 62, Reason.MALFORMED),
-    ((replace(GOOD, dtype="complex64"),), 1 << 62, Reason.MALFORMED),
 ]
 
 

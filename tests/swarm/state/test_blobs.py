@@ -1,14 +1,13 @@
 """The store gives out exactly what was registered or found, and refuses the rest by name."""
 
 import contextlib
-import threading
 
 import pytest
 import torch
 
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import BlobServer, plain_bytes
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
@@ -44,12 +43,6 @@ def test_unknown_names_and_places_are_not_found() -> None:
         assert refusal(store.chunk, name, arena, chunk) is Reason.NOT_FOUND
 
 
-def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
-    channel.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
-    kind, length = channel.recv_header(1 << 24, Patience(SOON))
-    return kind, channel.recv_rest(length, Patience(SOON))
-
-
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
     server = BlobServer(Shelf())
@@ -59,41 +52,26 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
 
 
 def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:
-    known, going = KnownPeers(), list[tuple[str, Channel, threading.Thread]]()
+    known, waiting, served = KnownPeers(), list[str](), list[str]()
     known.at_head(["voter", "member", "third"])
-    server = BlobServer(Shelf(), known)
 
-    def takes(peer: str) -> bool:
-        """Whether one more channel of that peer is served."""
-        asking, serving = (Channel(stream) for stream in stream_pair())
-        serving.peer_id = peer
-        thread = threading.Thread(target=serve, args=(serving,))
-        thread.start()
-        kind, raw = ask(asking, wire.BlobRequest(name="x").SerializeToString())
-        assert kind == Kind.REFUSED
-        going.append((peer, asking, thread))
-        return wire.Refused.FromString(raw).reason == "not-found"
-
-    def serve(channel: Channel) -> None:
-        with contextlib.suppress(OSError):
-            server.serve(channel)
-
-    def ends(peer: str) -> None:
-        _, asking, thread = next(each for each in going if each[0] == peer)
-        asking.close()
-        thread.join(SOON)
-
-    try:
-        assert [takes("greedy") for _ in range(5)] == [True] * 4 + [False]
-        assert [takes(f"stranger {number}") for number in range(5)] == [True] * 4 + [False]
-        assert [takes("voter") for _ in range(5)] == [True] * 4 + [False]
-        assert [takes("member") for _ in range(4)] == [True] * 4
-        assert not takes("third"), "that makes sixteen"
-        ends("greedy")
-        assert takes("one more stranger")
-        ends("voter")
-        assert takes("third")
-    finally:
-        for _, asking, thread in going:
+    def served_meanwhile(peer: str) -> None:
+        """The others come while this one is answered."""
+        served.append(peer)
+        while waiting:
+            asking, serving = (Channel(stream) for stream in stream_pair())
+            serving.peer_id = waiting.pop(0)
+            request = wire.BlobRequest(name=serving.peer_id).SerializeToString()
+            asking.send_frame(Kind.BLOB_REQUEST, request, patience=Patience(SOON))
             asking.close()
-            thread.join(SOON)
+            with contextlib.suppress(OSError):
+                server.serve(serving)
+
+    server = BlobServer(BlobStore(served_meanwhile), known)
+    for _ in range(2):  # who has left has made room
+        waiting += ["greedy"] * 5 + [f"stranger {number}" for number in range(5)]
+        waiting += ["voter"] * 5 + ["member"] * 4 + ["third"]
+        served_meanwhile("")
+        strangers = [f"stranger {number}" for number in range(4)]
+        assert served == ["", *["greedy"] * 4, *strangers, *["voter"] * 4, *["member"] * 4]
+        served.clear()
