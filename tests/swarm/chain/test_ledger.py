@@ -32,18 +32,11 @@ def test_sums_of_a_run_with_a_late_peer_and_a_branch() -> None:
     assert ledger.sequences == 25
 
 
-def test_who_restarted_within_a_round_had_one_part_in_it() -> None:
-    commit = a_commit(GENESIS, {ANN: 8}, [ANN])
+def test_one_part_in_a_round_of_who_restarted_in_it_and_none_of_who_gave_nothing() -> None:
+    commit = a_commit(GENESIS, {ANN: 8, BOB: 0}, [ANN, BOB])
     again = dataclasses.replace(commit.value.contributions[0], incarnation=b"j" * 16, sequences=2)
     value = dataclasses.replace(commit.value, contributions=(*commit.value.contributions, again))
     commit = dataclasses.replace(commit, value=value)
     ledger = Ledger(GENESIS).after(heads_along(GENESIS, [commit]), [commit])
     assert ledger.shares == {ANN.peer_id: Share(10, 1, 1, 1)}
-    assert ledger.rounds[0].members == 1
-
-
-def test_who_was_there_and_gave_nothing_has_no_part() -> None:
-    commit = a_commit(GENESIS, {ANN: 8, BOB: 0}, [ANN, BOB])
-    ledger = Ledger(GENESIS).after(heads_along(GENESIS, [commit]), [commit])
-    assert ledger.shares == {ANN.peer_id: Share(8, 1, 1, 1)}
     assert (ledger.rounds[0].members, ledger.rounds[0].absent) == (1, 0)

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +198,6 @@ def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(
     asyncio.run(check())
 
 
-@pytest.fixture(scope="module")
-def stock() -> Iterator[str]:
-    with stock_node() as address:
-        yield address
-
-
 async def failure(settings: NodeSettings) -> AddressError | PortInUseError:
     """The error of a start that must fail, quickly, and leave no process and no folder."""
     client = DhtClient(settings)
@@ -221,36 +215,30 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def test_starts_that_fail_say_what_is_in_the_way(stock: str) -> None:
-    host_and_port, _, peer_id = stock.rpartition("/p2p/")
-    port = host_and_port.split("/")[4]
-
-    async def check() -> None:
+def test_starts_that_fail_say_what_is_in_the_way_and_one_living_entrance_is_enough(
+    tmp_path: Path,
+) -> None:
+    async def check(stock: str) -> None:
+        host_and_port, _, peer_id = stock.rpartition("/p2p/")
         error = await failure(NodeSettings(initial_peers=(f"{host_and_port}/p2p/{PEER}",)))
         assert f"another peer ({peer_id})" in error.message
         error = await failure(NodeSettings(initial_peers=(NOBODY,)))
         assert "connection refused" in error.message
-        for host, kind in ((f"127.0.0.1:{port}", PortInUseError), ("192.0.2.1:0", AddressError)):
-            error = await failure(NodeSettings(listen=host))
+        taken = "127.0.0.1:" + host_and_port.split("/")[4]
+        for listen, kind in ((taken, PortInUseError), ("192.0.2.1:0", AddressError)):
+            error = await failure(NodeSettings(listen=listen))
             assert isinstance(error, kind)
             assert "[network] listen" in error.hint
         with stock_node(clock_ahead_s=-100.0) as late:
             assert "100 s ahead" in (await failure(NodeSettings(initial_peers=(late,)))).message
-
-    asyncio.run(check())
-
-
-def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(
-    tmp_path: Path, stock: str
-) -> None:
-    async def check() -> None:
         path = tmp_path / "identity"
         settings = NodeSettings(str(path), initial_peers=(NOBODY, stock))
         async with entrance(settings, EventList()) as (address,):
             assert address.endswith(Identity.load_or_create(path).peer_id)
             await enter_at(address)
 
-    asyncio.run(check())
+    with stock_node() as stock:
+        asyncio.run(check(stock))
 
 
 def test_who_is_told_to_stop_waits_for_no_silent_entrance(tmp_path: Path) -> None:

@@ -44,26 +44,6 @@ BRANCH_OF_ONE = grown(START, 10**9, PEERS[4:])
 STRANGERS = grown(START, 10**9, (Voter("x", b"x" * 16),))
 
 
-def test_what_counts_is_who_signed_where_chains_part() -> None:
-    long = grown(grown(BRANCH_OF_ONE, 10**9), 10**9)
-    better_first = [
-        grown(QUORUM),
-        grown(QUORUM, 10**9, PEERS[3:]),
-        QUORUM,
-        grown(BRANCH_OF_TWO),
-        grown(BRANCH_OF_TWO, 9, PEERS[:1]),
-        BRANCH_OF_TWO,
-        long,
-        BRANCH_OF_ONE,
-        STRANGERS,
-        START,
-    ]
-    for one, other in itertools.combinations(better_first, 2):
-        assert one.prefers(other)
-        assert not other.prefers(one)
-    assert not START.prefers(START)
-
-
 def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:
     assert [branch.backing for branch in BRANCH_OF_TWO.branches] == [2]
     restarted = tuple(Voter(voter.peer_id, b"n" * 16) for voter in PEERS[:3])

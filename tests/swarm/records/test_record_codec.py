@@ -1,7 +1,7 @@
 import math
 import random
 import zlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ from atom.swarm.records.lease import (
     PeerState,
     Reached,
 )
-from atom.swarm.records.manifest import DataAmount, Manifest, PackageVersion, manifest_digest
+from atom.swarm.records.manifest import DataAmount, manifest_digest
 from tests.swarm.refusals import refusal
 
 OWNER, PEER = Identity.create(), Identity.create()
@@ -137,7 +137,12 @@ def test_what_another_signed_or_for_another_purpose_is_refused(record: bytes) ->
 
 
 @pytest.mark.parametrize(
-    "changes", [{"run_file": "# comment\n" * 5000}, {"data_amount": DataAmount(1880, 234, 0)}]
+    "changes",
+    [
+        {"run_file": "# comment\n" * 5000},
+        {"data_amount": DataAmount(1880, 234, 0)},
+        {"versions": ()},
+    ],
 )
 def test_a_manifest_survives_the_journey_and_keeps_its_name(changes: dict[str, Any]) -> None:
     manifest = a_manifest(OWNER, **changes)
@@ -146,16 +151,7 @@ def test_a_manifest_survives_the_journey_and_keeps_its_name(changes: dict[str, A
     for run, owner in ((None, None), (RUN, None), PLACE):
         assert decode_manifest(record, run, owner) == manifest
     assert manifest_digest(decode_manifest(record, RUN)) == manifest_digest(manifest)
-
-
-def test_every_field_of_a_manifest_is_part_of_its_digest() -> None:
-    other = Manifest(
-        "r", "o", "f", "g", "p", (PackageVersion("a", "1"),), "d", b"1" * 32, b"2" * 16, 3.0,
-        DataAmount(3, 2, 1),
-    )  # fmt: skip
-    names = [field.name for field in fields(Manifest)]
-    changed = {manifest_digest(replace(MANIFEST, **{n: getattr(other, n)})) for n in names}
-    assert len(changed - {manifest_digest(MANIFEST)}) == len(names)
+    assert manifest_digest(manifest) != manifest_digest(MANIFEST)
 
 
 def test_a_manifest_of_another_run_or_owner_is_refused() -> None:
@@ -169,9 +165,6 @@ def test_a_manifest_of_another_run_or_owner_is_refused() -> None:
     [
         (zlib.compress(b"0" * 1_000_000), Reason.TOO_LARGE),  # a bomb
         (random.Random(0).randbytes(MAX_RECORD_BYTES + 1), Reason.TOO_LARGE),
-        (zlib.compress(schema.encode(a_manifest(OWNER, run_file="0" * 70_000))), Reason.MALFORMED),
-        (zlib.compress(schema.encode(replace(MANIFEST, data_amount=DataAmount(2**53 + 1, 1, 0)))),
-         Reason.MALFORMED),
         (payload_of(FOUNDED)[:-2], Reason.MALFORMED),
         (payload_of(FOUNDED) + b"more", Reason.MALFORMED),
         (zlib.compress(b"\xff\xfe"), Reason.MALFORMED),

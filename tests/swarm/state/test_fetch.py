@@ -15,6 +15,7 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.state import fetch as fetch_module
+from atom.swarm.state import fetch_target
 from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
@@ -66,13 +67,17 @@ def lie(number: int, chunk: memoryview) -> memoryview:
     return memoryview(bytes(len(chunk)))
 
 
+def cut(number: int, chunk: memoryview) -> memoryview:
+    return chunk[:-1]
+
+
 def fall_over(number: int, chunk: memoryview) -> None:
     if number >= 1:
         raise ConnectionError("fell over")
 
 
 def stumble(number: int, chunk: memoryview) -> None:
-    if number in {0, 2, 3}:
+    if number % 2 == 0:
         raise PeerRefused(Reason.BUSY)
 
 
@@ -152,14 +157,16 @@ def test_liars_strangers_and_the_absent_are_replaced(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "MOST_DONORS", 1)
-    stores = [Scripted(lie), Scripted(seed=1), Shelf(), Scripted(fall_over), Scripted()]
-    liar, stranger, empty, faint, good = donors = [town.donor(store) for store in stores]
+    scripts = [Scripted(act) for act in (lie, cut, fall_over)]
+    stores = [Scripted(seed=1), *scripts, Shelf(), Scripted()]
+    stranger, liar, short, faint, empty, good = donors = [town.donor(each) for each in stores]
     assert town.fetch([Identity.create().peer_id, *donors]).keys() == {faint, good}
     dropped = {event["peer_id"]: event["reason"] for event in town.events.events[:-1]}
     assert dropped[liar] == dropped[stranger] == "hash-mismatch"
     assert dropped[empty] == "not-found"
     assert good not in dropped
-    assert town.lies == dict.fromkeys([liar, stranger], Reason.HASH_MISMATCH)
+    lies = dict.fromkeys([liar, stranger], Reason.HASH_MISMATCH)
+    assert town.lies == lies | {short: Reason.MALFORMED}
 
 
 def test_donors_give_at_the_same_time(town: Town) -> None:
@@ -236,7 +243,10 @@ def test_only_what_changed_is_fetched_into_given_arenas(town: Town) -> None:
     assert state_digest(mine) == DIGEST
 
 
-def test_a_donor_with_a_bad_moment_is_asked_again(town: Town) -> None:
+def test_a_donor_with_bad_moments_is_asked_again(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_target, "_MOST_OWED", 1)
     town.fetch([town.donor(Scripted(stumble))])
 
 
