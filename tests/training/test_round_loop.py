@@ -40,7 +40,6 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
-from atom.training.round.machine import RoundStatus
 from tests.manual_clock import ManualClock
 from tests.swarm.swarm_samples import a_lease
 
@@ -56,7 +55,7 @@ WAIT_S = 20.0
 class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
-    me, status = ME, RoundStatus()
+    me, aside = ME, frozenset[str]()
 
     def __init__(self) -> None:
         self.head: Head = START

@@ -253,7 +253,7 @@ class Life:
             self._console.note(line)
         stats = self.parts.executor.stats
         last = None if stats.last_commit_at is None else stats.last
-        missing = self._machine.status.waiting_for
+        missing = self._machine.waiting_for
         self._herald.tell(self.parts.me.peer_id, view, reason, last, missing)
         if math.isfinite(view.seen_at) and not facts.started:
             self._arrive(head.round, ahead)
@@ -263,7 +263,7 @@ class Life:
         """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
         assert self._machine is not None
         self._herald.arrive(self.parts.me.peer_id, ours, [lease.round for lease in ahead])
-        doubted = self._machine.status.doubted
+        doubted = self._machine.doubted
         now, believed = self._facts.now, sum(lease.peer_id not in doubted for lease in ahead)
         if self._looked_at is None:
             self._looked_at = now

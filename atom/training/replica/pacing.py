@@ -42,7 +42,7 @@ class SwarmCount:
 def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     """What the others counted, and how many share the work: those at our head, and members of the
     last round whose new lease is still on its way."""
-    head, aside = machine.head, machine.status.aside
+    head, aside = machine.head, machine.aside
     mates = [lease for peer, lease in same_head(head, view).items() if peer not in aside]
     sharing = sum(lease.state in (_WORKS if lease.sequences else _BEGINS) for lease in mates)
     beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]

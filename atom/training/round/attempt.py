@@ -35,10 +35,6 @@ class Stage(IntEnum):
     RING = 2
     ACCEPT = 3
 
-    @property
-    def told(self) -> str:
-        return self.name.lower()
-
 
 @dataclass
 class Attempt:
@@ -220,12 +216,8 @@ def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> 
     identities are free, and a crowd of them would have the run's own fetch what it offers. A tie
     goes to the digest of the first in `electors`, in order of standing.
     """
-    holders: dict[bytes, list[int]] = {}
-    for place, voter in enumerate(electors):
-        if voter in states:
-            holders.setdefault(states[voter], []).append(place)
-    assert holders, "called without an elector's state"
-    best = max(holders, key=lambda digest: (len(holders[digest]), -holders[digest][0]))
+    held = [states[voter] for voter in electors if voter in states]
+    best = max(held, key=held.count)
     return {voter for voter, state in states.items() if state != best}
 
 

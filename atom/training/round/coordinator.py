@@ -220,10 +220,6 @@ class Coordinator:
         self._context.report("exchange-judged", ways=sorted(ways), aside=aside)
         self._give_up(Reason.RING_BROKEN)
 
-    def on_broken_exchange(self, suspect: str) -> None:
-        """We were in it, and saw this peer fail. What it has counted will not come."""
-        self.peers.fail({suspect} - {"", self._context.me.peer_id}, Stage.PREVOTE)
-
     def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         """Our ring finished: if it was our attempt's, propose what it made."""
         attempt = self._attempt_of(ballot, Stage.RING)
@@ -277,8 +273,8 @@ class Coordinator:
         elector = sender in attempt.electorate.voters
         if message.promised is not None and elector:
             context.highest_attempt = max(context.highest_attempt, message.promised.attempt)
-        stage = attempt.stage.told
-        context.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
+        stage, peer = attempt.stage.name.lower(), sender.peer_id
+        context.report("nack", peer=peer, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)
         if elector and message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
             self._give_up(Reason.SUPERSEDED)
@@ -306,7 +302,7 @@ class Coordinator:
         """Ends the attempt; whoever took part goes back to accumulating."""
         context, attempt, self.attempt = self._context, self.attempt, None
         assert attempt is not None
-        story = {"reason": reason.value, "stage": attempt.stage.told, **details}
+        story = {"reason": reason.value, "stage": attempt.stage.name.lower(), **details}
         context.report("attempt-ended", round=context.head.round + 1, **story)
         if attempt.electorate.survivors:  # perhaps they know better than to go on alone
             self.peers.ask_anew()

@@ -54,7 +54,6 @@ class LeaderElection:
     def new_head(self) -> None:
         self._retry_at = self._context.now
         self._cause_since: float | None = None
-        self._has_cause = False
         self._stalled_s = 0.0
         """How long the head could have been decided and was not, as far as we can tell."""
         self.waiting_for = frozenset()
@@ -83,22 +82,18 @@ class LeaderElection:
         context = self._context
         if context.phase is not Phase.ACCUMULATING:
             return None
-        self._has_cause = self.find_cause()
-        if not self._has_cause:
+        if not self._has_cause():
             self._cause_since, self.waiting_for = None, frozenset()
             return None
         if self._cause_since is None:
             self._cause_since = context.now
-        chosen = self._chosen()
+        seen = context.head, context.me, context.view
+        grace_s, branches = context.patience.grace, context.terms.branches
+        chosen = electorate(*seen, grace_s, branches, self._given_up())
         self._tell_if_waiting(chosen)
         if chosen is None or context.now < self._retry_at:
             return None
         return chosen if context.now >= self._due(chosen, self._cause_since) else None
-
-    def _chosen(self) -> Electorate | None:
-        context, patience = self._context, self._context.patience
-        seen, branches = (context.head, context.me, context.view), context.terms.branches
-        return electorate(*seen, patience.grace, branches, self._given_up())
 
     def _due(self, chosen: Electorate, since: float) -> float:
         """When it is our turn: after those before us in line, and after others' attempts."""
@@ -117,7 +112,7 @@ class LeaderElection:
         useful = context.view.sequences and not self._peers.we_fail
         return idle if useful else idle | {context.me}
 
-    def find_cause(self) -> bool:
+    def _has_cause(self) -> bool:
         """A round is due by the counts, or an accepted value waits to be finished."""
         context, aside = self._context, self._peers.aside
         if context.state.acceptor.accepted:
@@ -148,7 +143,7 @@ class LeaderElection:
         context = self._context
         engaged = leading or context.phase in (Phase.PROMISED, Phase.HOLDING)
         could_be = context.view.fresh and passed <= context.patience.thaw_gap
-        if not (could_be and context.terms.branches and (self._has_cause or engaged)):
+        if not (could_be and context.terms.branches and (self._cause_since is not None or engaged)):
             return
         if context.phase is Phase.REDUCING or (not engaged and self._others_average()):
             return

@@ -17,15 +17,7 @@ from atom.swarm.chain.membership import is_quorum, standing
 from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
 from atom.training.round.events import View
 
-ACTIVE_STATES = frozenset(
-    {
-        PeerState.ACCUMULATING,
-        PeerState.REDUCING,
-        PeerState.STEPPING,
-        PeerState.PAUSED,
-        PeerState.LEAVING,
-    }
-)
+ACTIVE_STATES = frozenset(PeerState) - {PeerState.STARTING, PeerState.SYNCING, PeerState.LEFT}
 
 Survivors = tuple[Voter, ...]
 ORDINARY: Survivors = ()

@@ -9,7 +9,7 @@ never what is true; so a wrong timeout costs time, not correctness.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
@@ -55,21 +55,8 @@ from atom.training.round.round_state import RoundContext, RoundState, Terms
 _MOST_AHEAD, _MOST_AHEAD_OF_ONE = 64, 8
 
 
-@dataclass(frozen=True)
-class RoundStatus:
-    """What the rest of the daemon may ask about the round."""
-
-    aside: frozenset[str] = frozenset()
-    """Peers that are not counted on."""
-    doubted: frozenset[str] = frozenset()
-    """Peers whose claims of a preferred head are not believed for now."""
-    waiting_for: frozenset[str] = frozenset()
-    """Voters that would have to be back for a round to be decided; empty: it can be, or there is
-    nothing to decide."""
-
-
 class RoundMachine:
-    """See the module. Not thread-safe: one loop owns it."""
+    """See the module. One loop owns it; what others may see, any thread may read."""
 
     def __init__(
         self,
@@ -88,8 +75,17 @@ class RoundMachine:
         self._coordinator = Coordinator(self._context)
         self._participant = Participant(self._context, self._coordinator)
         self._candidates = HeadCandidates(self._context)
-        self.status = RoundStatus()
-        """As of the last tick. Any thread may read it."""
+        self._at_our_head: dict[type[Message], Callable[[Voter, Any], None]] = {
+            Prepare: self._participant.on_prepare,
+            Ring: self._participant.on_ring,
+            Accept: self._participant.on_accept,
+            Abort: self._participant.on_abort,
+            PrevoteAnswer: self._coordinator.on_prevote_answer,
+            Promise: self._coordinator.on_promise,
+            Nack: self._coordinator.on_nack,
+            Suspect: self._coordinator.on_suspect,
+            AcceptedVote: self._coordinator.on_vote,
+        }
         self._last_tick = now
         self._ahead: deque[tuple[Voter, Message]] = deque(maxlen=_MOST_AHEAD)
         """Heard before we stood where it starts: calls during the step to there, and commits. Else
@@ -126,6 +122,22 @@ class RoundMachine:
         last = self._context.terms.last_round
         return last is not None and self.head.round >= last
 
+    @property
+    def aside(self) -> frozenset[str]:
+        """Peers that are not counted on."""
+        return self._coordinator.peers.aside
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Peers whose claims of a preferred head are not believed for now."""
+        return self._candidates.doubted
+
+    @property
+    def waiting_for(self) -> frozenset[str]:
+        """Voters without whom no round can be decided; empty: it can be, or nothing is to be."""
+        here = self.phase is Phase.ACCUMULATING
+        return self._coordinator.election.waiting_for if here else frozenset()
+
     # ---- the door
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -161,7 +173,6 @@ class RoundMachine:
                 self._on_caught_up(event)
             case Unreachable(peer_id):
                 self._coordinator.on_unreachable(peer_id)
-                participant.on_unreachable(peer_id)
             case LeaveRequested():
                 self._context.leaving = True
 
@@ -180,13 +191,6 @@ class RoundMachine:
             if not self.finished:  # first: the end of an attempt has to be told to the others
                 self._coordinator.tick(gap)
             self._participant.tick()
-        self.status = self._status()
-
-    def _status(self) -> RoundStatus:
-        peers, waiting_for = self._coordinator.peers, self._coordinator.election.waiting_for
-        here = self.phase is Phase.ACCUMULATING
-        doubted = self._candidates.doubted
-        return RoundStatus(peers.aside, doubted, waiting_for if here else frozenset())
 
     def _seek_state(self) -> None:
         """Without a state of our own, anybody's will do."""
@@ -214,8 +218,8 @@ class RoundMachine:
             self._on_commit(sender, message)
         elif isinstance(message, Prepare | Ring | Accept):
             self._on_call(sender, message)
-        elif getattr(message, "parent", None) == self.head.digest:
-            self._on_answer(sender, message)
+        elif message.parent == self.head.digest:
+            self._at_our_head[type(message)](sender, message)
 
     def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
         value = message.commit.value
@@ -251,30 +255,7 @@ class RoundMachine:
         if not ours:
             self._context.nack(sender, ballot, Reason.WRONG_HEAD, message.parent)
             return
-        match message:
-            case Prepare():
-                self._participant.on_prepare(sender, message)
-            case Ring():
-                self._participant.on_ring(sender, message)
-            case Accept():
-                self._participant.on_accept(sender, message)
-
-    def _on_answer(self, sender: Voter, message: Message) -> None:
-        match message:
-            case PrevoteAnswer():
-                self._coordinator.on_prevote_answer(sender, message)
-            case Promise():
-                self._coordinator.on_promise(sender, message)
-            case Nack():
-                self._coordinator.on_nack(sender, message)
-            case Suspect():
-                self._coordinator.on_suspect(sender, message)
-            case AcceptedVote():
-                self._coordinator.on_vote(sender, message)
-            case Abort():
-                self._participant.on_abort(sender, message)
-            case _:
-                pass
+        self._at_our_head[type(message)](sender, message)
 
     # ---- states
 

@@ -18,6 +18,7 @@ from atom.swarm.chain.messages import (
     Suspect,
 )
 from atom.swarm.records.lease import LEASE_SECONDS
+from atom.training.round.attempt import Stage
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.election import objects_to_branch
 from atom.training.round.electorate import Survivors
@@ -65,13 +66,6 @@ class Participant:
             return True
         lease = fresh.get(ballot.coordinator)
         return lease is not None and lease.incarnation == ballot.incarnation
-
-    def on_unreachable(self, peer_id: str) -> None:
-        """A coordinator that would compose the ring is gone: it is waited for no longer."""
-        ballot = self._context.state.ballot
-        promised = self._context.phase is Phase.PROMISED
-        if promised and ballot is not None and ballot.coordinator == peer_id:
-            self._let_go()
 
     # ---- in and out of attempts
 
@@ -141,14 +135,15 @@ class Participant:
         if (problem := self._problem_of_call(sender, survivors)) is not None:
             context.nack(sender, ballot, problem)
             return
-        if ballot == state.acceptor.known(survivors).promised:
+        slot = state.acceptor.slot(survivors)
+        if ballot == slot.promised:
             return  # a duplicate: our answer to the first is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
         if context.phase is Phase.REDUCING and other:
             context.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
             return
         context.highest_attempt = max(context.highest_attempt, ballot.attempt)
-        if not state.acceptor.slot(survivors).promise(ballot):
+        if not slot.promise(ballot):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
         self._notice(sender, ballot)
@@ -231,7 +226,8 @@ class Participant:
         context.enter_phase(Phase.PROMISED)
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
         context.send(ballot.coordinator, Suspect(context.head.digest, ballot, failed.suspect))
-        self._coordinator.on_broken_exchange(failed.suspect)
+        suspected = {failed.suspect} - {"", context.me.peer_id}
+        self._coordinator.peers.fail(suspected, Stage.PREVOTE)  # what it has counted will not come
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
         self.go_on()  # what waited for this ring's result has to fetch it now
@@ -292,7 +288,7 @@ class Participant:
         """A quorum's round comes first, until its result is known to be nowhere; unless we have
         agreed to go on without it."""
         state = self._context.state
-        pending, accepted = state.pending_commit, state.acceptor.known(commit.survivors).accepted
+        pending, accepted = state.pending_commit, state.acceptor.slot(commit.survivors).accepted
         if pending is None or pending.survivors or not commit.survivors:
             return False
         return accepted is None or accepted.value != commit.value

@@ -95,10 +95,6 @@ class Acceptor:
     def slot(self, survivors: Survivors) -> Slot:
         return self.by_survivors.setdefault(survivors, Slot())
 
-    def known(self, survivors: Survivors) -> Slot:
-        """To look at only: a stranger that names survivors leaves nothing here."""
-        return self.by_survivors.get(survivors, Slot())
-
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
         """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
         for survivors, slot in self.by_survivors.items():

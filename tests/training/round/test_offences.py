@@ -177,7 +177,7 @@ def test_an_exchange_that_broke_is_not_entered_again() -> None:
 def test_who_is_aside_is_not_counted_on() -> None:
     scene, aside = Scene(), frozenset({MATE.peer_id})
     scene.tick(aside=aside)
-    assert scene.machine.status.aside == aside
+    assert scene.machine.aside == aside
 
 
 def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:

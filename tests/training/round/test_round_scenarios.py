@@ -163,7 +163,7 @@ def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
     swarm.run(60.0)
     assert newcomer.chain.head.round == 0
     assert newcomer.reports.count("no-quorum") == 1
-    assert newcomer.machine.status.waiting_for == {founder.peer_id}
+    assert newcomer.machine.waiting_for == {founder.peer_id}
 
 
 # ---- lost commits: asked for what was accepted, not for what was seen

@@ -14,7 +14,7 @@ from atom.training.round.events import ExchangeFailed, Phase, Unreachable
 
 
 def counted_on(scene: Scene) -> set[str]:
-    return scene.leases.keys() - scene.machine.status.aside
+    return scene.leases.keys() - scene.machine.aside
 
 
 def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
@@ -99,16 +99,6 @@ def test_a_coordinator_is_waited_for_while_it_may_be_there(
     scene.leases = {voter.peer_id: each for voter, each in shown.items()}
     scene.tick(pass_seconds=60.0)
     assert (scene.machine.phase is Phase.PROMISED) == waits
-
-
-def test_a_coordinator_that_cannot_be_reached_is_not_waited_for() -> None:
-    scene = Scene()
-    scene.tick()
-    scene.hear(Prepare(scene.machine.head.digest, Ballot(1, GONE.peer_id, GONE.incarnation)), GONE)
-    scene.tell(Unreachable(MATE.peer_id))
-    assert scene.machine.phase is Phase.PROMISED
-    scene.tell(Unreachable(GONE.peer_id))
-    assert scene.machine.phase is Phase.ACCUMULATING
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
