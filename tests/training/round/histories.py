@@ -45,7 +45,6 @@ class History:
 
     def _heal(self, swarm: Swarm) -> None:
         dice = random.Random(self.seed)
-        swarm.note("the faults end")
         swarm.heal()
         for seat in swarm.seats:
             gone = seat.process is None and not seat.retired

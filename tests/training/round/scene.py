@@ -3,7 +3,7 @@ its count and says nothing."""
 
 from typing import Any, TypeVar
 
-from simulated_key import identity
+from simulated_seat import identity
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (

@@ -84,11 +84,11 @@ class Process:
         """Actions carried out so far."""
         self.backlog: list[Callable[[], None]] = []
         self.gradients = Gradients(self)
-        self.reports: list[str] = []
         self.told: list[Report] = []
         self.quarantine = Quarantine()
         self._lookout = Lookout(self)
-        self._ring: StartExchange | None = None
+        self.ring: StartExchange | None = None
+        """That it is in now."""
         self._syncing = False
         self._asked: set[str] = set()
         """Whose chains are on their way."""
@@ -101,11 +101,6 @@ class Process:
     @property
     def leaving(self) -> bool:
         return self._goodbye.asked
-
-    @property
-    def ring(self) -> StartExchange | None:
-        """That it is in now."""
-        return self._ring
 
     @property
     def sequences(self) -> int:
@@ -221,7 +216,7 @@ class Process:
             case Freeze(ballot):
                 self.gradients.freeze(ballot)
             case Thaw():
-                assert self._ring is None, "thawed under a running ring"
+                assert self.ring is None, "thawed under a running ring"
                 self.gradients.thaw()
             case StartExchange():
                 self._start_ring(action)
@@ -232,7 +227,7 @@ class Process:
             case FetchChain(donor):
                 self._fetch_chain(donor)
             case KeepResults(digests):
-                assert self._ring is None, "its result may be there already"
+                assert self.ring is None, "its result may be there already"
                 self.results = kept(self.results, digests, self.machine.head.digest)
             case Apply():
                 self._apply(action)
@@ -240,8 +235,7 @@ class Process:
                 self._catch_up(action)
             case Offence(peer_id, reason):
                 self.quarantine.offend(peer_id, reason, self.now())
-            case Report(kind):
-                self.reports.append(kind)
+            case Report():
                 self.told.append(action)
 
     def _send(self, action: Send) -> None:
@@ -267,7 +261,7 @@ class Process:
     # ---- ring and result
 
     def _start_ring(self, action: StartExchange) -> None:
-        assert self._ring is None, "two rings at once"
+        assert self.ring is None, "two rings at once"
         assert self.gradients.frozen, "a ring over moving gradients"
         assert action.parent == self.machine.head.digest == self.chain.head.digest
         assert action.parent == self.gradients.head, "a ring over another head's gradients"
@@ -275,35 +269,26 @@ class Process:
         assert mine == [self.sequences], "the ring's weight is not what is in memory"
         if action.ballot.coordinator == self.peer_id:
             self.swarm.witness.sees_trigger(action.parent, action.ballot, action.members)
-        self._ring = action
-        runner = Runner(
-            self.peer_id,
-            self.me.incarnation,
-            tuple(self.gradients.works),
-            lambda: self.alive and not self.stopped,
-            self.later,
-            lambda event, result: self._end_ring(action, event, result),
-            lambda: tuple(self.gradients.works),
-        )
-        self.swarm.rings.join(runner, action)
+        self.ring = action
+        self.swarm.rings.join(Runner(self, tuple(self.gradients.works)), action)
 
     def _stop_ring(self, ballot: Ballot) -> None:
-        if self._ring is not None:
-            assert self._ring.ballot == ballot, "stopped another ring than the running one"
-            self.swarm.rings.stop(self.peer_id, self._ring)
-            self._ring = None
+        if self.ring is not None:
+            assert self.ring.ballot == ballot, "stopped another ring than the running one"
+            self.swarm.rings.stop(self.peer_id, self.ring)
+            self.ring = None
 
-    def _end_ring(self, start: StartExchange, event: Event, result: Result | None) -> None:
+    def end_ring(self, start: StartExchange, event: Event, result: Result | None = None) -> None:
         if result is not None:
             self.results[result.digest] = result
-        if self._ring is start:
-            self._ring = None
+        if self.ring == start:
+            self.ring = None
             self.later(self.dice.uniform(0.0, 0.05), lambda: self.handle(event))
 
     # ---- states
 
     def _apply(self, action: Apply) -> None:
-        assert self._ring is None, "a step under a running ring"
+        assert self.ring is None, "a step under a running ring"
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
         self.swarm.witness.sees_commit(action.commit)

@@ -4,15 +4,19 @@ Members finish one by one, so any of them may hold a result that others never ge
 """
 
 import random
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from simulated_world import Agenda, Network
 
 from atom.swarm.chain.commit import Contribution, canonical_digest
 from atom.swarm.exchange.plans import connected
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
+
+if TYPE_CHECKING:
+    from simulated_peer import Process
 
 STALL_SECONDS = 1.3
 HELD_UP_SECONDS = 6.0
@@ -38,17 +42,11 @@ def kept(results: dict[bytes, Result], digests: Set[bytes], head: bytes) -> dict
 
 @dataclass
 class Runner:
-    """One process in one ring. Functions, so that the ring knows nothing else of a process."""
+    """One process in one ring."""
 
-    peer_id: str
-    incarnation: bytes
+    process: "Process"
     works: tuple[Work, ...]
-    running: Callable[[], bool]
-    """Whether the process exists and is not suspended."""
-    later: Callable[[float, Callable[[], None]], None]
-    """The process's own time: stands still while it is suspended, ends when it dies."""
-    report: Callable[[ExchangeFinished | ExchangeFailed, Result | None], None]
-    frozen_works: Callable[[], tuple[Work, ...]]
+    """As they were when it began."""
     state: str = "running"
 
 
@@ -95,11 +93,12 @@ class Rings:
         ring = self._rings.setdefault((start.parent, start.ballot), _Ring(start.members))
         assert ring.members == start.members, "two compositions for one ballot"
         assert len(start.shares) in (0, len(start.members))
-        assert runner.peer_id not in ring.runners, "one ballot's ring started twice"
-        mine = [m for m in start.members if m.peer_id == runner.peer_id]
-        assert [m.incarnation for m in mine] == [runner.incarnation], "somebody else's place"
-        ring.runners[runner.peer_id] = runner
-        runner.later(STALL_SECONDS, lambda: self._check_start(runner, ring, start))
+        me = runner.process.me
+        assert me.peer_id not in ring.runners, "one ballot's ring started twice"
+        mine = [m.incarnation for m in start.members if m.peer_id == me.peer_id]
+        assert mine == [me.incarnation], "somebody else's place"
+        ring.runners[me.peer_id] = runner
+        runner.process.later(STALL_SECONDS, lambda: self._check_start(runner, ring, start))
         bad = [member.peer_id for member in start.members if member.peer_id in self.troubled]
         if ring.complete and bad and len(start.members) > 1:
             self._spoil(ring, start, self._dice.choice(bad))
@@ -107,7 +106,7 @@ class Rings:
             base = self._dice.uniform(*self._seconds)
             for member in ring.runners.values():
                 delay = base + self._dice.uniform(0.0, 0.5)
-                member.later(delay, lambda m=member: self._finish(m, ring, start))
+                member.process.later(delay, lambda m=member: self._finish(m, ring, start))
 
     def _spoil(self, ring: _Ring, start: StartExchange, bad: str) -> None:
         """Those who are connected with the bad member see that it fails; in a ring that is too slow
@@ -128,7 +127,7 @@ class Rings:
         for peer_id, suspect in suspects.items():
             runner = ring.runners[peer_id]
             delay = seconds + self._dice.uniform(0.0, 0.2)
-            runner.later(delay, lambda r=runner, who=suspect: self._fail(r, start, who))
+            runner.process.later(delay, lambda r=runner, who=suspect: self._fail(r, start, who))
 
     def stop(self, peer_id: str, start: StartExchange) -> None:
         runner = self._rings[start.parent, start.ballot].runners[peer_id]
@@ -143,8 +142,8 @@ class Rings:
     def _finish(self, runner: Runner, ring: _Ring, start: StartExchange) -> None:
         if runner.state != "running":
             return
-        assert runner.works == runner.frozen_works(), "gradients moved under a ring"
-        beside = _beside(start, runner.peer_id)
+        assert runner.works == tuple(runner.process.gradients.works), "gradients moved under a ring"
+        beside = _beside(start, runner.process.peer_id)
         culprits = [
             peer_id
             for peer_id, other in ring.runners.items()
@@ -153,21 +152,24 @@ class Rings:
         if culprits:
             delay = self._dice.choice([0.3, STALL_SECONDS])
             suspect = self._dice.choice([*culprits, *culprits, ""])
-            runner.later(delay, lambda: self._fail(runner, start, suspect))
+            runner.process.later(delay, lambda: self._fail(runner, start, suspect))
             return
         runner.state = "done"
         result = ring.result = ring.result or _averaged(ring, start.parent)
-        runner.report(ExchangeFinished(start.ballot, result.digest, result.norm), result)
+        finished = ExchangeFinished(start.ballot, result.digest, result.norm)
+        runner.process.end_ring(start, finished, result)
 
     def _serves(self, other: Runner, runner: Runner, connected: bool) -> bool:
-        linked = self._network.carries(runner.peer_id, other.peer_id)
-        well = linked or not connected
-        return other.state in ("running", "done") and other.running() and well
+        there = other.process
+        linked = self._network.carries(runner.process.peer_id, there.peer_id)
+        runs = there.alive and not there.stopped and other.state in ("running", "done")
+        return runs and (linked or not connected)
 
     def _fail(self, runner: Runner, start: StartExchange, suspect: str) -> None:
         if runner.state == "running":
             runner.state = "failed"
-            runner.report(ExchangeFailed(start.ballot, suspect, "no progress"), None)
+            failed = ExchangeFailed(start.ballot, suspect, "no progress")
+            runner.process.end_ring(start, failed)
 
 
 def _averaged(ring: _Ring, parent: bytes) -> Result:

@@ -1,8 +1,11 @@
 """What outlives a simulated process: a seat with its key, and the chain on its disk."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from simulated_ring import Result, Work
 
 from atom.swarm.chain.commit import Commit, Head, canonical_digest
@@ -10,6 +13,13 @@ from atom.swarm.identity import Identity
 
 if TYPE_CHECKING:
     from simulated_peer import Process
+
+
+@lru_cache(maxsize=256)
+def identity(number: int) -> Identity:
+    """The same key for the same number, always."""
+    seed = blake3(f"identity {number}".encode()).digest()
+    return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ the story that led to it. Faults are dealt by `strikes`, whole histories of them
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
-from simulated_key import identity
 from simulated_peer import Process
 from simulated_ring import Rings
-from simulated_seat import Chain, Seat
+from simulated_seat import Chain, Seat, identity
 from simulated_story import Story
 from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
@@ -196,14 +195,18 @@ class Swarm:
             for a, b in itertools.product(one, other):
                 self.directory.hidden.add((self._id(a), self._id(b)))
 
-    def heal(self) -> None:
-        """No fault any more; the dead stay dead."""
+    def mend(self) -> None:
+        self.note("all lines are mended")
         self.network.blocked.clear()
         self.network.narrow.clear()
         self.network.drop = lose_nothing
         self.network.weather = self.directory.weather = CALM
         self.directory.dark.clear()
         self.directory.hidden.clear()
+
+    def heal(self) -> None:
+        """No fault any more; the dead stay dead."""
+        self.mend()
         for process in self.living:
             process.interruption = None
             process.resume()
@@ -228,6 +231,13 @@ class Swarm:
         with self._told():
             self.witness.sees_the_end(self.living[0].chain)
         return self.agenda.now - began
+
+    def run_until(self, condition: Callable[[], bool], within: float = 30.0) -> None:
+        deadline = self.agenda.now + within
+        while not condition():
+            with self._told():
+                assert self.agenda.now < deadline, "it never happened"
+            self.run(0.05)
 
     def _run_until_round(self, goal: int, deadline: float) -> None:
         while not self.agreed(goal):

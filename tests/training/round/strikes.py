@@ -5,11 +5,12 @@ can be told again without some of its strikes, and the others stay what they wer
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulated_peer import Process
 from simulated_seat import Seat
-from simulated_world import CALM, Weather, lose_nothing
+from simulated_world import Weather, lose_nothing
 from simulation import Swarm
 
 from atom.swarm.chain.messages import (
@@ -51,21 +52,16 @@ class Striker:
     # ---- processes
 
     def crash(self) -> None:
-        if (process := self._someone()) is not None:
-            process.die()
+        self._hit(Process.die)
 
     def crash_soon(self) -> None:
-        if (process := self._someone()) is not None:
-            process.interruption = process.acts + self._dice.randrange(60), process.die
+        self._hit_soon(Process.die)
 
     def freeze(self) -> None:
-        if (process := self._someone()) is not None:
-            self._freeze(process)
+        self._hit(self._freeze)
 
     def freeze_soon(self) -> None:
-        if (process := self._someone()) is not None:
-            soon = process.acts + self._dice.randrange(60)
-            process.interruption = soon, lambda: self._freeze(process)
+        self._hit_soon(self._freeze)
 
     def restart(self) -> None:
         if (seat := self._dead()) is not None:
@@ -153,20 +149,12 @@ class Striker:
         self._swarm.network.weather = self._swarm.directory.weather = weather
 
     def mend(self) -> None:
-        self._note("all lines mended")
-        self._swarm.network.blocked.clear()
-        self._swarm.network.narrow.clear()
-        self._swarm.network.drop = lose_nothing
-        self._swarm.directory.hidden.clear()
-        self._swarm.directory.dark.clear()
-        self._swarm.network.weather = self._swarm.directory.weather = CALM
+        self._swarm.mend()
 
     # ---- the directory
 
     def darken(self) -> None:
-        if (process := self._someone()) is not None:
-            self._note(f"{process.seat.name} loses the directory")
-            self._swarm.directory.dark.add(process.peer_id)
+        self._hit(lambda process: self._swarm.directory.dark.add(process.peer_id))
 
     def hide(self) -> None:
         one, other = self._dice.choices([seat.name for seat in self._swarm.seats], k=2)
@@ -175,8 +163,16 @@ class Striker:
 
     # ---- small things
 
-    def _someone(self) -> Process | None:
-        return self._dice.choice(self._swarm.living) if self._swarm.living else None
+    def _hit(self, act: Callable[[Process], None]) -> None:
+        if self._swarm.living:
+            act(self._dice.choice(self._swarm.living))
+
+    def _hit_soon(self, act: Callable[[Process], None]) -> None:
+        def interrupt(process: Process) -> None:
+            soon = process.acts + self._dice.randrange(60)
+            process.interruption = soon, lambda: act(process)
+
+        self._hit(interrupt)
 
     def _dead(self) -> Seat | None:
         dead = [seat for seat in self._swarm.seats if seat.process is None and not seat.retired]

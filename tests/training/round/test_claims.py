@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from scene import BATCH, GONE, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
+from scene import BATCH, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
 
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Prevote
@@ -146,13 +146,3 @@ def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
         now += 40.0
         machine.handle(CaughtUp(HEAD, b"", fetch.donors), now)
     assert MATE.peer_id in asked
-
-
-def test_without_a_state_whoever_is_aside_is_asked_last() -> None:
-    machine = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0)
-    leases = {v.peer_id: lease(v, 0) for v in (MATE, GONE)}
-    for at_s, last in ((1.0, MATE), (10.0, GONE)):
-        view = View(leases, aside=frozenset({last.peer_id}))
-        [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
-        machine.handle(CaughtUp(HEAD, b"", ()), at_s)
-        assert (len(fetch.donors), fetch.donors[-1]) == (2, last.peer_id)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from scene import GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
 
 from atom.swarm.chain.commit import Commit, Contribution, Head, genesis
@@ -96,17 +97,13 @@ FIRST = decided(HEAD, b"1" * 32, MATE, GONE)
 ALONE = decided(HEAD, b"2" * 32, GONE, survivors=(GONE,))
 
 
-def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -> None:
+@pytest.mark.parametrize(("heard", "followed"), [((FIRST, ALONE), FIRST), ((ALONE,), ALONE)])
+def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch(
+    heard: tuple[Commit, ...], followed: Commit
+) -> None:
     """However long it has been waited for: who waits in vain catches up, and may follow then."""
     scene = Scene()
-    hear(scene, FIRST)
-    hear(scene, ALONE)
-    step(scene, FIRST)
-    assert scene.machine.head == HEAD.after(FIRST.value)
-
-
-def test_who_knows_of_no_quorums_round_follows_the_branch() -> None:
-    scene = Scene()
-    hear(scene, ALONE)
-    step(scene, ALONE)
-    assert scene.machine.head == HEAD.after(ALONE.value)
+    for commit in heard:
+        hear(scene, commit)
+    step(scene, followed)
+    assert scene.machine.head == HEAD.after(followed.value)

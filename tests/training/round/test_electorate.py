@@ -27,11 +27,22 @@ def choose(head: Head, me: Voter, seen: View, branches: bool = True) -> Electora
     return electorate(head, me, seen, GRACE, branches)
 
 
-REBORN = Voter(A.peer_id, b"n" * 16)
-
-
-def asks(*voters: Voter) -> Electorate:
-    return Electorate(head_of(*voters).voters)
+REBORN, REBORN_B = (Voter(voter.peer_id, b"n" * 16) for voter in (A, B))
+PAIR, THREE, FIVE = head_of(A, B), head_of(A, B, C), head_of(A, B, C, D, E)
+ELSEWHERE = b"x" * 32
+OFF_ALONE, AT_ANOTHER = (
+    replace(lease(C, ELSEWHERE), round=9, branches=(Branch(opened, 1, b"x" * 8),))
+    for opened in (5, 4)
+)
+LONG_OFF = replace(
+    lease(C, ELSEWHERE),
+    round=40,
+    branches=tuple(Branch(20 + n, 1, b"x" * 8) for n in range(SHOWN)),
+    branches_before=1,
+)
+"""Its chain begins, at our head, with a branch that its lease has no room for."""
+GUESTS = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
+TWO_LEFT = view(lease(E), *map(lease, GUESTS), dead={A, C, D})
 
 
 def branch_of(*voters: Voter) -> Electorate:
@@ -40,77 +51,43 @@ def branch_of(*voters: Voter) -> Electorate:
 
 
 @pytest.mark.parametrize(
-    ("voters", "me", "seen", "chosen"),
+    ("head", "me", "seen", "chosen"),
     [
-        ((A, B, C), A, view(lease(B)), asks(A, B, C)),
-        ((A, B, C), D, view(lease(A), lease(B)), None),
-        ((A, B, C), B, view(silent={A: 11.9, C: 99.0}), None),
-        ((A, B, C), B, view(silent={A: 12.0, C: 99.0}), branch_of(B)),
-        ((A, B), B, view(), None),
-        ((A, B, C), B, view(dead={A, C}), branch_of(B)),
-        ((A, B, C), B, view(dead={A}, silent={C: 3.0}), None),
-        ((A,), REBORN, view(), branch_of(REBORN)),
-        ((A, B), REBORN, view(lease(B)), branch_of(REBORN, B)),
+        (THREE, A, view(lease(B)), Electorate(THREE.voters)),
+        (THREE, D, view(lease(A), lease(B)), None),
+        (THREE, B, view(silent={A: 11.9, C: 99.0}), None),
+        (THREE, B, view(silent={A: 12.0, C: 99.0}), branch_of(B)),
+        (PAIR, B, view(), None),
+        (THREE, B, view(dead={A, C}), branch_of(B)),
+        (THREE, B, view(dead={A}, silent={C: 3.0}), None),
+        (head_of(A), REBORN, view(), branch_of(REBORN)),
+        (PAIR, REBORN, view(lease(B)), branch_of(REBORN, B)),
+        (FIVE, B, view(lease(E), dead={A, C, D}), branch_of(B, E)),
+        (FIVE, B, view(lease(E, head=ELSEWHERE), dead={A, C, D}), None),
+        (FIVE, B, view(lease(E, state=PeerState.SYNCING), dead={A, C, D}), None),
+        (FIVE, A, view(lease(B), OFF_ALONE, silent={D: 12.0, E: 12.0}), branch_of(A, B)),
+        (FIVE, A, view(lease(B), AT_ANOTHER, silent={D: 12.0, E: 12.0}), Electorate(FIVE.voters)),
+        (THREE, REBORN, view(lease(REBORN_B), LONG_OFF, dead={A, B}), branch_of(REBORN, REBORN_B)),
+        (FIVE, B, TWO_LEFT, branch_of(B, E)),
+        (FIVE, GUESTS[0], TWO_LEFT, None),
     ],
     ids=[
         "a quorum may be alive", "a stranger leads nobody", "silent, not long enough",
         "silent for the grace time", "blind, which says nothing about the dead",
         "confirmed deaths need no grace", "nor is one enough", "the last peer, restarted",
-        "restarted, beside a living voter",
+        "restarted, beside a living voter", "two are left", "a living one is elsewhere",
+        "or on its way", "who has opened a branch itself is not waited for",
+        "where it is now says nothing", "who left long ago is not waited for",
+        "guests have seen nobody be silent", "and found no branch",
     ],
 )  # fmt: skip
-def test_whom_to_ask(
-    voters: tuple[Voter, ...], me: Voter, seen: View, chosen: Electorate | None
-) -> None:
-    assert choose(head_of(*voters), me, seen) == chosen
+def test_whom_to_ask(head: Head, me: Voter, seen: View, chosen: Electorate | None) -> None:
+    assert choose(head, me, seen) == chosen
 
 
 def test_an_owner_without_branches_waits_for_the_silent_but_not_for_the_dead() -> None:
-    head = head_of(A, B)
-    assert choose(head, B, view(silent={A: 1e6}), branches=False) is None
-    assert choose(head, B, view(dead={A}), branches=False) == branch_of(B)
-
-
-def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
-    head = head_of(A, B, C, D, E)
-    gone = {A, C, D}
-    away = (lease(E, head=b"x" * 32), lease(E, state=PeerState.SYNCING))
-    for elsewhere in away:
-        assert choose(head, B, view(elsewhere, dead=gone)) is None
-    assert choose(head, B, view(lease(E), dead=gone)) == branch_of(B, E)
-
-
-def test_who_has_opened_a_branch_itself_is_not_waited_for() -> None:
-    """Two of five are gone, one went off alone: the two that are left do without it."""
-    head = head_of(A, B, C, D, E)
-    off = replace(lease(C, b"x" * 32), round=9, branches=(Branch(5, 1, b"x" * 8),))
-    seen = view(lease(B), off, silent={D: 12.0, E: 12.0})
-    assert choose(head, A, seen) == branch_of(A, B)
-    assert not objection_to_branch(head, A, seen, tuple(sorted((A, B))), GRACE)
-    elsewhere = replace(off, branches=(Branch(4, 1, b"x" * 8),))
-    assert choose(head, A, view(lease(B), elsewhere, silent={D: 12.0, E: 12.0})) == Electorate(
-        head.voters
-    ), "where it is now says nothing about this head"
-
-
-def test_who_left_so_long_ago_that_its_lease_has_no_room_for_it_is_not_waited_for() -> None:
-    """Its chain begins, at our head, with a branch too weak to be followed: if it also counted as
-    a voter that is alive, the two that are back could neither follow nor go on."""
-    head = head_of(A, B, C)
-    newest = tuple(Branch(20 + n, 1, b"x" * 8) for n in range(SHOWN))
-    off = replace(lease(C, b"x" * 32), round=40, branches=newest, branches_before=1)
-    reborn = [Voter(voter.peer_id, b"n" * 16) for voter in (A, B)]
-    seen = view(lease(reborn[1]), off, dead={A, B})
-    assert choose(head, reborn[0], seen) == branch_of(*reborn)
-
-
-def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:
-    """They would have to agree, and have not been here long enough to know who is silent."""
-    guests = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
-    head = head_of(A, B, C, D, E)
-    seen = view(lease(E), *(lease(guest) for guest in guests), dead={A, C, D})
-    assert choose(head, B, seen) == branch_of(B, E)
-    assert choose(head, guests[0], seen) is None
+    assert choose(PAIR, B, view(silent={A: 1e6}), branches=False) is None
+    assert choose(PAIR, B, view(dead={A}), branches=False) == branch_of(B)
 
 
 def test_of_a_crowd_of_members_nine_found_a_branch_and_voters_are_among_them() -> None:
@@ -151,12 +128,15 @@ def test_all_survivors_or_none() -> None:
         ((B, C), view(lease(C), lease(A), silent={D: 20.0, E: 20.0}), True),
         ((B, C), view(lease(C), dead={A}, silent={D: 5.0, E: 20.0}), True),
         ((B, C), view(lease(C), lease(A), lease(D)), True),
+        ((A, B), view(lease(A), OFF_ALONE, silent={D: 12.0, E: 12.0}), False),
     ],
-    ids=["agrees", "left out a living", "left us out", "sees another", "too soon", "sees a quorum"],
-)
+    ids=[
+        "agrees", "left out a living", "left us out", "sees another", "too soon", "sees a quorum",
+        "it went off alone",
+    ],
+)  # fmt: skip
 def test_who_knows_better_objects(survivors: tuple[Voter, ...], seen: View, objects: bool) -> None:
-    head = head_of(A, B, C, D, E)
-    assert objection_to_branch(head, B, seen, survivors, GRACE) is objects
+    assert objection_to_branch(FIVE, B, seen, survivors, GRACE) is objects
 
 
 def test_leases_of_another_incarnation_are_nobody_s() -> None:

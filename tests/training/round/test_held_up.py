@@ -126,9 +126,14 @@ def test_who_gave_each_other_up_meet_again_though_a_third_knows_better(seed: int
     assert swarm.witness.branches == 0
 
 
-def test_an_owner_who_wants_no_branches_waits() -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_owner_who_wants_no_branches_waits(seen: bool) -> None:
     swarm = Swarm(4, Setting(peers=3, pass_seconds=(0.3,), branches=False))
     swarm.run_until_agreed(60.0, 1)
-    silence(swarm, swarm.living[1:])
+    swarm.cut("A", "B", "C")
+    if not seen:
+        swarm.hide("A", "B", "C")
     swarm.run(2 * OVERDUE_S)
     assert swarm.witness.branches == 0
+    swarm.heal()
+    swarm.run_until_agreed(30.0)

@@ -15,6 +15,7 @@ from scene import (
     THEM,
     VOTERS,
     Scene,
+    decided,
     lease,
     promise,
     strangers,
@@ -55,28 +56,22 @@ from atom.training.round.events import (
     Stepped,
 )
 
+PARTS = (
+    Contribution(MATE.peer_id, MATE.incarnation, 64, 1.0),
+    Contribution(ME.peer_id, ME.incarnation, 32, 1.0),
+)
+
 
 def value(digest: bytes = RESULT, **changes: object) -> Value:
-    whole = Value(
-        parent=HEAD.digest,
-        round=HEAD.round + 1,
-        origin=BALLOT,
-        result_digest=digest,
-        gradient_norm=1.0,
-        parent_state_digest=STATE,
-        contributions=(
-            Contribution(MATE.peer_id, MATE.incarnation, 64, 1.0),
-            Contribution(ME.peer_id, ME.incarnation, 32, 1.0),
-        ),
-        voters_next=tuple(replace(voter, absences=int(voter == GONE)) for voter in VOTERS),
-    )
-    return replace(whole, **changes)  # type: ignore[arg-type]
+    voters = tuple(replace(voter, absences=int(voter == GONE)) for voter in VOTERS)
+    usual = replace(decided(HEAD, digest).value, contributions=PARTS, voters_next=voters)
+    return replace(usual, **changes)  # type: ignore[arg-type]
 
 
 def in_the_ring(scene: Scene) -> None:
     scene.tick()
     scene.hear(Prepare(HEAD.digest, BALLOT))
-    scene.hear(Ring(HEAD.digest, BALLOT, value().contributions))
+    scene.hear(Ring(HEAD.digest, BALLOT, PARTS))
 
 
 def holding(scene: Scene) -> None:
@@ -129,7 +124,7 @@ def a_wrong_count_of_ours(scene: Scene) -> None:
     scene.tick()
     scene.hear(Prepare(HEAD.digest, BALLOT))
     mine = Contribution(ME.peer_id, ME.incarnation, 33, 1.0)
-    scene.hear(Ring(HEAD.digest, BALLOT, (value().contributions[0], mine)))
+    scene.hear(Ring(HEAD.digest, BALLOT, (PARTS[0], mine)))
     assert not scene.done(StartExchange)
 
 
@@ -167,17 +162,11 @@ def test_an_exchange_that_broke_is_not_entered_again() -> None:
     in_the_ring(scene)
     scene.tell(ExchangeFailed(BALLOT, "", "broken"))
     assert scene.machine.phase is Phase.PROMISED
-    scene.hear(Ring(HEAD.digest, BALLOT, value().contributions))
+    scene.hear(Ring(HEAD.digest, BALLOT, PARTS))
     assert len(scene.done(StartExchange)) == 1
 
 
 # ---- the consequences
-
-
-def test_who_is_aside_is_not_counted_on() -> None:
-    scene, aside = Scene(), frozenset({MATE.peer_id})
-    scene.tick(aside=aside)
-    assert scene.machine.aside == aside
 
 
 def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:

@@ -113,27 +113,20 @@ def test_two_have_no_way_round_each_other_and_who_failed_before_says_which_end_i
     assert (peers.we_fail, b in peers.aside) == (we, not we)
 
 
-def test_who_breaks_exchanges_itself_lets_others_lead() -> None:
-    peers = UnreliablePeers(context_of(B, C))
-    peers.broke({way(A, B), way(A, C)}, members=3)
-    assert (peers.aside, peers.we_fail) == (set(), True)
-
-
 # ---- heads at which nothing is decided
 
 
 class Waiting:
     """We, at a head at which nothing is decided."""
 
-    def __init__(self, *others: Voter) -> None:
-        self.context = context_of(*(others or (B, C)))
+    def __init__(self) -> None:
+        self.context = context_of(B, C)
         self.peers = UnreliablePeers(self.context)
         self.election = LeaderElection(self.context, self.peers)
 
-    def wait(self, seconds: float, cause: bool = True) -> float:
+    def wait(self, limits: float) -> float:
         """How often over the head is overdue then."""
-        ends_at = self.context.now + seconds
-        self.context.view = replace(self.context.view, sequences=8 * cause)
+        ends_at = self.context.now + limits * LIMIT_S
         while self.context.now < ends_at:
             self.context.now += 0.5
             self.election.come()
@@ -145,50 +138,44 @@ class Waiting:
 
 
 LIMIT_S = HOLD_OUT * (12.0 + context_of(B, C).promise_patience())
+BOTH = {voter.peer_id: lease(voter, sequences=0) for voter in (B, C)}
+AVERAGING = {voter.peer_id: lease(voter, state=PeerState.REDUCING) for voter in (B, C)}
 
 
-def test_a_head_is_overdue_when_it_could_have_been_decided_for_long() -> None:
+@pytest.mark.parametrize(
+    ("phase", "seen", "counts"),
+    [
+        (Phase.ACCUMULATING, View(BOTH, sequences=8), True),
+        (Phase.PROMISED, View(BOTH, sequences=8), True),
+        (Phase.HOLDING, View(BOTH, sequences=8), True),
+        (Phase.REDUCING, View(BOTH, sequences=8), False),
+        (Phase.ACCUMULATING, View(AVERAGING, sequences=8), False),
+        (Phase.ACCUMULATING, View(sequences=8), False),
+        (Phase.ACCUMULATING, View(BOTH), False),
+    ],
+    ids=["a cause", "promised", "holding", "we average", "they do", "alone", "no cause"],
+)
+def test_a_head_is_overdue_when_it_could_have_been_decided_for_long(
+    phase: Phase, seen: View, counts: bool
+) -> None:
     waiting = Waiting()
-    waiting.context.view = view(lease(B, sequences=0), lease(C, sequences=0))
-    assert waiting.wait(10 * LIMIT_S, cause=False) == 0
-    assert waiting.wait(0.9 * LIMIT_S) < 1
-    assert waiting.wait(0.2 * LIMIT_S) >= 1
+    waiting.context.phase, waiting.context.view = phase, seen
+    assert waiting.wait(0.9) < 1
+    assert (waiting.wait(0.2) >= 1) == counts
+    assert (waiting.wait(8.0) > 0) == counts
 
 
-@pytest.mark.parametrize("phase", [Phase.PROMISED, Phase.HOLDING])
-def test_waiting_for_a_coordinator_counts(phase: Phase) -> None:
+def test_of_an_overdue_head_those_are_given_up_that_owe_us_something_or_show_another() -> None:
     waiting = Waiting()
-    waiting.context.phase = phase
-    assert waiting.wait(1.1 * LIMIT_S) >= 1
-
-
-def test_time_in_an_exchange_does_not_count_nor_does_time_alone() -> None:
-    ours, theirs, alone = Waiting(), Waiting(), Waiting()
-    ours.context.phase = Phase.REDUCING
-    theirs.context.view = view(*(lease(v, state=PeerState.REDUCING) for v in (B, C)))
-    alone.context.view = View()
-    for waiting in (ours, theirs, alone):
-        assert waiting.wait(10 * LIMIT_S) == 0
-
-
-def test_of_an_overdue_head_those_are_given_up_that_owe_us_something() -> None:
-    waiting = Waiting()
-    waiting.wait(0.9 * LIMIT_S)
+    waiting.wait(0.9)
     waiting.peers.fail([c], Stage.ACCEPT)
     assert not waiting.given_up()
-    assert waiting.wait(0.2 * LIMIT_S) >= 1
+    assert waiting.wait(0.2) >= 1
     assert waiting.given_up() == {C}
     waiting.peers.forgive(c, Stage.PREPARE)
     assert waiting.given_up() == {C}, "it promises each time"
     waiting.peers.ask_anew()
-    waiting.context.now += 0.1
-    waiting.peers.forgive(c, Stage.ACCEPT)
     assert not waiting.given_up()
-
-
-def test_of_an_overdue_head_those_are_given_up_that_show_another() -> None:
-    waiting = Waiting()
-    waiting.wait(1.1 * LIMIT_S)
-    fresh = {b: lease(B), c: lease(C, head=b"x" * 32)}
-    waiting.context.view = replace(waiting.context.view, fresh=fresh)
-    assert waiting.given_up() == {C}
+    elsewhere = BOTH | {b: lease(B, head=b"x" * 32)}
+    waiting.context.view = replace(waiting.context.view, fresh=elsewhere)
+    assert waiting.given_up() == {B}

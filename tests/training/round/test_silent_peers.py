@@ -3,7 +3,6 @@
 import pytest
 from scene import GONE, MATE, ME, Scene, lease, promise
 from simulation import Setting, Swarm
-from test_round_scenarios import run_until
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
@@ -110,14 +109,14 @@ def test_a_coordinator_that_is_lost_in_its_ring_costs_less_than_a_round(
     swarm.run_until_agreed(90.0, 3)
     first, _, last = swarm.living
     began, before = first.now(), first.chain.head.round
-    run_until(swarm, lambda: first.chain.head.round == before + 3, 60.0)
+    swarm.run_until(lambda: first.chain.head.round == before + 3, 60.0)
     usual_s = (first.now() - began) / 3
-    run_until(swarm, lambda: last.ring is not None)
+    swarm.run_until(lambda: last.ring is not None)
     assert last.machine.phase is Phase.REDUCING
     lost_at = first.now()
     if freeze:
         last.suspend()
     else:
         last.die()
-    run_until(swarm, lambda: first.chain.head.round == before + 4)
+    swarm.run_until(lambda: first.chain.head.round == before + 4)
     assert first.now() - lost_at < 2 * usual_s
