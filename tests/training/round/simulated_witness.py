@@ -18,8 +18,6 @@ class Witness:
         self.ordinary: dict[bytes, bytes] = {}
         """Parent → digest of the one value that an ordinary quorum committed."""
         self.branches = 0
-        self.early = 0
-        """Triggers that came before the global batch was promised."""
         self._rings: set[tuple[bytes, Ballot]] = set()
         self._commits: dict[bytes, Commit] = {}
         """Head → the commit that led to it."""
@@ -42,8 +40,7 @@ class Witness:
         if (parent, ballot) not in self._rings:
             self._rings.add((parent, ballot))
             promised = sum(member.sequences for member in members)
-            self.early += promised < self._global_batch
-            assert not self.early, "an all-reduce was begun early"
+            assert promised >= self._global_batch, "an all-reduce was begun early"
 
     def sees_commit(self, commit: Commit) -> None:
         if id(commit) not in self._seen:

@@ -24,8 +24,6 @@ class Played(NamedTuple):
     """That were committed."""
     triggers: int = 0
     """All-reduces that were begun."""
-    early: int = 0
-    """Of these, with less than the global batch."""
     virtual_s: float = 0.0
     story: str = ""
     """Of the promise that broke."""
@@ -38,7 +36,7 @@ def played(seed: int) -> Played:
     except BrokenPromise:
         return Played(story=explained(history))
     seen = swarm.witness
-    return Played(seen.rounds, seen.triggers, seen.early, swarm.agenda.now)
+    return Played(seen.rounds, seen.triggers, swarm.agenda.now)
 
 
 def main() -> None:
@@ -58,11 +56,11 @@ def main() -> None:
                 break
         pool.terminate()
     hours = sum(one.virtual_s for one in all_played) / 3600
-    triggers, early = sum(one.triggers for one in all_played), sum(one.early for one in all_played)
+    triggers = sum(one.triggers for one in all_played)
     took_s, cores = time.monotonic() - began, os.cpu_count()
     sys.stdout.write(
         f"{rounds} rounds in {len(all_played)} histories of {hours:.1f} hours, {triggers} triggers,"
-        f" {early} early, all promises kept; {took_s:.0f} s on {cores} cores\n"
+        f" none early, all promises kept; {took_s:.0f} s on {cores} cores\n"
     )
 
 

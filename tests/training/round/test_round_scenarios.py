@@ -7,7 +7,6 @@ what happens, and that it goes on.
 
 import pytest
 import simulated_fetch
-from simulated_peer import Process
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
@@ -184,29 +183,6 @@ def test_a_result_that_one_voter_accepted_reaches_those_who_were_not_in_its_ring
     swarm.run_until_agreed(40.0)
     assert swarm.witness.branches == 0
     assert dead in {part.peer_id for part in commits(swarm)[0].value.contributions}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_what_was_averaged_here_survives_a_catch_up_in_vain(seed: int) -> None:
-    """One commits, is heard by nobody, and dies. The other voted, and asked in vain for what it had
-    averaged itself: that is still in its memory, and nowhere else."""
-    swarm = calm_swarm(2, seed=seed, pass_seconds=(0.2,))
-    gone: list[Process] = []
-
-    def unheard(source: str, target: str, message: Message) -> bool:
-        process = swarm.process_of(source)
-        if isinstance(message, CommitNotice) and process is not None and not gone:
-            gone.append(process)
-            swarm.cut_one_way(process.seat.name, "A" if process.seat.name == "B" else "B")
-        return False
-
-    swarm.network.drop = unheard
-    before = swarm["A"].chain.head.round
-    swarm.run(10.0)
-    gone[0].die()
-    swarm.run(40.0)
-    (lone,) = swarm.living
-    assert lone.chain.head.round >= before + 3, swarm.story(60)
 
 
 # ---- deaths
