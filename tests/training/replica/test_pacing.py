@@ -154,7 +154,7 @@ def test_who_shares_the_work(
     fresh: Any = {peer: SimpleNamespace(**plain | lease)}
     machine: Any = SimpleNamespace(
         head=SimpleNamespace(digest=HEAD, round=2, members=("member", "us", "aside")),
-        status=SimpleNamespace(aside={"aside"}),
+        aside={"aside"},
     )
     found = count_swarm(machine, View(fresh, seen_at=50.0))
     assert (found.others_sequences, found.peers, found.seen_at) == (sequences, 1 + shares, 50.0)

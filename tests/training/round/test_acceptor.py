@@ -9,7 +9,7 @@ from scene import BALLOT, BATCH, GONE, HEAD, MATE, ME, RESULT, STATE, US, Scene,
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Abort, Accept, Accepted, Nack, Prepare, Promise
+from atom.swarm.chain.messages import Abort, Accept, Accepted, AcceptedVote, Nack, Prepare, Promise
 from atom.training.round import Terms
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.batch_policy import GlobalBatch
@@ -154,6 +154,14 @@ def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it()
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
     accepted = Accepted(ballot(5), VALUE)
     assert told == [(None, None), (accepted, None), (None, accepted)]
+
+
+def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None:
+    scene = promised()
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE))
+    scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
+    scene.tell(ResultFetched(RESULT, is_here=True))
+    assert not scene.sent(AcceptedVote)
 
 
 def test_the_next_attempt_is_above_what_a_voter_has_promised_to_others() -> None:
