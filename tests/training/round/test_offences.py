@@ -101,6 +101,7 @@ def lead_to_accept(scene: Scene) -> Ballot:
 def a_forged_certificate(scene: Scene) -> None:
     scene.tick()
     scene.hear(forged(value()))
+    scene.tell(ResultFetched(RESULT, is_here=True))
 
 
 @pytest.mark.parametrize(
