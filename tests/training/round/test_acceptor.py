@@ -132,6 +132,13 @@ def test_an_abort_ends_its_own_attempt_and_no_other(sender: Voter, message: Abor
     assert scene.machine.phase is Phase.PROMISED
 
 
+def test_a_call_at_another_head_binds_nobody() -> None:
+    scene = promised()
+    scene.hear(Prepare(BEYOND.digest, ballot(6)))
+    assert [nack.reason for nack in scene.sent(Nack)] == [Reason.WRONG_HEAD]
+    assert len(scene.sent(Promise)) == 1
+
+
 def call_for_a_branch(scene: Scene) -> None:
     scene.machine._context.state.overdue = 2.0  # nobody objects to one any more
     scene.hear(Prepare(HEAD.digest, ballot(7), tuple(sorted([ME, MATE]))))
