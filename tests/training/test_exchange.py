@@ -1,11 +1,9 @@
 """Exchanges of one ballot: equal results on every member, and no reading after a stop."""
 
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,12 +14,10 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.allreduce import ExchangeBroken
-from atom.swarm.exchange.choice import Line, choose, line_rates
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
-from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream
-from atom.swarm.stream.frames import Channel, Purpose
+from atom.swarm.stream.frames import Channel
 from atom.swarm.transport.transport import Transport
 from atom.training import exchange
 from atom.training.exchange import ErrorFeedback, Exchange, GradientEncoding
@@ -34,9 +30,7 @@ WAIT_S = 20.0
 
 
 class Doorway(LocalTransport):
-    """Lets an exchange's opening wait until `let_in` is set; what it sends may go slowly."""
-
-    upload_bytes_per_s, connected = math.inf, 0
+    """Lets an exchange's opening wait until `let_in` is set."""
 
     def __init__(self, network: LocalNetwork, number: int) -> None:
         super().__init__(network, Identity.create(), bytes([number]) * 16, EventList())
@@ -47,15 +41,6 @@ class Doorway(LocalTransport):
         self.opening.set()
         assert self.let_in.wait(WAIT_S)
         return super().accept_ring(peer_id, tag, timeout_s)
-
-    def connect(self, peer_id: str, purpose: Purpose, *rest: Any) -> Channel:
-        self.connected += 1
-        channel = super().connect(peer_id, purpose, *rest)
-        if math.isfinite(self.upload_bytes_per_s):
-            bandwidth = Bandwidth()
-            bandwidth.upload.change(self.upload_bytes_per_s, SLICE_BYTES)
-            channel.stream = ThrottledStream(channel.stream, bandwidth)
-        return channel
 
 
 class Member:
@@ -120,13 +105,11 @@ class Member:
 class Circle:
     """Some members on one network: the gradients of number n are 10^n."""
 
-    def __init__(
-        self, size: int, folder: Path, encodings: Sequence[GradientEncoding], elements: int
-    ) -> None:
+    def __init__(self, size: int, folder: Path, encodings: Sequence[GradientEncoding]) -> None:
         network = LocalNetwork()
         self.doors = [Doorway(network, number) for number in range(size)]
         self.members = [
-            Member(door, torch.full((elements,), 10.0**number), folder / str(number), encoding)
+            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), encoding)
             for number, (door, encoding) in enumerate(zip(self.doors, encodings, strict=True))
         ]
 
@@ -138,9 +121,9 @@ class Circle:
         for member in self.members[who]:
             member.start(parts, attempt, shares)
 
-    def averaged(self, *sequences: int, attempt: int = 1, shares: tuple[int, ...] = ()) -> bytes:
+    def averaged(self, *sequences: int, attempt: int = 1) -> bytes:
         """The digest that all end with."""
-        self.start(*sequences, attempt=attempt, shares=shares)
+        self.start(*sequences, attempt=attempt)
         (digest,) = {member.finished().digest for member in self.members}
         return digest
 
@@ -173,11 +156,9 @@ CircleOf = Callable[..., Circle]
 def circle_of(tmp_path: Path) -> Iterator[CircleOf]:
     made: list[Circle] = []
 
-    def make(
-        size: int, encodings: Sequence[GradientEncoding] = (), elements: int = ELEMENTS
-    ) -> Circle:
+    def make(size: int, encodings: Sequence[GradientEncoding] = ()) -> Circle:
         each = encodings or [GradientEncoding()] * size
-        made.append(Circle(size, tmp_path / str(len(made)), each, elements))
+        made.append(Circle(size, tmp_path / str(len(made)), each))
         return made[-1]
 
     before = set(threading.enumerate())
@@ -211,10 +192,10 @@ def test_all_members_hold_the_same_mean(
     for member, count, before in zip(circle.members, sequences, kept, strict=True):
         assert torch.equal(member.result(outcomes[0].digest), mean)
         assert member.exchange.seconds.keys() == {outcomes[0].digest}
+        measured = len(member.exchange.speeds.links(9))
+        assert measured == min(len(sequences) - 1, 2 if shares else 1), "lines that it sent on"
         assert torch.equal(member.gradients.nan_to_num(), before.nan_to_num())
         assert bool(member.reads) == bool(count)
-    neighbours = min(len(sequences) - 1, 2 if shares else 1)
-    assert {door.connected for door in circle.doors} == {neighbours}
     assert outcomes[0].ballot == ballot()
     assert outcomes[0].digest == arena_digest(mean)
     assert outcomes[0].norm == pytest.approx(total / sum(sequences) * ELEMENTS**0.5)
@@ -259,7 +240,7 @@ def test_what_is_owed_for_another_ring_or_history_is_not_given_back(circle_of: C
     circle.members[1].gradients.mul_(3)
     second = circle.averaged(1, 2, attempt=2)
     one.begin()  # and that ring breaks off
-    for digest in (first, second):
+    for digest in (second, first):
         one.committed(digest)
         assert not given_back(one).any(), "the arena was written into again since"
     two.committed(second)
@@ -366,31 +347,3 @@ def test_a_fault_voids_this_ring_only_and_names_who_was_seen(
     assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
     faulty.fault = None
     circle.averaged(1, 1, attempt=2)
-
-
-# ---- lines
-
-
-@pytest.mark.parametrize("shares", [(), (1, 1, 1)])
-def test_exchange_measures_a_slow_line_and_gives_it_no_part(
-    circle_of: CircleOf, shares: tuple[int, ...]
-) -> None:
-    """Measured by the exchange that it holds up, told in leases, it owns no part of the next."""
-    circle, slow_bytes_per_s = circle_of(3, elements=1 << 20), 4e6
-    members = circle.members
-    circle.doors[1].upload_bytes_per_s = slow_bytes_per_s
-    digest = circle.averaged(1, 1, 1, shares=shares)
-    members.reverse()
-    assert circle.averaged(1, 1, 1, attempt=2, shares=shares) == digest
-    told = {
-        (member.peer_id, peer_id): link.bytes_per_s
-        for member in members
-        for peer_id, link in member.exchange.speeds.links(16).items()
-        if math.isfinite(link.bytes_per_s)
-    }
-    rates, slow = line_rates(told), members[1].peer_id
-    assert rates.keys() == {slow}
-    assert rates[slow] < 2.5 * slow_bytes_per_s, "each connection is throttled by itself"
-    choice = choose([Line(rates.get(member.peer_id)) for member in members], 4 << 20)
-    assert choice.shares == (500, 0, 500)
-    assert circle.averaged(1, 1, 1, attempt=3, shares=choice.shares) == digest

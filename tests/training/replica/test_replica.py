@@ -134,17 +134,6 @@ def test_first_values_do_not_depend_on_threads(device: CpuDevice, threads: int) 
         replica.initialise(lambda name, shape: torch.zeros(3), threads)
 
 
-def test_state_moves_between_replicas_however_they_are_cut(device: CpuDevice) -> None:
-    old, new = new_replica(device), new_replica(device, cut="whole")
-    mean = step_once(old, batches(1, 1), 1)
-    new.load_state({name: arena.clone() for name, arena in old.state_arenas().items()}, 1)
-    assert new.round == 1
-    assert old.evaluate(batches(1, 9)) == new.evaluate(batches(1, 9))
-    for replica in (old, new):
-        apply(replica, mean, 2)
-    assert same(old, new)
-
-
 def test_what_does_not_fit_or_follow_changes_nothing(device: CpuDevice) -> None:
     replica, untouched = new_replica(device), new_replica(device)
     state = {name: arena + 1 for name, arena in replica.state_arenas().items()}
