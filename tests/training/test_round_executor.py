@@ -182,13 +182,10 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
 
 
 def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> None:
-    """Whatever the worker does; and no file is made of what may never be committed. Nor is anything
-    written over while somebody may read it."""
+    """No file is made of what may never be committed. Nor is anything written over while somebody
+    may read it."""
     committed, other, unwanted = (stage.hold(value) for value in (0.25, 0.5, 0.75))
-    busy = Halted()
-    stage.worker.submit(busy)
     chunk = bytes(stage.blobs.chunk(f"result/{committed.hex()}", 0, 0))
-    busy.may_end.set()
     assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
     assert stage.stored() == []
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]

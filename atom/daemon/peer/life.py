@@ -100,7 +100,7 @@ class Life:
         """Ends every part, in the order that lets each finish what it holds."""
         parts = self.parts
         self._gone = True
-        parts.donors.close()
+        parts.donors.stop.set()
         parts.steward.close()
         if self._loop is not None:
             self._loop.close()
@@ -227,7 +227,7 @@ class Life:
         syncing = self._machine is not None and self._machine.phase is Phase.SYNCING
         if syncing and not self.counted():
             self._console.note("fetching ends here; what has arrived is kept for the next start")
-            self.parts.donors.close()
+            self.parts.donors.stop.set()
 
     def _look(self) -> Ending | None:
         assert self._machine is not None

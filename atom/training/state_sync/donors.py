@@ -39,20 +39,13 @@ class PeerDonors:
         self._max_bytes = state_bytes + (1 << 20)
         self._downloads = downloads
         self._watch = watch
-        self._stop = threading.Event()
-
-    def close(self) -> None:
-        """Ends fetches under way, and whatever else is done to have a state. From any thread."""
-        self._stop.set()
-
-    @property
-    def closed(self) -> bool:
-        """Whether this peer ends, and needs no state any more. From any thread."""
-        return self._stop.is_set()
+        self.stop = threading.Event()
+        """Set when this peer ends: fetches under way end, and whatever else is done to have a
+        state. From any thread."""
 
     def asking(self, peer_id: str) -> AbstractContextManager[Ask]:
         """For a page of that peer's chain, or its list of states."""
-        return asking(self._transport, peer_id, UNCHECKED_PACE, self._stop, self._watch)
+        return asking(self._transport, peer_id, UNCHECKED_PACE, self.stop, self._watch)
 
     def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
         """Of these heads, those whose states that peer offers: first those of which an earlier
@@ -61,13 +54,15 @@ class PeerDonors:
             raw = ask(OFFERS, PAGE_BYTES)
         told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
         found = [head for head in heads if head.digest in told]
-        return sorted(found, key=lambda head: (self._begun(head), head.round), reverse=True)
+        return sorted(
+            found, key=lambda head: (self._folder(head).exists(), head.round), reverse=True
+        )
 
     def state(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
         """The state at that head, with that digest, in files: there an interrupted fetch goes on.
         Raises also: StorageError."""
         wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, self._max_bytes)
-        return fetch(self._transport, wanted, self._folder(head), self._stop, self._watch)
+        return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
         """`pace`: the least that must come; None: as long as anything comes."""
@@ -76,7 +71,7 @@ class PeerDonors:
         wanted = Wanted(f"result/{digest.hex()}", peers, named, most, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
         result = torch.zeros(self._elements)
-        fetch(self._transport, wanted, {RESULT_ARENA: result}, self._stop, quiet)
+        fetch(self._transport, wanted, {RESULT_ARENA: result}, self.stop, quiet)
         return result
 
     def keep_only(self, heads: Collection[Head] = ()) -> None:
@@ -85,9 +80,6 @@ class PeerDonors:
         for folder in self._downloads.glob("*"):
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _begun(self, head: Head) -> bool:
-        return self._folder(head).exists()
 
     def _folder(self, head: Head) -> Path:
         return self._downloads / head.digest.hex()[:16]

@@ -238,5 +238,5 @@ class StateSync:
 
     def _go_on(self) -> None:
         """Between two steps, each of which may take a while. Raises: PeerRefused(SUPERSEDED)."""
-        if self._donors.closed:
+        if self._donors.stop.is_set():
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")

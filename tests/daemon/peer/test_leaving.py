@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +20,10 @@ from atom.training.round.events import Phase
 from tests.manual_clock import ManualClock
 
 
-class Donors:
-    """As far as their end is concerned."""
-
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.fixture
-def donors() -> Donors:
-    return Donors()
+def donors() -> SimpleNamespace:
+    """As far as their end is concerned."""
+    return SimpleNamespace(stop=threading.Event())
 
 
 class Notes(Silence):
@@ -42,7 +35,11 @@ class Notes(Silence):
 
 
 def life_in(
-    phase: Phase, uncommitted: int, donors: Donors, folder: Path, console: Console | None = None
+    phase: Phase,
+    uncommitted: int,
+    donors: SimpleNamespace,
+    folder: Path,
+    console: Console | None = None,
 ) -> Life:
     life = Life(StateDirectory(folder), console or Silence(), EventList(), ManualClock(), "")
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
@@ -58,22 +55,24 @@ def life_in(
     return life
 
 
-def test_without_a_part_in_any_round_fetching_ends(donors: Donors, tmp_path: Path) -> None:
+def test_without_a_part_in_any_round_fetching_ends(donors: SimpleNamespace, tmp_path: Path) -> None:
     console = Notes()
     life_in(Phase.SYNCING, 0, donors, tmp_path, console).leave(None)
-    assert donors.closed
+    assert donors.stop.is_set()
     assert console.notes == ["fetching ends here; what has arrived is kept for the next start"]
 
 
 @pytest.mark.parametrize(("phase", "uncommitted"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])
 def test_who_counted_may_need_what_it_fetches(
-    phase: Phase, uncommitted: int, donors: Donors, tmp_path: Path
+    phase: Phase, uncommitted: int, donors: SimpleNamespace, tmp_path: Path
 ) -> None:
     life_in(phase, uncommitted, donors, tmp_path).leave(None)
-    assert not donors.closed
+    assert not donors.stop.is_set()
 
 
-def test_an_earlier_deadline_holds_and_a_later_one_does_not(donors: Donors, tmp_path: Path) -> None:
+def test_an_earlier_deadline_holds_and_a_later_one_does_not(
+    donors: SimpleNamespace, tmp_path: Path
+) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
     life.leave(100.0)
     assert life.leave(5.0) == "already leaving, now in at most 5 s"
@@ -81,7 +80,9 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(donors: Donors, tmp_
     assert life._facts.leave_by == 5.0
 
 
-def test_the_deadline_holds_while_the_last_state_is_rebuilt(donors: Donors, tmp_path: Path) -> None:
+def test_the_deadline_holds_while_the_last_state_is_rebuilt(
+    donors: SimpleNamespace, tmp_path: Path
+) -> None:
     console = Notes()
     life = life_in(Phase.SYNCING, 0, donors, tmp_path, console)
     clock, life._machine = life._clock, None
@@ -117,7 +118,7 @@ def test_who_stays_for_the_others_sake_says_so_once() -> None:
 
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
-    donors: Donors, tmp_path: Path, asked_before: bool
+    donors: SimpleNamespace, tmp_path: Path, asked_before: bool
 ) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
     if asked_before:
@@ -133,7 +134,7 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
         signal.signal(signal.SIGHUP, before)
 
 
-def test_nohup_has_its_way(donors: Donors, tmp_path: Path) -> None:
+def test_nohup_has_its_way(donors: SimpleNamespace, tmp_path: Path) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -119,7 +119,7 @@ class Peer:
         return made
 
     def close(self) -> None:
-        self.donors.close()
+        self.donors.stop.set()
         for transport in self._transports:
             transport.close()
 

@@ -51,7 +51,7 @@ def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None
     """Replaying may take minutes, and a leave has a deadline."""
     peer = peer_of()
     peer.store(ROUNDS, ALL)
-    peer.on_told = lambda done: peer.donors.close() if done == 2 else None
+    peer.on_told = lambda done: peer.donors.stop.set() if done == 2 else None
     for told in ([(0, 5), (1, 5), (2, 5), (2, 0)], []):
         with pytest.raises(PeerRefused, match="this peer ends"):
             peer.state_sync.restore()

@@ -232,7 +232,7 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
         def content_of(self, name: str) -> Content | None:
             if not name.startswith("chain/"):
                 if ends:
-                    peer.donors.close()
+                    peer.donors.stop.set()
                 raise ConnectionError("gone")
             return super().content_of(name)
 
