@@ -15,6 +15,7 @@ from atom.models.data.corpus import Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
+from atom.optim.rate import RateSettings, learning_rate
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.records.manifest import Manifest
 from atom.training.storage.run_storage import list_snapshots
@@ -62,10 +63,17 @@ def train_plainly(
         betas=run.optimizer.betas,
         eps=run.optimizer.epsilon,
     )
+    rate = RateSettings(
+        run.optimizer.learning_rate,
+        run.optimizer.final_learning_rate,
+        run.optimizer.warmup_rounds,
+        run.optimizer.decay,
+        run.run.rounds,
+    )
     losses = []
     for head, commit in zip(heads, commits, strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(run, commit.value.round - 1)
+            group["lr"] = learning_rate(rate, commit.value.round)
         tokens, targets = dataset.batch(samples_of(dataset, head, commit))
         loss = model(tokens, targets)
         optimizer.zero_grad()
@@ -94,14 +102,3 @@ def relative_difference(weights: dict[str, Tensor], reference: dict[str, Tensor]
     pairs = [(weights[name].double(), reference[name].double()) for name in reference]
     difference = sum(float((a - b).square().sum()) for a, b in pairs)
     return math.sqrt(difference / sum(float(b.square().sum()) for _, b in pairs))
-
-
-def _rate(run: RunFile, iteration: int) -> float:
-    """Linear warmup, then a cosine that reaches the final rate in the last round."""
-    peak, final = run.optimizer.learning_rate, run.optimizer.final_learning_rate
-    warmup = run.optimizer.warmup_rounds
-    assert run.run.rounds is not None
-    if iteration < warmup:
-        return peak * (iteration + 1) / (warmup + 1)
-    progress = (iteration - warmup) / (run.run.rounds - 1 - warmup)
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -10,16 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import psutil
-from tight_memory import tightest_memory
+import torch
 
 import atom
 from atom.base.errors import ControlError
+from atom.config.load import parse_run_text
 from atom.daemon.control_client import ControlClient
+from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.partition import Machine, Terms, smallest_device_bytes
+from atom.graph.profile.assumed import typical_graph
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
 from atom.swarm.dht.p2pd import die_with_parent
 
 START_S = 150.0
@@ -274,7 +282,6 @@ class Swarm:
         self.address = ""
         self.host = "127.0.0.1"
         """The founder's, for the DHT."""
-        self.join_options: tuple[str, ...] = ()
         self.start_options: tuple[str, ...] = ()
 
     @property
@@ -299,7 +306,7 @@ class Swarm:
         self.until(self._printed_address, "an address", START_S)
         self.address = self._printed_address()
         for joiner in self.joiners:
-            joiner.start("join", self.address, *self.join_options)
+            joiner.start("join", self.address)
 
     def all_see_all(self) -> bool:
         everybody = {peer.peer_id for peer in self.peers if peer.lives}
@@ -354,6 +361,23 @@ def gather(*swarms: Swarm) -> None:
         swarm.invite()
     for swarm in swarms:
         swarm.until(swarm.all_see_all, "everybody in", START_S * len(swarms))
+
+
+@cache
+def tightest_memory(run_text: str) -> int | None:
+    """The least device memory in bytes: cut finely, always swapped. None: no family."""
+    run = parse_run_text(run_text)
+    if run.model.family is None:
+        return None
+    vocabulary = run.model.vocabulary_size or 256
+    source = GPT3Source(GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape()))
+    batch = source.example_batch(run.batch.micro_batch_sequences)
+    graph = trace(source.build(torch.float32), batch)
+    profile = typical_graph(graph, torch.device("cpu"))
+    terms = Terms(device_bytes=1, micro_batches=1, element_bytes=4)
+    return smallest_device_bytes(
+        operation_chain(graph, profile.operations), Machine(1e9, 1e9), terms
+    )
 
 
 def free_port() -> int:

@@ -22,8 +22,7 @@ from swarm_history import (
     others,
     say,
 )
-from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
-from tight_memory import tightest_memory
+from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in, tightest_memory
 
 from atom.config.hours import DAYS
 

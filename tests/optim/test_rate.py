@@ -32,6 +32,7 @@ def test_it_rises_to_the_peak_falls_to_the_final_rate_and_stays(decay: Decay) ->
         (RateSettings(1.0, 0.0, decay="cosine", rounds=101), 51, 0.5),
         (RateSettings(1.0, 0.0, decay="cosine", rounds=101), 26, 0.8535533906),
         (RateSettings(1.0, 0.0, decay="linear", rounds=101), 26, 0.75),
+        (RateSettings(1.0, 0.1, 10, "cosine", 111), 61, 0.55),
         (RateSettings(1.0, 0.1, 50, "cosine", 10), 10, 10 / 51),  # the warm-up outlasts the run
         (RateSettings(1.0, 0.1, 0, "cosine", 1), 1, 0.1),
     ],

@@ -1,6 +1,7 @@
 """Values, heads and contents by number, each made by the real `atom.swarm.chain.commit` once."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -63,7 +64,6 @@ class Ledger:
         self._head_numbers: dict[tuple[int, int], int] = {}
         self._contents: dict[tuple[int, int], int] = {}
         self._certified: dict[tuple, bool] = {}
-        self._quorums: dict[tuple, bool] = {}
 
     def value(
         self,
@@ -78,33 +78,25 @@ class Ledger:
         one that finishes the `result` of another value."""
         key = parent, origin, units, tuple((v, v.absences) for v in voters_next), survivors
         if key not in self._value_numbers:
-            value = self._value(parent, origin, units, voters_next, survivors)
             self._value_numbers[key] = len(self.values)
-            result = len(self.values) if result is None else result
-            self.values.append(ValueRecord(value, parent, origin, units, result))
+            head = self.heads[parent].head
+            members = standing(cast.voters([unit[:2] for unit in units]), head.digest)
+            value = Value(
+                parent=head.digest,
+                round=head.round + 1,
+                origin=cast.ballot(origin),
+                result_digest=canonical_digest("sum", [origin, sorted(units)]),
+                gradient_norm=1.0,
+                parent_state_digest=b"",
+                contributions=tuple(
+                    Contribution(v.peer_id, v.incarnation, 1, 1.0) for v in members
+                ),
+                voters_next=voters_next,
+                survivors=cast.voters(survivors),
+            )
+            made = len(self.values) if result is None else result
+            self.values.append(ValueRecord(value, parent, origin, units, made))
         return self._value_numbers[key]
-
-    def _value(
-        self,
-        parent: int,
-        origin: BallotKey,
-        units: tuple[Unit, ...],
-        voters_next: tuple[Voter, ...],
-        survivors: Survivors,
-    ) -> Value:
-        head = self.heads[parent].head
-        members = standing(cast.voters([unit[:2] for unit in units]), head.digest)
-        return Value(
-            parent=head.digest,
-            round=head.round + 1,
-            origin=cast.ballot(origin),
-            result_digest=canonical_digest("sum", [origin, sorted(units)]),
-            gradient_norm=1.0,
-            parent_state_digest=b"",
-            contributions=tuple(Contribution(v.peer_id, v.incarnation, 1, 1.0) for v in members),
-            voters_next=voters_next,
-            survivors=cast.voters(survivors),
-        )
 
     def head_after(self, parent: int, value: int) -> int:
         known = self._head_numbers.get((parent, value))
@@ -157,14 +149,12 @@ class Ledger:
 
     def is_quorum(self, head: int, votes: Voters) -> bool:
         """By the real quorum, whatever a mutant believes."""
-        key = head, votes
-        if key not in self._quorums:
-            voters = cast.voters(self.heads[head].voters)
-            self._quorums[key] = is_quorum(voters, set(cast.voters(votes)))
-        return self._quorums[key]
-
-    def prefers(self, one: int, other: int) -> bool:
-        return self.heads[one].head.prefers(self.heads[other].head)
+        return _is_quorum(self.heads[head].voters, votes)
 
     def round(self, head: int) -> int:
         return NOTHING if head == NOTHING else self.heads[head].head.round
+
+
+@cache
+def _is_quorum(voters: Voters, votes: Voters) -> bool:
+    return is_quorum(cast.voters(voters), set(cast.voters(votes)))

@@ -4,7 +4,7 @@ Timers and leases are not there: whatever they may trigger may happen at any tim
 refusals, aborts and suspicions only say when to try again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from .acceptor import highest_promised
@@ -36,10 +36,10 @@ class Moves:
                 yield from self._steps(state, attempt)
             else:
                 if attempt.value == NOTHING:
-                    yield from self._promises(state, at)
+                    yield from self._heard(state, at, "promise", self._acts.promise)
                     yield from self._proposals(state, at)
                 else:
-                    yield from self._votes(state, at)
+                    yield from self._heard(state, at, "accept", self._acts.vote)
                     yield from self._commit(state, at)
         for p, peer in enumerate(state.peers):
             if peer.status == ALIVE:
@@ -63,11 +63,14 @@ class Moves:
                 after = self._acts.start(state, p, number, survivors)
                 yield ("start", p, (number, *me), survivors), after
 
-    def _promises(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+    def _heard(
+        self, state: State, at: int, answer: str, act: Callable[[State, int, int], State | None]
+    ) -> Iterator[tuple[Move, State]]:
+        """Anybody hears what the coordinator asks."""
         for q in range(len(state.peers)):
-            after = self._acts.promise(state, q, at)
+            after = act(state, q, at)
             if after is not None:
-                yield ("promise", q, state.attempts[at]), after
+                yield (answer, q, state.attempts[at]), after
 
     def _proposals(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
         attempt = state.attempts[at]
@@ -105,12 +108,6 @@ class Moves:
         return sorted(values), rings
 
     # ---- accepting and committing
-
-    def _votes(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
-        for q in range(len(state.peers)):
-            after = self._acts.vote(state, q, at)
-            if after is not None:
-                yield ("accept", q, state.attempts[at]), after
 
     def _commit(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
         after = self._acts.commit(state, at)

@@ -2,12 +2,13 @@
 finish, who votes next. A mutant overrides one of these answers.
 """
 
+from functools import cache
 from itertools import chain, combinations
 
 from atom.swarm.chain.membership import voters_next
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import Lease
 from atom.training.round.electorate import Electorate, electorate
-from atom.training.round.events import View
+from tests.training.round.shown_leases import lease, view
 
 from . import acceptor, cast
 from .acceptor import Slotted
@@ -27,19 +28,13 @@ class Rules:
         """`branches`: silence for the grace time may found a branch (`survivors = "branch"`)."""
         self.ledger = ledger
         self._branches = branches
-        self._deciding: dict[tuple, bool] = {}
         self._electorates: dict[tuple, tuple[Survivors, ...]] = {}
 
     # ---- who decides
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         """Whether the present are enough for that attempt. `peers` only matters to mutants."""
-        key = a.head, a.survivors, present
-        if key not in self._deciding:
-            electors, survivors = cast.voters(self.ledger.electors(a)), cast.voters(a.survivors)
-            real = Electorate(electors, survivors)
-            self._deciding[key] = real.satisfied_by(set(cast.voters(present)))
-        return self._deciding[key]
+        return _decides(self.ledger.electors(a), a.survivors, present)
 
     def certified(self, a: Attempt) -> bool:
         """Whether replicas would take the commit."""
@@ -67,31 +62,18 @@ class Rules:
         """Whom `me` asks if it sees these leases and no others for the grace time: survivors, empty
         for a quorum of the voters, None for nobody yet."""
         record = self.ledger.heads[head]
-        fresh = {cast.voter(s[:2]).peer_id: self._lease(*s) for s in seen}
-        lapsed = {cast.voter(v): GRACE_SECONDS for v in record.voters}
-        view = View(fresh, lapsed, frozenset(cast.voters(gone)))
-        chosen = electorate(record.head, cast.voter(me), view, GRACE_SECONDS, self._branches)
+        shown = view(
+            *(self._lease(*each) for each in seen),
+            silent=dict.fromkeys(cast.voters(record.voters), GRACE_SECONDS),
+            dead=cast.voters(gone),
+        )
+        chosen = electorate(record.head, cast.voter(me), shown, GRACE_SECONDS, self._branches)
         return None if chosen is None else tuple(cast.key_of(v) for v in chosen.survivors)
 
     def _lease(self, peer: int, incarnation: int, head: int) -> Lease:
-        voter, real = cast.voter((peer, incarnation)), self.ledger.heads[head].head
-        return Lease(
-            peer_id=voter.peer_id,
-            incarnation=voter.incarnation,
-            serial=1,
-            issued_at=0.0,
-            state=PeerState.ACCUMULATING,
-            head=real.digest,
-            round=real.round,
-            sequences=1,
-            sequences_per_s=0.0,
-            tokens_per_s=0.0,
-            pass_seconds=0.0,
-            loss=None,
-            state_digest=b"",
-            addresses=(),
-            branches=tuple(real.branches),
-        )
+        real = self.ledger.heads[head].head
+        voter, branches = cast.voter((peer, incarnation)), tuple(real.branches)
+        return lease(voter, real.digest, round=real.round, branches=branches)
 
     # ---- what binds an acceptor
 
@@ -134,7 +116,8 @@ class Rules:
     # ---- which chain
 
     def prefers(self, one: int, other: int) -> bool:
-        return self.ledger.prefers(one, other)
+        heads = self.ledger.heads
+        return heads[one].head.prefers(heads[other].head)
 
     # ---- gradients, results, states
 
@@ -148,6 +131,12 @@ class Rules:
     def result_applied(self, peer: Peer, value: int) -> int:
         """The value whose result a step on `value` really takes."""
         return value
+
+
+@cache
+def _decides(electors: Voters, survivors: Survivors, present: Voters) -> bool:
+    real = Electorate(cast.voters(electors), cast.voters(survivors))
+    return real.satisfied_by(set(cast.voters(present)))
 
 
 def others_alive(me: VoterKey, peers: Peers) -> Seen:
