@@ -12,14 +12,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from atom.base.events import EventList
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
@@ -28,20 +27,14 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
-from atom.swarm.exchange.codec import Float32
-from atom.swarm.exchange.plans import RingPlan, ring_tag
-from atom.swarm.identity import Identity
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.threaded_ring import Swarm
 
 RECORD = Path(__file__).parent / "golden_run.json"
 PEERS, ROUNDS, SEED = 3, 50, 7
 SEQUENCES, TOKENS, VOCABULARY = 2, 16, 61
 """Sequences per micro-batch, tokens per sequence."""
-PATIENCE_S = 30.0
 
 CONFIG = GPT3Config(3, 2, 32, sequence_tokens=TOKENS, vocabulary_size=VOCABULARY, dropout=0.0)
 RATE = RateSettings(3e-3, 3e-4, warmup_rounds=5, decay="cosine", rounds=ROUNDS)
@@ -93,35 +86,10 @@ def arithmetic() -> str:
     return digest(gradients)[:16]
 
 
-def average(parts: Sequence[Tensor], sequences: int, round: int) -> list[Tensor]:
-    """Every peer's copy of the mean gradient, by the all-reduce that daemons use."""
-    network = LocalNetwork()
-    peers = [
-        LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList())
-        for n in range(len(parts))
-    ]
-    for peer in peers:
-        peer.start()
-    order = tuple(peer.peer_id for peer in peers)
-    parent, ballot = round.to_bytes(32, "big"), Ballot(1, order[0], bytes(16))
-
-    def member(rank: int) -> Tensor:
-        result = torch.empty_like(parts[rank])
-        terms = Terms(
-            order, rank, ring_tag(parent, ballot), 1 / sequences, Float32(),
-            progress_timeout_s=PATIENCE_S,
-        )  # fmt: skip
-        channels = open_exchange(peers[rank], terms, PATIENCE_S)
-        plan = RingPlan(len(result), (1,) * len(order), 64 * 1024, 8 * 1024)
-        all_reduce(Arenas(parts[rank], result), terms, channels, None, plan)
-        return result
-
-    try:
-        with ThreadPoolExecutor(len(peers)) as pool:
-            return list(pool.map(member, range(len(peers))))
-    finally:
-        for peer in peers:
-            peer.close()
+def average(parts: Sequence[Tensor], sequences: int) -> Tensor:
+    """The mean gradient, by the all-reduce that daemons use: every peer has the same bytes."""
+    with closing(Swarm(len(parts))) as swarm:
+        return swarm.average(parts, scale=1 / sequences)
 
 
 def play_round(replicas: Sequence[Replica], round: int) -> float:
@@ -132,8 +100,8 @@ def play_round(replicas: Sequence[Replica], round: int) -> float:
             replica.run_pass([batch(round, peer, place)])
     sequences = sum(replica.sequences for replica in replicas)
     loss = sum(replica.loss_sum for replica in replicas) / sequences
-    means = average([replica.contribution() for replica in replicas], sequences, round)
-    for replica, mean in zip(replicas, means, strict=True):
+    mean = average([replica.contribution() for replica in replicas], sequences)
+    for replica in replicas:
         replica.begin_step(mean, gradient_norm(mean), round)
         replica.finish_step()
     return loss

@@ -14,7 +14,7 @@ from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
-from atom.optim.adamw import MOMENTS, AdamW, mixed, noise_key, power
+from atom.optim.adamw import MOMENTS, AdamW, noise_key, power
 from atom.optim.optimizer import parts_of
 from atom.optim.stepper import step_threads
 from atom.swap.host_kernels import (
@@ -28,6 +28,7 @@ from atom.swap.host_kernels import (
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from tests.one_step import allocate_store, take_step
+from tests.swap.rounded_sums import noise_of
 
 SHAPES = {
     name: torch.Size(shape)
@@ -203,21 +204,6 @@ def test_gradients_that_do_not_fit_are_refused(refused: Callable[[int], Tensor])
     assert store.version == version
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_parts_are_in_the_order_of_the_layout_and_cover_it() -> None:
-    store = filled_store(torch.bfloat16)
-    parts = parts_of(AdamW(), store)
-    stretches = [(part.start, part.stop) for part in parts]
-    assert stretches == sorted(stretches)
-    assert max(stop - start for start, stop in stretches) == 64
-    assert sum(stop - start for start, stop in stretches) == sum(
-        spec.numel for spec in store.layout.specs
-    )
-    assert {part.parameter.name for part in parts_of(AdamW(), store, frozenset({"odd"}))} == {
-        *SHAPES
-    } - {"odd"}
-
-
 # --- weights in halves, moments in sixteen bits
 
 
@@ -226,16 +212,8 @@ def weights(store: HostStore) -> Tensor:
 
 
 def noise(elements: Tensor, step: int, seed: int = SETTINGS.seed) -> Tensor:
-    """The kernel's `noise_of` in exact integers: elements and noise as int64."""
-    low, high = elements & 0xFFFFFFFF, elements >> 32
-    result = torch.empty_like(elements)
-    for upper in high.unique().tolist():
-        key = mixed(noise_key(seed, step) ^ mixed(upper))
-        x = low[high == upper] ^ (key & 0xFFFFFFFF)
-        x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
-        x = (((x ^ x >> 15) + (key >> 32) & 0xFFFFFFFF) * 0x846CA68B) & 0xFFFFFFFF
-        result[high == upper] = x ^ x >> 16
-    return result
+    key = noise_key(seed, step)
+    return torch.tensor([noise_of(element, key) for element in elements.tolist()])
 
 
 def rounded_with(value: Tensor, sixteen_bits: Tensor) -> Tensor:
@@ -243,29 +221,23 @@ def rounded_with(value: Tensor, sixteen_bits: Tensor) -> Tensor:
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-def test_split_weights_take_the_same_steps(level: int) -> None:
-    exact, halves = filled_store(torch.bfloat16), filled_store(torch.bfloat16, StateForm.SPLIT)
-    for step in range(1, 5):
-        for store in (exact, halves):
-            take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step, 0.7)
-    assert torch.equal(weights(halves), weights(exact))
-    for name in MOMENTS:
-        assert torch.equal(halves.state[name], exact.state[name])
-    assert torch.equal(halves.working, exact.working)  # no weight was a tie
-
-
-def test_half_moments_are_the_exact_ones_rounded_with_the_documented_noise(level: int) -> None:
-    exact, half = filled_store(torch.bfloat16), filled_store(torch.bfloat16, StateForm.HALF)
-    elements = torch.arange(exact.layout.total_elements)
+@pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
+def test_steps_are_exact_and_half_moments_rounded_with_the_documented_noise(
+    form: StateForm, level: int
+) -> None:
+    exact, other = filled_store(torch.bfloat16), filled_store(torch.bfloat16, form)
     for step in range(1, 4):
         for name in MOMENTS:
-            exact.state[name].copy_(half.state[name])
-        for store in (exact, half):
-            take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step)
-        assert torch.equal(weights(half), weights(exact))
-        bits = noise(elements, step)
+            exact.state[name].copy_(other.state[name])
+        for store in (exact, other):
+            take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step, 0.7)
+        assert torch.equal(weights(other), weights(exact))
+        assert torch.equal(other.working, exact.working)  # no weight was a tie
+        bits = noise(torch.arange(exact.layout.total_elements), step)
         for name, share in zip(MOMENTS, (bits & 0xFFFF, bits >> 16), strict=True):
-            assert torch.equal(half.state[name], rounded_with(exact.state[name], share)), name
+            moment = exact.state[name]
+            expected = rounded_with(moment, share) if form is StateForm.HALF else moment
+            assert torch.equal(other.state[name], expected), name
 
 
 @pytest.mark.parametrize("form", StateForm)

@@ -2,14 +2,16 @@
 
 import itertools
 import math
+import queue
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from atom.base.landing import LandedBlocks
 from atom.optim import clipping
 from atom.optim.clipping import LandingNorm, clip_coefficient, gradient_norm
 
@@ -115,39 +117,16 @@ def test_neither_pieces_nor_their_order_show(gradient: torch.Tensor, seed: int) 
     assert landing.norm() == gradient_norm(gradient)
 
 
-@pytest.fixture
-def summed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """Waits until so many blocks are being summed; says where they begin."""
-    seen, changed = list[int](), threading.Condition()
-    plain = clipping._sum_of_squares
-
-    def told(block: torch.Tensor) -> float:
-        with changed:
-            seen.append(block.storage_offset())
-            changed.notify_all()
-        return plain(block)
-
-    def wait(count: int) -> list[int]:
-        with changed:
-            assert changed.wait_for(lambda: len(seen) >= count, 20)
-            return sorted(seen)
-
-    monkeypatch.setattr(clipping, "_sum_of_squares", told)
-    return wait
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_only_blocks_of_the_last_piece_are_left_for_the_end(
-    gradient: torch.Tensor, summed: Callable[[int], list[int]]
-) -> None:
-    landing = LandingNorm(gradient)
-    landing.landed(1500, ELEMENTS)
+def test_only_blocks_of_the_last_piece_are_left_for_the_end() -> None:
+    seen = queue.SimpleQueue[int]()
+    blocks = LandedBlocks(ELEMENTS, BLOCK, lambda start, stop: seen.put(start), 2, "blocks")
+    blocks.landed(1500, ELEMENTS)
     later = list(range(2 * BLOCK, ELEMENTS, BLOCK))
-    assert summed(len(later)) == later
-    landing.landed(0, 1500)
-    assert summed(len(later) + 2) == [0, BLOCK, *later]
-    landing.norm()
-    assert len(summed(0)) == len(later) + 2, "each of them once"
+    assert sorted(seen.get(timeout=20) for _ in later) == later
+    blocks.landed(0, 1500)
+    assert sorted(seen.get(timeout=20) for _ in range(2)) == [0, BLOCK]
+    assert len(list(blocks.found())) == len(later) + 2
+    assert seen.empty(), "each of them once"
 
 
 @pytest.mark.usefixtures("small_blocks")

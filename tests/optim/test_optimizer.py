@@ -44,13 +44,10 @@ class Blockwise(Optimizer):
             tensor.fill_(step.number)
 
 
-class Contradicting(Optimizer):
+class Contradicting(Blockwise):
     def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
         wide = len(parameter.shape) == 2
         return {"moment": StateTensor((1,), torch.float32 if wide else torch.bfloat16)}
-
-    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        raise AssertionError
 
 
 def test_state_may_differ_from_parameter_to_parameter_in_shape_and_presence() -> None:
