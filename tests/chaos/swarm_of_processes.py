@@ -83,28 +83,22 @@ listen = "127.0.0.1:0"
 """
 
 
-def endless(name: str, grace_s: float, snapshot_rounds: int) -> str:
+def endless(
+    name: str,
+    grace_s: float,
+    snapshot_rounds: int,
+    final_rate: float = 1e-3,
+    rounds: str = "",
+    schedule: str = "",
+) -> str:
     """A run file without a last round."""
-    return RUN.format(
-        name=name,
-        rounds="",
-        final_rate=1e-3,
-        schedule="",
-        grace_s=grace_s,
-        snapshot_rounds=snapshot_rounds,
-    )
+    return RUN.format(**locals())
 
 
 def ending(name: str, rounds: int) -> str:
     """A run file with a last round, warmup and decay; the last round is a snapshot's."""
-    return RUN.format(
-        name=name,
-        rounds=f"rounds = {rounds}",
-        final_rate=1e-4,
-        schedule='warmup_rounds = 4\ndecay = "cosine"',
-        grace_s=2,
-        snapshot_rounds=rounds,
-    )
+    schedule = 'warmup_rounds = 4\ndecay = "cosine"'
+    return endless(name, 2, rounds, 1e-4, f"rounds = {rounds}", schedule)
 
 
 class Peer:
@@ -272,9 +266,11 @@ class Swarm:
         self.root = root
         self.run_file = root / "run.toml"
         self.run_file.write_text(run_text, encoding="utf-8")
-        tight = tightest_memory(run_text)
-        several = tight is not None and memory is None
-        sizes = (f"{tight} B", "auto", f"{2 * tight} B") if several else (memory or "auto",)
+        if memory is None:
+            tight = tightest_memory(run_text)
+            sizes = f"{tight} B", "auto", f"{2 * tight} B"
+        else:
+            sizes = (memory,)
         for name, size in zip(names, cycle(sizes), strict=False):
             (root / f"{name}.toml").write_text(PEER.format(memory=size), encoding="utf-8")
         (root / "t").mkdir()
@@ -364,11 +360,9 @@ def gather(*swarms: Swarm) -> None:
 
 
 @cache
-def tightest_memory(run_text: str) -> int | None:
-    """The least device memory in bytes: cut finely, always swapped. None: no family."""
+def tightest_memory(run_text: str) -> int:
+    """The least device memory in bytes: cut finely, always swapped."""
     run = parse_run_text(run_text)
-    if run.model.family is None:
-        return None
     vocabulary = run.model.vocabulary_size or 256
     source = GPT3Source(GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape()))
     batch = source.example_batch(run.batch.micro_batch_sequences)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 import pytest
-from damaged_disks import DAMAGES, deal
 from swarm_history import (
     all_end_on_one_chain,
     contributes,
@@ -35,6 +35,46 @@ PATIENCE_S = TIMES * (FREEZE_S + 2 * START_S)
 RUN = "faults"
 Fault = Callable[[Swarm, Peer, int], AbstractContextManager[None]]
 """While it lasts, the victim has no part in rounds."""
+Damage = tuple[tuple[str, Callable[[Path], None]], ...]
+"""Which files of the state directory, and what becomes of each."""
+
+
+def halved(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def torn(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 7)
+
+
+def emptied(path: Path) -> None:
+    """As a power cut may leave a file whose name had reached the disk, and nothing else of it."""
+    os.truncate(path, 0)
+
+
+def flipped(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 0xFF
+    path.write_bytes(raw)
+
+
+SNAPSHOTS, RESULTS, CHAIN = "snapshots/*.safetensors", "results/*.safetensors", "chain.bin"
+DAMAGES: tuple[Damage, ...] = (
+    ((SNAPSHOTS, halved),),
+    ((RESULTS, flipped),),
+    (),
+    ((CHAIN, torn),),
+    ((RESULTS, emptied),),
+    ((SNAPSHOTS, flipped),),
+    ((CHAIN, Path.unlink),),
+    ((SNAPSHOTS, Path.unlink), (RESULTS, Path.unlink), (CHAIN, Path.unlink)),
+)
+
+
+def deal(damage: Damage, state: Path) -> None:
+    for pattern, deed in damage:
+        for path in sorted(state.glob(pattern)):
+            deed(path)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_a_llama_goes_on_training_and_back_to_transformers(tmp_path: Path) -> No
     model.save_pretrained(tmp_path / "llama")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))
-    with swarm_in(tmp_path, RUN, ["left", "right"]) as swarm:
+    with swarm_in(tmp_path, RUN, ["left", "right"], "auto") as swarm:
         swarm.start_options = ("--from", str(tmp_path / "llama"))
         swarm.found(standing=True)
         swarm.until(lambda: swarm.founder.lives, "founded", START_S)
