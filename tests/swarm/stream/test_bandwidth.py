@@ -99,30 +99,26 @@ def running_ring(until: float) -> TransferThrottle:
     return throttle
 
 
-def test_beside_a_ring_transfers_get_their_share() -> None:
-    throttle, rate, sent = TransferThrottle(), 25e6, 0
-    throttle.ring_sent(PART_BYTES, 100.0)  # it runs already
-    for step in range(4000):
-        throttle.ring_sent(int(rate / 1000), 100.0 + step / 1000)
-        while count := throttle.take(PART_BYTES, 100.0 + step / 1000):
-            sent += count
-    assert 0.9 * RING_SHARE * rate * 4 < sent < 1.1 * RING_SHARE * rate * 4 + PART_BYTES
-
-
-@pytest.mark.parametrize(("uploads", "most_s"), [(2, 1.0), (16, 0.8 * SILENCE_S)])
-def test_beside_a_slow_ring_no_upload_looks_dead(uploads: int, most_s: float) -> None:
+@pytest.mark.parametrize(
+    ("rate", "uploads", "most_s"),
+    [(25e6, 1, 0.02), (375e3, 2, 1.0), (375e3, 16, 0.8 * SILENCE_S)],
+)
+def test_beside_a_ring_transfers_get_their_share_and_none_looks_dead(
+    rate: float, uploads: int, most_s: float
+) -> None:
     """They always want to send, and wait in turn."""
-    throttle, now, longest = TransferThrottle(), 100.0, 0.0
-    throttle.ring_sent(PART_BYTES, now)
+    throttle, now, longest, sent = TransferThrottle(), 100.0, 0.0, 0
+    throttle.ring_sent(PART_BYTES, now)  # it runs already
     heard = [now] * uploads
     for _ in range(3000):
-        throttle.ring_sent(3750, now)
+        throttle.ring_sent(int(rate / 100), now)
         for upload in sorted(range(uploads), key=heard.__getitem__):
-            if throttle.take(PART_BYTES, now):
-                heard[upload] = now
+            if count := throttle.take(PART_BYTES, now):
+                sent, heard[upload] = sent + count, now
             longest = max(longest, now - heard[upload])
         now += 0.01
     assert longest < most_s
+    assert 0.9 * RING_SHARE * rate * 30 < sent < 1.1 * RING_SHARE * rate * 30 + PART_BYTES
 
 
 def test_parts_are_large_beside_a_fast_ring_and_when_it_rests_the_link_is_free() -> None:

@@ -91,6 +91,9 @@ def test_a_newer_line_ends_the_older_which_is_dialled_anew(make: Make) -> None:
     with pytest.raises(ConnectionError):
         newer.recv_header(TOKEN_BYTES, Patience(SOON))
     assert reaches(host, guest)
+    guest.transport.set_addresses(host.peer_id, [])
+    with pytest.raises(Unreachable):  # it hears the call, and cannot come
+        host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=0.2)
 
 
 def test_a_line_whose_thread_ended_is_begun_anew(
@@ -107,14 +110,6 @@ def test_a_line_whose_thread_ended_is_begun_anew(
         guest.transport.keep_lines([host.peer_id])
         guest.events.wait("thread-failed")
     keep_lines(guest, host)
-
-
-def test_a_called_peer_that_does_not_come_is_given_up(make: Make) -> None:
-    host, guest = make(), make(listens=False)
-    keep_lines(guest, host)
-    guest.transport.set_addresses(host.peer_id, [])
-    with pytest.raises(Unreachable):
-        host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=0.2)
 
 
 def test_others_say_whether_they_can_dial_us(make: Make) -> None:
