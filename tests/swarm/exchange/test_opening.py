@@ -16,7 +16,7 @@ from atom.swarm.stream.frames import Patience, Purpose
 def not_opened(swarm: Swarm) -> tuple[str | None, Reason]:
     """By the first member."""
     with pytest.raises(ExchangeBroken) as failure:
-        swarm.open(0, 0.1)
+        swarm.open(0, 0.5)
     return failure.value.suspect, failure.value.reason
 
 

@@ -20,6 +20,7 @@ from atom.swarm.transport.limits import (
     MOST_REMEMBERED,
     OFFENCES,
     TOLD_AT_ONCE,
+    Backoff,
     ConnectionLimiter,
     Endpoint,
     Handlers,
@@ -97,6 +98,14 @@ def test_old_offences_are_forgotten_and_other_reasons_are_none() -> None:
     for number in range(MOST_REMEMBERED + 10):
         quarantine.offend(f"peer {number}", Reason.TIMEOUT, 0.0)
     assert len(quarantine.aside(0.0)) == MOST_REMEMBERED
+
+
+def test_whom_is_forgiven_fails_for_the_first_time_again() -> None:
+    waits = Backoff(10.0, 40.0)
+    assert [waits.fail("a", 0.0) for _ in range(3)] == [10.0, 20.0, 40.0]
+    assert waits.failures("a") == 3
+    waits.forgive("a")
+    assert (waits.failures("a"), waits.held(0.0)) == (0, frozenset())
 
 
 # ---- destinations and events

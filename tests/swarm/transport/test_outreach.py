@@ -105,6 +105,11 @@ def test_who_cannot_be_asked_is_no_witness() -> None:
     stage.answers |= {"a": OSError("gone"), "c": UNKNOWN}
     assert stage.read(2 * SETTLE_S) == ("ab", NO, "abcd")
     assert stage.read(4 * SETTLE_S)[0] == "abcdab", "too few have answered yet"
+    stage = Stage()
+    stage.leases = {"a": stage.leases["a"]}
+    assert stage.read(1) == ("a", YES, "")
+    stage.answers["a"] = OSError("gone")
+    assert stage.read(AGAIN_S) == ("aa", UNKNOWN, ""), "what it said before is old"
 
 
 def test_after_a_failure_it_asks_again() -> None:

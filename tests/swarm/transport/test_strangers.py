@@ -134,6 +134,14 @@ def test_another_identity_is_refused_by_the_client(make_peer: Make) -> None:
     assert refusal(one.transport.connect, expected, Purpose.RING, b"tag") is Reason.WRONG_IDENTITY
 
 
+def test_a_token_that_nobody_waits_for_leads_nowhere(make_peer: Make) -> None:
+    stream = before_tls(make_peer())
+    stream.send_all(memoryview(ANSWER + bytes(TOKEN_BYTES)), Patience(SOON))
+    with pytest.raises(ConnectionError):
+        stream.recv_into(memoryview(bytearray(1)), Patience(SOON))
+    stream.close()
+
+
 # ---- crowds
 
 
