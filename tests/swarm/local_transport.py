@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from atom.base.events import EventSink
+from atom.base.events import EventList, EventSink
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
@@ -15,6 +15,17 @@ class LocalNetwork:
 
     def __init__(self) -> None:
         self.present: list[Transport] = []
+
+    def add(self, serve: Callable[[Channel], None] | None = None) -> Transport:
+        """Somebody new on it."""
+        incarnation = bytes([len(self.present)]) * 16
+        made = LocalTransport(self, Identity.create(), incarnation, EventList(), serve)
+        made.start()
+        return made
+
+    def close(self) -> None:
+        for each in self.present:
+            each.close()
 
 
 class LocalTransport(Transport):

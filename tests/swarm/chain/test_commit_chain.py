@@ -25,7 +25,6 @@ from tests.swarm.refusals import refusal
 ME = Identity.create()
 GENESIS = beginning(ME)
 OLD = [ME, Identity.create(), Identity.create()]
-NEW = [Identity.create() for _ in range(3)]
 
 
 def grown(electorates: Sequence[Sequence[Identity]]) -> tuple[list[Head], list[Commit]]:
@@ -53,25 +52,6 @@ def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
     commits[stripped] = dataclasses.replace(commits[stripped], votes=())
     told = rf"round {stripped + 1}$"
     assert refusal(verified_heads, GENESIS, commits, match=told) is Reason.BAD_CERTIFICATE
-
-
-def test_strangers_vouch_for_nothing() -> None:
-    """A chain that leaves the run's own at some round, however long and well signed it is."""
-    heads, commits = grown([[ME], OLD, OLD, OLD])
-    for own in range(5):
-        forged, head = commits[:own], heads[own]
-        for _ in range(5):
-            forged.append(a_commit(head, {NEW[0]: 8}, NEW))
-            head = head.after(forged[-1].value)
-        assert refusal(verified_heads, GENESIS, forged) is Reason.BAD_CERTIFICATE
-
-
-def test_old_voters_vouch_only_for_what_was_committed() -> None:
-    """They may have voted for a value that never had a quorum of the newer electorate."""
-    five = [*OLD, *NEW[:2]]
-    heads, commits = grown([[ME], [ME], five, five])
-    alone = a_commit(heads[3], {ME: 8}, [ME], following=five)
-    assert refusal(verified_heads, GENESIS, [*commits[:3], alone]) is Reason.BAD_CERTIFICATE
 
 
 def test_a_round_that_does_not_follow_ends_a_chain() -> None:

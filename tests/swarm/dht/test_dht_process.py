@@ -95,8 +95,7 @@ async def restart_of(client: DhtClient) -> None:
         await client.restarted.wait()
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_sigkill_of_the_daemon_leaves_no_process(stopped: bool) -> None:
+def test_sigkill_of_the_daemon_leaves_no_process() -> None:
     """Not even stopped ones, which would not see that their socket is closed."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as process:
         pids: list[int] = []
@@ -105,7 +104,7 @@ def test_sigkill_of_the_daemon_leaves_no_process(stopped: bool) -> None:
             node = psutil.Process(int(process.stdout.readline()))
             pids = [node.pid, *(each.pid for each in node.children(recursive=True))]
             assert len(pids) == 2, "the node and its p2pd"
-            for pid in pids if stopped else ():
+            for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             process.kill()
             assert wait_until_gone(pids) == []

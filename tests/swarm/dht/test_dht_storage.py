@@ -120,9 +120,9 @@ def test_a_record_out_of_place_does_not(gate: RecordGate, changes: dict[str, Any
     assert not gate.validate(record(**changes))
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xc4", b"\xc5\x00", b"\xc4\x05abc", b"\xc7\x01\x50\x90"])
-def test_bytes_that_are_no_message_are_no_record(gate: RecordGate, raw: bytes) -> None:
-    assert not gate.validate(replace(record(), value=raw))
+def test_bytes_that_are_no_message_are_no_record(gate: RecordGate) -> None:
+    for raw in (b"", b"\xc4", b"\xc5\x00", b"\xc4\x05abc", b"\xc7\x01\x50\x90"):
+        assert not gate.validate(replace(record(), value=raw))
 
 
 def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate: RecordGate) -> None:

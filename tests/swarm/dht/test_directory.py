@@ -25,7 +25,6 @@ from atom.swarm.records.codec import (
     encode_manifest,
     index_key,
     lease_key,
-    manifest_key,
 )
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.manifest import Manifest
@@ -153,17 +152,14 @@ def test_the_dht_is_told_whose_leases_matter(
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("is_owner_known", [True, False])
-def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(
-    tmp_path: Path, is_owner_known: bool
-) -> None:
+def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(tmp_path: Path) -> None:
     async def check(bootstrap: str) -> None:
         async with real_peers(tmp_path, bootstrap) as open_one:
-            newcomer = await open_one(BERT, ANNA.peer_id if is_owner_known else None)
+            newcomer = await open_one(BERT)
             assert await newcomer.read_manifest() == (MANIFEST, RECORD)
 
-    key = manifest_key(RUN, ANNA.peer_id) if is_owner_known else index_key(RUN)
-    with crowd_nearer_than_the_holder(key, ANNA.peer_id, RECORD, nearer=10) as bootstrap:
+    holder = crowd_nearer_than_the_holder(index_key(RUN), ANNA.peer_id, RECORD, nearer=10)
+    with holder as bootstrap:
         asyncio.run(check(bootstrap))
 
 

@@ -14,6 +14,7 @@ from atom.swarm.chain.commit import (
     Value,
     Voter,
     genesis,
+    rank,
 )
 from atom.swarm.records.lease import SHOWN, Lease, claims_better, has_left, preferred
 
@@ -42,6 +43,26 @@ QUORUM = grown(START)
 BRANCH_OF_TWO = grown(START, 10, PEERS[:2])
 BRANCH_OF_ONE = grown(START, 10**9, PEERS[4:])
 STRANGERS = grown(START, 10**9, (Voter("x", b"x" * 16),))
+
+
+LOW, HIGH = b"a" * 8, b"b" * 8
+ALONE, BACKED = Branch(5, 1, LOW), Branch(5, 2, HIGH)
+BEST_FIRST = [
+    rank(b"x" * 32, 9, (Branch(9, 0, HIGH),)),  # quorums up to round 8
+    rank(b"x" * 32, 7, ()),
+    rank(b"y" * 32, 7, ()),  # the lower name
+    rank(b"x" * 32, 6, (BACKED, Branch(6, 1, LOW))),
+    rank(b"x" * 32, 5, (BACKED,)),
+    rank(b"x" * 32, 99, (ALONE,)),
+    rank(b"x" * 32, 99, (ALONE, Branch(7, 9, LOW))),  # a quorum decided until 98 there
+    rank(b"x" * 32, 99, (Branch(5, 1, HIGH),)),
+    rank(b"x" * 32, 4, ()),  # which all of these continue
+]
+
+
+def test_heads_are_ordered_by_where_their_chains_part() -> None:
+    for better, worse in itertools.combinations(BEST_FIRST, 2):
+        assert better > worse
 
 
 def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:

@@ -21,9 +21,8 @@ from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
 from atom.swarm.state.fetch_target import Piece, PieceQueue
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.swarm.stream.frames import Channel, Pace
-from atom.swarm.transport.transport import Transport
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.stream.frames import Pace
+from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
@@ -86,8 +85,7 @@ class Town:
 
     def __init__(self) -> None:
         self._network = LocalNetwork()
-        self.transports: list[Transport] = []
-        self.me = self._add(None)
+        self.me = self._network.add()
         self.release = threading.Event()
         self.events = EventList()
         self.lies: dict[str, Reason] = {}
@@ -96,8 +94,8 @@ class Town:
     def donor(
         self, store: BlobStore | None = None, throttle: TransferThrottle | None = None
     ) -> str:
-        transport = self._add(BlobServer(store or Scripted(), throttle=throttle).serve)
-        return transport.peer_id
+        serve = BlobServer(store or Scripted(), throttle=throttle).serve
+        return self._network.add(serve).peer_id
 
     def fetch(
         self,
@@ -132,15 +130,7 @@ class Town:
 
     def close(self) -> None:
         self.release.set()
-        for transport in self.transports:
-            transport.close()
-
-    def _add(self, serve: Callable[[Channel], None] | None) -> Transport:
-        identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
-        transport = LocalTransport(self._network, identity, incarnation, EventList(), serve)
-        transport.start()
-        self.transports.append(transport)
-        return transport
+        self._network.close()
 
 
 @pytest.fixture

@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 
 from atom.base.events import EventList
-from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.swarm.stream.frames import Channel
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage, write_snapshot
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.local_transport import LocalNetwork
 from tests.training.small_history import ROUNDS, initialise, new_replica, run
 
 PAGE_COMMITS = 2
@@ -86,7 +84,7 @@ class Peer:
         self.liars: list[str] = []
         self.told: list[tuple[int, int]] = []
         self.on_told: Callable[[int], None] = lambda done: None
-        self._network, self._transports = LocalNetwork(), list[LocalTransport]()
+        self._network = LocalNetwork()
         self._doors: dict[BlobStore, str] = {}
         self.donors = self._peer_donors()
         first = FirstState(run().digest(0), self._first)
@@ -98,30 +96,22 @@ class Peer:
         watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
         state_bytes = sum(arena.nbytes for arena in run().states[0].values())
         return PeerDonors(
-            self._transport(None), self.results.elements, state_bytes, self.downloads, watch
+            self._network.add(), self.results.elements, state_bytes, self.downloads, watch
         )
 
     def door(self, blobs: BlobStore, throttle: TransferThrottle | None = None) -> str:
         """The peer that serves this."""
         if blobs not in self._doors:
             serve = BlobServer(blobs, throttle=throttle).serve
-            self._doors[blobs] = self._transport(serve).peer_id
+            self._doors[blobs] = self._network.add(serve).peer_id
         return self._doors[blobs]
 
     def run(self, *donors: BlobStore, discard: bool = False) -> str:
         return self.state_sync.run([self.door(each) for each in donors], discard)
 
-    def _transport(self, serve: Callable[[Channel], None] | None) -> LocalTransport:
-        number = bytes([len(self._transports)])
-        made = LocalTransport(self._network, Identity.create(), number * 16, EventList(), serve)
-        made.start()
-        self._transports.append(made)
-        return made
-
     def close(self) -> None:
         self.donors.stop.set()
-        for transport in self._transports:
-            transport.close()
+        self._network.close()
 
     def _tell(self, done: int, total: int) -> None:
         self.told.append((done, total))
