@@ -18,7 +18,7 @@ class Witness:
         self.ordinary: dict[bytes, bytes] = {}
         """Parent → digest of the one value that an ordinary quorum committed."""
         self.branches = 0
-        self._rings: set[tuple[bytes, Ballot]] = set()
+        self._rings: dict[Ballot, bytes] = {}
         self._commits: dict[bytes, Commit] = {}
         """Head → the commit that led to it."""
         self._after: dict[tuple[bytes, bytes], Head] = {}
@@ -37,10 +37,10 @@ class Witness:
 
     def sees_trigger(self, parent: bytes, ballot: Ballot, members: Iterable[Contribution]) -> None:
         """A coordinator begins an all-reduce. It may be shown once for each whom it tells."""
-        if (parent, ballot) not in self._rings:
-            self._rings.add((parent, ballot))
-            promised = sum(member.sequences for member in members)
-            assert promised >= self._global_batch, "an all-reduce was begun early"
+        promised = sum(member.sequences for member in members)
+        assert promised >= self._global_batch, "an all-reduce was begun early"
+        first = self._rings.setdefault(ballot, parent)
+        assert first == parent, "late word of an old ballot could pass for a new one's"
 
     def sees_commit(self, commit: Commit) -> None:
         if id(commit) not in self._seen:

@@ -65,12 +65,6 @@ def test_the_run_ends_with_its_last_round() -> None:
     assert all(process.machine.finished for process in swarm.living)
 
 
-def test_no_ballot_ever_returns() -> None:
-    swarm = calm_swarm(3, rounds=8)
-    ballots = [commit.ballot for commit in commits(swarm)]
-    assert len(ballots) == len(set(ballots)), "word of an old round could pass for a new one's"
-
-
 # ---- partitions: a local opinion of who is alive is no electorate
 
 
