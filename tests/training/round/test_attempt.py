@@ -8,7 +8,7 @@ from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
-from atom.training.round.attempt import Attempt, Stage
+from atom.training.round.attempt import Attempt, Stage, odd_states_out
 from atom.training.round.electorate import Electorate
 
 PEERS = [Voter(f"peer {number}", bytes([number]) * 16) for number in range(100)]
@@ -61,3 +61,28 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
     me = line[max(workers)].peer_id
     parts = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
     assert {part.peer_id for part in parts} == {line[place].peer_id for place in members}
+
+
+@pytest.mark.parametrize(
+    ("states", "odd"),
+    [
+        ("aaa", set[int]()),
+        ("aab", {2}),
+        ("abb", {0}),
+        ("ab", {1}),
+        ("abba", {1, 2}),
+        ("aabbb", {2, 3, 4}),
+    ],
+    ids=[
+        "all agree",
+        "the last",
+        "the first",
+        "a tie: the first stands",
+        "again",
+        "a crowd beside",
+    ],
+)
+def test_whose_state_differs_from_most_electors_has_to_fetch_it(states: str, odd: set[int]) -> None:
+    """The first four decide; what a crowd beside them has counts for nothing."""
+    held = {peer: state.encode() for peer, state in zip(PEERS, states, strict=False)}
+    assert odd_states_out(held, PEERS[:4]) == {PEERS[place] for place in odd}
