@@ -62,7 +62,6 @@ def flood(channels: Channels, over: threading.Event) -> None:
         *((die, QUIET, Reason.RING_BROKEN, shares) for shares in KINDS),
         *((freeze, QUIET, Reason.TIMEOUT, shares) for shares in KINDS),
         (speak_and_freeze, QUIET | {"opening_s": 100 * SOON}, Reason.TIMEOUT, ()),
-        (flood, SLOW, Reason.TOO_SLOW, ()),
         (keep_waiting, SLOW, Reason.TOO_SLOW, ()),
         (keep_waiting, SLOW, Reason.TOO_SLOW, (1, 1, 1, 0)),
     ],
@@ -92,6 +91,12 @@ def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Make) -> No
 
     for failure in swarm.broken_by(CULPRIT, dribble, FEW, **SLOW).values():
         assert (failure.suspect, failure.reason) == (None, Reason.TOO_SLOW)
+
+
+def test_a_flood_of_waiting_ends_as_well(swarm_of: Make) -> None:
+    """Of two: nobody else ends it."""
+    failures = swarm_of(2).broken_by(1, flood, 4096, pace=Pace(0.5))
+    assert failures[0].reason is Reason.TOO_SLOW
 
 
 def test_cancelling_ends_the_ring_for_all(swarm_of: Make) -> None:
