@@ -241,7 +241,7 @@ def test_whom_the_machine_accuses_is_put_aside(stage: Stage) -> None:
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
     raw = encode(Prevote(START.digest))
-    idle.inbox.receive(ANN.peer_id, ANN.incarnation, raw)  # before the loop: dropped
+    idle.inbox.receive(BOB.peer_id, BOB.incarnation, raw)  # before the loop: dropped
     idle.inbox.is_read = True
     for _ in range(MAX_WAITING + 50):
         idle.inbox.receive(ANN.peer_id, ANN.incarnation, raw)
@@ -309,7 +309,7 @@ def test_a_failure_ends_the_loop_and_is_reported(idle: Stage, failing: str) -> N
     assert idle.failures.empty()
 
 
-def test_it_ticks_without_news_and_at_each_counted_pass(idle: Stage) -> None:
+def test_it_ticks_without_news_and_at_each_counted_pass(stage: Stage, idle: Stage) -> None:
     for _ in range(3):
         idle.loop.pass_ended()
     idle.loop.close()
@@ -319,8 +319,5 @@ def test_it_ticks_without_news_and_at_each_counted_pass(idle: Stage) -> None:
     idle.loop.close()
     assert idle.machine.views.empty()
     assert idle.machine.events.empty()
-    ticking = Stage()
-    ticking.loop.start()
     for _ in range(3):
-        ticking.machine.views.get(timeout=WAIT_S)
-    ticking.loop.close()
+        stage.machine.views.get(timeout=WAIT_S)
