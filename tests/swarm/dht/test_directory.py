@@ -134,14 +134,17 @@ def test_peers_meet_in_memory_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("member", "told"),
-    [(None, ({ANNA.peer_id, CLEO.peer_id}, False)), (BERT, ({ANNA.peer_id, BERT.peer_id}, True))],
+    [
+        (None, ({each.peer_id for each in (ANNA, BERT, CLEO)}, False)),
+        (BERT, ({ANNA.peer_id, BERT.peer_id}, True)),
+    ],
 )
 def test_the_dht_is_told_whose_leases_matter(
     member: Identity | None, told: tuple[set[str], bool]
 ) -> None:
     async def check() -> None:
         dht = MemoryDht()
-        directory = dht.directory(RUN, ANNA.peer_id, ANNA)
+        directory = dht.directory(RUN, ANNA.peer_id, BERT)
         directory.known = frozenset({CLEO.peer_id})
         manifest = listed(member) if member else MANIFEST
         await directory.publish_manifest(encode_manifest(manifest, ANNA))

@@ -52,26 +52,33 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
 
 
 def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:
-    known, waiting, served = KnownPeers(), list[str](), list[str]()
+    known, waiting, served, callers = KnownPeers(), list[str](), list[str](), list[Channel]()
     known.at_head(["voter", "member", "third"])
 
     def served_meanwhile(peer: str) -> None:
-        """The others come while this one is answered."""
+        """This one has heard enough, but it is answered, and meanwhile others come."""
         served.append(peer)
+        callers.pop().close()
+        come()
+
+    def come() -> None:
         while waiting:
             asking, serving = (Channel(stream) for stream in stream_pair())
+            callers.append(asking)
             serving.peer_id = waiting.pop(0)
             request = wire.BlobRequest(name=serving.peer_id).SerializeToString()
             asking.send_frame(Kind.BLOB_REQUEST, request, patience=Patience(SOON))
-            asking.close()
             with contextlib.suppress(OSError):
                 server.serve(serving)
+            if callers:
+                raw = callers.pop().recv_frame(Kind.REFUSED, 1024, Patience(SOON))
+                assert wire.Refused.FromString(raw).reason == "busy"
 
     server = BlobServer(BlobStore(served_meanwhile), known)
     for _ in range(2):  # who has left has made room
         waiting += ["greedy"] * 5 + [f"stranger {number}" for number in range(5)]
         waiting += ["voter"] * 5 + ["member"] * 4 + ["third"]
-        served_meanwhile("")
+        come()
         strangers = [f"stranger {number}" for number in range(4)]
-        assert served == ["", *["greedy"] * 4, *strangers, *["voter"] * 4, *["member"] * 4]
+        assert served == [*["greedy"] * 4, *strangers, *["voter"] * 4, *["member"] * 4]
         served.clear()
