@@ -33,6 +33,7 @@ from .state import (
     Promised,
     State,
     Survivors,
+    lives,
     replaced,
     with_one,
 )
@@ -124,8 +125,7 @@ class Acts:
         peer = peers[member[0]]
         slot = self.rules.slot_of(attempt.survivors)
         return (
-            peer.status == ALIVE
-            and peer.incarnation == member[1]
+            lives(member, peers)
             and self.rules.takes_part(peer, attempt.head)
             and any(s[0] == slot and s[1] == attempt.ballot for s in peer.slots)
         )

@@ -10,7 +10,7 @@ from .acceptor import Slotted
 from .bounds import Bounds
 from .cast import BallotKey, VoterKey
 from .rules import Rules
-from .state import ALIVE, Attempt, Peer, Peers, Promised, Survivors, Voters
+from .state import Attempt, Peer, Peers, Promised, Survivors, Voters, lives
 
 
 class _OwnCertificates(Rules):
@@ -64,7 +64,7 @@ class MajorityOfTheRest(_OwnCertificates):
     """Dead voters are struck off, and a majority of the rest decides."""
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
-        rest = tuple(v for v in self.ledger.heads[a.head].voters if _lives(v, peers))
+        rest = tuple(v for v in self.ledger.heads[a.head].voters if lives(v, peers))
         return _most(rest, present)
 
     def electorates(self, head: int, me: VoterKey, peers: Peers) -> tuple[Survivors, ...]:
@@ -76,7 +76,7 @@ class LeaversStruckOff(_OwnCertificates):
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         voters = self.ledger.heads[a.head].voters
-        rest = tuple(v for v in voters if _lives(v, peers) and not peers[v[0]].leaving)
+        rest = tuple(v for v in voters if lives(v, peers) and not peers[v[0]].leaving)
         return _most(rest, present)
 
     def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
@@ -130,11 +130,6 @@ class AllMustVote(Rules):
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         return set(present) >= set(self.ledger.electors(a))
-
-
-def _lives(voter: VoterKey, peers: Peers) -> bool:
-    peer = peers[voter[0]]
-    return peer.status == ALIVE and peer.incarnation == voter[1]
 
 
 def _most(voters: Voters, present: Voters) -> bool:

@@ -25,24 +25,21 @@ def problem(rules: Rules, before: State, move: Move, after: State) -> str | None
 
 
 def _two_commits(state: State) -> str | None:
-    committed: dict[int, int] = {}
-    for attempt in state.attempts:
-        if attempt.survivors or not attempt.committed:
-            continue
-        if committed.setdefault(attempt.head, attempt.value) != attempt.value:
-            return "two commits by an ordinary quorum on one head"
-    return None
+    committed = {(a.head, a.value) for a in state.attempts if a.committed and not a.survivors}
+    return "two commits by an ordinary quorum on one head" if _twice(committed) else None
 
 
 def _two_values_chosen(ledger: Ledger, state: State) -> str | None:
     """A value that a quorum accepted may be committed by now; nothing else ever may."""
-    chosen: dict[int, int] = {}
-    for a in state.attempts:
-        if a.survivors or not (a.committed or ledger.is_quorum(a.head, a.votes)):
-            continue
-        if chosen.setdefault(a.head, a.value) != a.value:
-            return "a quorum accepted one value, then another"
-    return None
+    ordinary = [a for a in state.attempts if not a.survivors]
+    chosen = {
+        (a.head, a.value) for a in ordinary if a.committed or ledger.is_quorum(a.head, a.votes)
+    }
+    return "a quorum accepted one value, then another" if _twice(chosen) else None
+
+
+def _twice(values_on_heads: set[tuple[int, int]]) -> bool:
+    return len({head for head, _ in values_on_heads}) < len(values_on_heads)
 
 
 def _counted_twice(ledger: Ledger, move: Move) -> str | None:

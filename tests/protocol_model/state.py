@@ -76,6 +76,12 @@ class State(NamedTuple):
     budget: Budget
 
 
+def lives(who: VoterKey, peers: Peers) -> bool:
+    """Whether that very process is there."""
+    peer = peers[who[0]]
+    return peer.status == ALIVE and peer.incarnation == who[1]
+
+
 def replaced(things: tuple, at: int, thing: object) -> tuple:
     """`things` with another one at that place."""
     return (*things[:at], thing, *things[at + 1 :])

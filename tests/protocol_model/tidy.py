@@ -15,17 +15,15 @@ from .acceptor import highest_promised
 from .cast import BallotKey
 from .ledger import Ledger
 from .rules import Rules
-from .state import ALIVE, DEAD, NOTHING, Attempt, Peers, Slot, State, Survivors, replaced
+from .state import ALIVE, DEAD, NOTHING, Attempt, Peers, Slot, State, Survivors, lives, replaced
 
 
 def is_led(attempt: Attempt, peers: Peers) -> bool:
     """Whether its coordinator still goes on with it: it leads at most one attempt, and none
     below what it promised anybody."""
-    _, p, incarnation = attempt.ballot
-    peer = peers[p]
+    peer = peers[attempt.ballot[1]]
     return (
-        peer.status == ALIVE
-        and peer.incarnation == incarnation
+        lives(attempt.ballot[1:], peers)
         and peer.head == attempt.head
         and highest_promised(peer.slots) == attempt.ballot
     )
