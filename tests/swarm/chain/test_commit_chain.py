@@ -54,6 +54,13 @@ def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
     assert refusal(verified_heads, GENESIS, commits, match=told) is Reason.BAD_CERTIFICATE
 
 
+def test_old_voters_vouch_only_for_what_was_committed() -> None:
+    """They may have voted for a value that never had a quorum of the newer electorate."""
+    heads, commits = grown([[ME], [ME], OLD, OLD])
+    alone = a_commit(heads[3], {ME: 8}, [ME], following=OLD)
+    assert refusal(verified_heads, GENESIS, [*commits[:3], alone]) is Reason.BAD_CERTIFICATE
+
+
 def test_a_round_that_does_not_follow_ends_a_chain() -> None:
     """A gap, or the round of another chain with the same voters."""
     commits, others = continued([], 3, 8), continued([], 2, 9)
