@@ -1,6 +1,7 @@
 """What our DHT nodes store and believe: well-signed records in their own place, and few."""
 
 import math
+import random
 import time
 import warnings
 from dataclasses import replace
@@ -182,6 +183,19 @@ def test_under_a_crowd_those_who_were_there_and_those_who_are_known_stay(
     crowd(storage, ROOT)
     assert {"ada", "early", "grace"} < under(storage, ROOT)
     assert len(under(storage, ROOT)) == 2 + 16
+
+
+def test_a_crowd_that_is_renewed_without_end_freezes_no_newcomer_out(
+    storage: BoundedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dht_storage, "random", random.Random(1))
+    seen = 0
+    for second in range(50):
+        crowd(storage, ROOT, 24, LATER + second)
+        seen += "new" in under(storage, ROOT)
+        assert storage.store_subkey(ROOT, "new", b"1", SOON + second)
+    assert seen > 5
+    assert len(under(storage, ROOT)) == 16
 
 
 def test_what_is_there_may_be_renewed_and_ends_with_the_later_record(

@@ -63,6 +63,7 @@ BEST_FIRST = [
 def test_heads_are_ordered_by_where_their_chains_part() -> None:
     for better, worse in itertools.combinations(BEST_FIRST, 2):
         assert better > worse
+    assert not QUORUM.prefers(QUORUM)
 
 
 def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:
