@@ -1,5 +1,10 @@
 """A state arrives whole from several donors, whatever some of them do."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -89,13 +94,16 @@ class Town:
         self.release = threading.Event()
         self.events = EventList()
         self.lies: dict[str, Reason] = {}
-        self.enough = threading.Event()
 
     def donor(
         self, store: BlobStore | None = None, throttle: TransferThrottle | None = None
     ) -> str:
         serve = BlobServer(store or Scripted(), throttle=throttle).serve
         return self._network.add(serve).peer_id
+
+    def address_of(self, donor: str) -> str:
+        [there] = [each for each in self._network.present if each.peer_id == donor]
+        return "{}:{}".format(*there.address)
 
     def fetch(
         self,
@@ -118,8 +126,6 @@ class Town:
 
     def progress(self, done: int, total: int) -> None:
         assert done <= total == STATE_BYTES
-        if done >= 3 * CHUNK_BYTES:
-            self.enough.set()
 
     def lied(self, donor: str, reason: Reason) -> None:
         self.lies[donor] = reason
@@ -249,22 +255,44 @@ def test_what_does_not_fit_here_is_said(town: Town, tmp_path: Path) -> None:
         town.fetch([donor], into=tmp_path / "file")
 
 
-@pytest.mark.parametrize("is_torn", [False, True])
-def test_only_what_is_lacking_is_fetched_after_an_interruption(
-    town: Town, tmp_path: Path, is_torn: bool
-) -> None:
-    """Also where a power failure tore what had landed. (`make chaos` kills a process.)"""
+# ---- after a kill
+
+
+def test_only_what_is_lacking_is_fetched_after_a_kill(town: Town, tmp_path: Path) -> None:
+    """Also where a power failure tore what had landed."""
+    whole, torn, landed = tmp_path / "whole", tmp_path / "torn", 3
 
     def halt(number: int, chunk: memoryview) -> None:
-        assert number != 3 or town.release.wait(SOON)
+        assert number < landed or town.release.wait(SOON)
 
     donor = town.donor(Scripted(halt))
-    assert refusal(town.fetch, [donor], tmp_path, town.enough) is Reason.SUPERSEDED
-    if is_torn:
-        with (tmp_path / "arena-0").open("r+b") as file:
-            file.write(b"torn")
-    lacking_bytes = STATE_BYTES - (2 if is_torn else 3) * CHUNK_BYTES
-    assert town.fetch([donor], into=tmp_path) == {donor: lacking_bytes}
+    left_bytes = STATE_BYTES - kill_in_the_middle(
+        donor, town.address_of(donor), whole, landed * CHUNK_BYTES
+    )
+    town.release.set()
+    shutil.copytree(whole, torn)
+    with (torn / "arena-0").open("r+b") as file:
+        file.write(b"torn")
+    for place, lacking_bytes in ((whole, left_bytes), (torn, left_bytes + CHUNK_BYTES)):
+        assert town.fetch([donor], into=place) == {donor: lacking_bytes}
+
+
+def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) -> int:
+    """So many bytes had landed."""
+    program = str(Path(__file__).parent / "fetching_process.py")
+    joiner = subprocess.Popen(
+        [sys.executable, program, donor, address, NAME, DIGEST.hex(), str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert joiner.stdout is not None
+    with joiner.stdout:
+        while (landed := int(joiner.stdout.readline())) < most_bytes:
+            pass
+        joiner.send_signal(signal.SIGKILL)
+    assert joiner.wait(SOON) == -signal.SIGKILL
+    return landed
 
 
 # ---- plain bytes
