@@ -169,9 +169,9 @@ class Donor:
     def manifest(self, max_bytes: int) -> BlobManifest:
         """Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
-        patience = replace(self._patience, silence_s=SILENCE_S + max_bytes / HASHED_BYTES_PER_S)
-        length = self._answer_length(MAX_MANIFEST_BYTES, patience)
-        return decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
+        hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
+        patience = replace(self._patience, silence_s=hashing_s)
+        return decode_manifest(self.take_whole(MAX_MANIFEST_BYTES, patience), max_bytes)
 
     def ask(self, piece: Piece) -> None:
         """Answers come in the order of requests."""
@@ -185,10 +185,10 @@ class Donor:
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
         self._channel.stream.recv_into(into, patience)
 
-    def take_whole(self, max_bytes: int) -> bytes:
-        """The chunk asked for, of unknown length. Raises: PeerRefused, OSError."""
-        length = self._answer_length(max_bytes, self._patience)
-        return self._channel.recv_rest(length, self._patience)
+    def take_whole(self, max_bytes: int, patience: Patience | None = None) -> bytes:
+        """What was asked for, of unknown length. Raises: PeerRefused, OSError."""
+        within = patience or self._patience
+        return self._channel.recv_rest(self._answer_length(max_bytes, within), within)
 
     def _ask(self, request: wire.BlobRequest) -> None:
         raw = request.SerializeToString()

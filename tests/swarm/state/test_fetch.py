@@ -188,12 +188,20 @@ def test_a_donor_that_is_stuck_or_trickles_holds_nobody_up_for_long(
     assert town.fetch([slow, good]) == {good: STATE_BYTES}
 
 
-@pytest.mark.parametrize(("bytes_per_s", "outcome"), [(1e9, Reason.TIMEOUT), (1e6, None)])
+@pytest.mark.parametrize(
+    ("bytes_per_s", "piece_s", "outcome"),
+    [(1e9, 9.0, Reason.TIMEOUT), (1e6, 0.5, Reason.TIMEOUT), (1e6, 9.0, None)],
+)
 def test_a_donor_may_take_its_time_to_hash_what_it_is_asked_for(
-    town: Town, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, outcome: Reason | None
+    town: Town,
+    monkeypatch: pytest.MonkeyPatch,
+    bytes_per_s: float,
+    piece_s: float,
+    outcome: Reason | None,
 ) -> None:
     """Or it was frozen just after it was reached."""
     monkeypatch.setattr(fetch_module, "HASHED_BYTES_PER_S", bytes_per_s)
+    monkeypatch.setattr(fetch_module, "_PIECE_S", piece_s)
     monkeypatch.setattr(fetch_module, "SILENCE_S", 0.5)
 
     class Thinking(Scripted):
