@@ -29,6 +29,8 @@ from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.reduction import Terms
+from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, GradientEncoding
@@ -164,14 +166,14 @@ def _samples(rank: int, job: Job, rounds: "Rounds", gate: Any) -> tuple[list[Rin
     return rings, taken
 
 
-class WatchedExchange(Exchange):
+class WatchedSpeeds(SpeedBook):
     """Tells when the last byte was there."""
 
     summed_at = 0.0
 
-    def _note_links(self, channels: Channels, seconds: float) -> None:
-        self.summed_at = self._clock.now()
-        super()._note_links(channels, seconds)
+    def finished(self, terms: Terms, channels: Channels, elements: int, seconds: float) -> None:
+        self.summed_at = self._now()
+        super().finished(terms, channels, elements, seconds)
 
 
 class Rounds:
@@ -207,10 +209,11 @@ class Rounds:
         self._results = Results(folder, self.elements)
         self._order = order
         self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
-        self._exchange = WatchedExchange(
+        self._exchange = Exchange(
             transport, self._results, lambda _: self._replica.contribution(),
             self._outcomes.put, self._clock, GradientEncoding(),
         )  # fmt: skip
+        self._exchange.speeds = self._speeds = WatchedSpeeds(self._clock.now)
         self.digest = b""
 
     def reduce(self) -> tuple[ExchangeFinished, RingSample]:
@@ -226,7 +229,7 @@ class Rounds:
         ended = self._clock.now()
         assert arena_digest(self._result(outcome)) == outcome.digest
         hashed_s = self._clock.now() - ended
-        return outcome, RingSample(ended - began, ended - self._exchange.summed_at, hashed_s)
+        return outcome, RingSample(ended - began, ended - self._speeds.summed_at, hashed_s)
 
     def _result(self, finished: ExchangeFinished) -> torch.Tensor:
         result = self._results.get(finished.digest)
