@@ -17,7 +17,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
-from atom.swarm.exchange.plans import PartsPlan, Plan, Step
+from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms, tell_broken
 from atom.swarm.exchange.ring import Half, Receiver, Sender
 from atom.swarm.stream.frames import Channel, Interrupted
@@ -38,11 +38,7 @@ _GRACE_S = 1.0
 
 
 def all_reduce(
-    arenas: Arenas,
-    terms: Terms,
-    channels: Channels,
-    cancelled: threading.Event | None = None,
-    plan: Plan | None = None,
+    arenas: Arenas, terms: Terms, channels: Channels, cancelled: threading.Event | None = None
 ) -> None:
     """result = scale · Σ sources over the members: in a ring, or by parts with owners.
 
@@ -56,7 +52,7 @@ def all_reduce(
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    reduction = Reduction(terms, arenas, plan or terms.plan(arenas.result.numel()))
+    reduction = Reduction(terms, arenas, terms.plan(arenas.result.numel()))
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()

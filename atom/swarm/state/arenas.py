@@ -101,17 +101,16 @@ class LandingDigest:
     `arena_digest`, in whatever order and pieces it lands.
     """
 
-    def __init__(self, arena: Tensor, threads: int | None = None) -> None:
-        """`threads`: as many as PyTorch may use, unless told."""
+    def __init__(self, arena: Tensor) -> None:
+        """Hashes on as many threads as PyTorch may use."""
         view, width = bytes_of(arena), arena.element_size()
 
         def hashed(start: int, stop: int) -> bytes:
             return chunk_digest(view[start * width : stop * width], threads=1)
 
-        most = threads or torch.get_num_threads()
-        chunk_elements = CHUNK_BYTES // width
+        threads, chunk_elements = torch.get_num_threads(), CHUNK_BYTES // width
         self._arena = arena
-        self._chunks = LandedBlocks(arena.numel(), chunk_elements, hashed, most, "atom-digest")
+        self._chunks = LandedBlocks(arena.numel(), chunk_elements, hashed, threads, "atom-digest")
         self.landed = self._chunks.landed
         self.close = self._chunks.close
 

@@ -31,7 +31,7 @@ from atom.swarm.state.arenas import (
 from atom.swarm.state.fetch_target import Piece, Target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
-from atom.swarm.transport.limits import Unreachable
+from atom.swarm.transport.limits import OFFENCES, Unreachable
 from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
 
@@ -44,17 +44,7 @@ TRIES, PAUSE_S = 3, 0.5
 is tried again, which doubles each time."""
 MOST_DONORS = 8
 """Asked at the same time; further ones replace those that fail."""
-LIES = frozenset(
-    {
-        Reason.BAD_CERTIFICATE,
-        Reason.BAD_WEIGHT,
-        Reason.HASH_MISMATCH,
-        Reason.MALFORMED,
-        Reason.STATE_MISMATCH,
-        Reason.TOO_LARGE,
-        Reason.WRONG_HEAD,
-    }
-)
+LIES = (OFFENCES | {Reason.WRONG_HEAD}) - {Reason.TIMEOUT}
 """Refusals that tell on the donor, not on the network."""
 _MAY_PASS = frozenset(
     {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}

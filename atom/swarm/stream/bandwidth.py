@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from atom.swarm.stream.frames import Patience, Stream
 
-SLICE_BYTES = 16 * 1024
+SLICE_BYTES, SMALLEST_SLICE_BYTES = 16 * 1024, 1024
+TURN_S = 0.015
+"""Of a slow line, for one slice: with 64 streams in turn none is silent for a second."""
 PART_BYTES = 256 * 1024
 """That a state transfer sends at a time, at most."""
 RING_SHARE = 0.25
@@ -48,6 +50,11 @@ class TokenBucket:
     def unlimited(self) -> bool:
         return math.isinf(self._rate_per_s)
 
+    @property
+    def slice_bytes(self) -> int:
+        """What one stream takes at a time."""
+        return int(min(max(self._rate_per_s * TURN_S, SMALLEST_SLICE_BYTES), SLICE_BYTES))
+
     def take(self, amount: float, now: float) -> float:
         """Spends `amount` (it may exceed the burst) and returns how many seconds to wait first."""
         if self.unlimited:
@@ -61,10 +68,9 @@ class TokenBucket:
         """Spends one token if there is one; for dropping instead of waiting."""
         with self._lock:
             self._refill(now)
-            if self._tokens < 1:
-                return False
-            self._tokens -= 1
-            return True
+            allowed = self._tokens >= 1
+            self._tokens -= allowed
+            return allowed
 
     def _refill(self, now: float) -> None:
         passed_s = max(now - self._at, 0.0)
@@ -159,13 +165,11 @@ class ThrottledStream:
         self.below.close()
 
     def _take_turn(self, bucket: TokenBucket, count: int) -> None:
-        wait_s = bucket.take(count, time.monotonic())
-        if wait_s:
-            self._closed.wait(wait_s)
+        self._closed.wait(bucket.take(count, time.monotonic()))
 
 
 def _slices(view: memoryview, bucket: TokenBucket) -> Iterator[memoryview]:
-    size = max(len(view), 1) if bucket.unlimited else SLICE_BYTES
+    size = max(len(view), 1) if bucket.unlimited else bucket.slice_bytes
     return (view[start : start + size] for start in range(0, len(view), size))
 
 

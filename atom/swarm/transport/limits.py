@@ -5,7 +5,7 @@ import errno
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -28,7 +28,6 @@ MOST_REMEMBERED = 4096
 OFFENCES = frozenset(
     {
         Reason.TIMEOUT,
-        Reason.TOO_SLOW,
         Reason.STATE_MISMATCH,
         Reason.TOO_LARGE,
         Reason.MALFORMED,
@@ -38,7 +37,7 @@ OFFENCES = frozenset(
         Reason.HASH_MISMATCH,
     }
 )
-"""What is not here is no offence."""
+"""What puts a peer into quarantine."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,20 @@ class ConnectionLimiter:
         self._known = known
         self._lock = threading.Lock()
         self._hosts: Counter[str] = Counter()
+        self._homes = deque[str](maxlen=limits.connections)
+        """Hosts where known peers were."""
         self._peers: Counter[str] = Counter()
 
     def enter(self, host: str) -> bool:
-        """Whether a connection from `host` may start its handshake; counts it if so."""
+        """Whether a connection from `host` may start its handshake; counts it if so. Hosts that no
+        known peer has come from have half of the places."""
         limits = self._limits
         with self._lock:
-            full = self._hosts.total() >= limits.handshakes
+            held = list(self._hosts.elements())
+            full = len(held) >= limits.handshakes
+            if host not in self._homes:
+                strangers = sum(each not in self._homes for each in held)
+                full |= strangers >= limits.handshakes // 2
             if full or self._hosts[host] >= limits.handshakes_per_host:
                 return False
             self._hosts[host] += 1
@@ -130,6 +136,8 @@ class ConnectionLimiter:
                 return False
             self._hosts -= Counter([host])
             peers[peer_id] += 1
+            if peer_id in self._known and host not in self._homes:
+                self._homes.append(host)
             return True
 
     def leave(self, host: str, peer_id: str) -> None:

@@ -9,7 +9,7 @@ breaks.
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from blake3 import blake3
 
@@ -60,8 +60,9 @@ class Outreach:
         }
         for peer_id, lease in others.items():
             self._transport.set_contact(peer_id, contact_of(lease))
-        hidden = self.reached is Reached.NO
-        self._transport.keep_lines(lines_to(me, others) if hidden else frozenset())
+        if others:  # a reading that found nobody says nothing about lines
+            known, hidden = self._transport.known, self.reached is Reached.NO
+            self._transport.keep_lines(lines_to(me, others, known) if hidden else frozenset())
         if self._wish is Reached.UNKNOWN and others and now >= self._ask_at:
             self._ask_at = math.inf
             try:
@@ -75,7 +76,7 @@ class Outreach:
         return self._wish if self._wish is not Reached.UNKNOWN else verdict(self._answers.values())
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
-        before, witness = self.reached, witness_of(others, self._asked)
+        before, witness = self.reached, witness_of(others, self._asked, self._transport.known)
         self._asked += 1
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
         try:
@@ -101,18 +102,20 @@ def verdict(answers: Iterable[Reached]) -> Reached:
     return Reached.YES if 2 * given.count(Reached.YES) > len(given) else Reached.NO
 
 
-def witness_of(others: Mapping[str, Lease], asked: int) -> str:
-    """Whom of these to ask after so many questions: everybody in turn. Peers that cannot be dialled
-    are asked, over their lines, if there are no others."""
+def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -> str:
+    """Whom of these to ask after so many questions: the `known` ones in turn, strangers only if
+    there are none. Peers that cannot be dialled are asked, over their lines, if there are no
+    others."""
     able = sorted(_dialable(others) or others)
+    able = [peer for peer in able if peer in known] or able
     return able[asked % len(able)]
 
 
-def lines_to(me: str, others: Mapping[str, Lease]) -> frozenset[str]:
-    """Whom a peer that cannot be dialled keeps lines to: everybody who can, or an arbitrary but
-    steady choice of them if they are many."""
+def lines_to(me: str, others: Mapping[str, Lease], known: Container[str]) -> frozenset[str]:
+    """Whom a peer that cannot be dialled keeps lines to: everybody who can, or if they are many the
+    `known` ones and an arbitrary but steady choice of the others."""
     able = [peer for peer in _dialable(others) if others[peer].addresses]
-    able.sort(key=lambda peer: blake3(f"{me}{peer}".encode()).digest())
+    able.sort(key=lambda peer: (peer not in known, blake3(f"{me}{peer}".encode()).digest()))
     return frozenset(able[:MAX_LINES])
 
 

@@ -11,6 +11,7 @@ from atom.swarm.stream.bandwidth import (
     PART_BYTES,
     RING_SHARE,
     SLICE_BYTES,
+    SMALLEST_SLICE_BYTES,
     Bandwidth,
     ThrottledStream,
     TokenBucket,
@@ -64,14 +65,17 @@ class Recorder(TokenBucket):
         return 0.0
 
 
-@pytest.mark.parametrize(("rate", "most"), [(math.inf, 102_400), (1.0, SLICE_BYTES)])
+@pytest.mark.parametrize(
+    ("rate", "most"),
+    [(math.inf, 51_200), (1e9, SLICE_BYTES), (1e5, 1500), (1.0, SMALLEST_SLICE_BYTES)],
+)
 def test_every_byte_passes_in_slices_if_there_is_a_cap_and_is_paid_for(
     rate: float, most: int
 ) -> None:
     bandwidth = Bandwidth()
     up, down = bandwidth.upload, bandwidth.download = Recorder(rate), Recorder(rate)
     one, other = (ThrottledStream(stream, bandwidth) for stream in stream_pair())
-    message, received = bytes(range(256)) * 400, bytearray(102_400)
+    message, received = bytes(range(256)) * 200, bytearray(51_200)
     one.send_all(memoryview(message), PATIENCE)
     other.recv_into(memoryview(received), PATIENCE)
     assert bytes(received) == message

@@ -75,6 +75,16 @@ def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
     assert not door.identify("a", "four"), "one and voter are strangers now"
 
 
+def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None:
+    known = KnownPeers()
+    known.at_head({"voter"})
+    door = ConnectionLimiter(TransportLimits(handshakes=64), known)
+    assert door.enter("home")
+    assert door.identify("home", "voter")
+    assert sum(door.enter(f"host {n % 40}") for n in range(200)) == 32
+    assert sum(door.enter("home") for _ in range(20)) == 16, "as many as one host may have"
+
+
 # ---- aside
 
 

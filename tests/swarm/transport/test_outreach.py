@@ -40,13 +40,20 @@ def test_malformed_answers_are_unknown(raw: bytes) -> None:
 def test_witnesses_and_those_to_whom_lines_lead_can_be_dialled() -> None:
     three = {name: a_lease(name, reached=can) for name, can in zip("bca", Reached, strict=True)}
     assert [three[name].reached for name in "bca"] == [YES, NO, UNKNOWN]
-    assert [witness_of(three, asked) for asked in range(3)] == ["a", "b", "a"]
-    assert witness_of({"c": three["c"]}, 1) == "c", "it may have a line to us"
-    assert lines_to("me", three) == {"a", "b"}
+    assert [witness_of(three, asked, ()) for asked in range(3)] == ["a", "b", "a"]
+    assert witness_of({"c": three["c"]}, 1, ()) == "c", "it may have a line to us"
+    assert lines_to("me", three, ()) == {"a", "b"}
     many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(200)}
-    chosen = lines_to("me", many)
+    chosen = lines_to("me", many, ())
     assert len(chosen) == MAX_LINES
-    assert chosen == lines_to("me", dict(reversed(many.items()))) != lines_to("you", many)
+    assert chosen == lines_to("me", dict(reversed(many.items())), ()) != lines_to("you", many, ())
+
+
+def test_peers_that_the_run_knows_come_before_a_crowd() -> None:
+    many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(512)}
+    known = ("peer 7", "peer 300", "gone")
+    assert lines_to("me", many, known) > {"peer 7", "peer 300"}
+    assert {witness_of(many, asked, known) for asked in range(9)} == {"peer 7", "peer 300"}
 
 
 class Stage:
@@ -64,7 +71,7 @@ class Stage:
         self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
         self.asked, self.contacts = "", dict[str, Contact]()
         self.kept: frozenset[str] = frozenset()
-        self.short_of_threads = False
+        self.short_of_threads, self.known = False, frozenset[str]()
         self.set_contact = self.contacts.__setitem__
 
     def start(self, name: str, work: Callable[[], None]) -> None:
@@ -128,6 +135,13 @@ def test_after_a_failure_it_asks_again() -> None:
 @pytest.mark.parametrize(("wish", "lines"), [(NO, "abcd"), (YES, "")])
 def test_a_wish_in_the_peer_file_is_not_asked_about(wish: Reached, lines: str) -> None:
     assert Stage(wish).read(3) == ("", wish, lines)
+
+
+def test_a_reading_that_found_nobody_closes_no_line() -> None:
+    stage = Stage(NO)
+    assert stage.read(1)[2] == "abcd"
+    stage.leases = {}
+    assert stage.read(1)[2] == "abcd"
 
 
 def test_contacts_follow_the_leases() -> None:
