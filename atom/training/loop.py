@@ -36,8 +36,7 @@ TICK_S = 0.1
 MAX_WAITING = 4096
 """Events in the inbox beyond which strangers' messages are dropped."""
 _AT_WILL = frozenset({"nack", "value-refused"})
-"""What any message of somebody's can have us write down: not all of a flood, which would push
-everything else out of the log."""
+"""What any message can have us write down: of a flood not all, which would fill the log."""
 
 
 class Inbox:

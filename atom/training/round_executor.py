@@ -219,7 +219,7 @@ class RoundExecutor:
         self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, float]
     ) -> None:
         """In the background, after `settled`."""
-        value, digest, tokens = commit.value, settled.result(), self._worker.deck.sequence_tokens
+        value, digest, tokens = commit.value, settled.result(), self._worker.loader.sequence_tokens
         self._events.emit(
             "round",
             round=value.round,
@@ -259,7 +259,7 @@ class RoundExecutor:
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
         self._replica.reset_gradients(head.digest)
-        self._worker.deck.deal(head)
+        self._worker.loader.deal(head)
 
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
@@ -270,8 +270,10 @@ class RoundExecutor:
         if wanted is None or round_number % wanted.every_rounds:
             return {}
         try:
-            batches = worker.deck.validation(wanted.batches)
-            loss = self._replica.evaluate(batches, worker.should_stop)
+            batches = worker.loader.validation(wanted.batches)
+            last = round_number == self._run.run.rounds  # whose end ends the worker, too
+            stop = self._closing.is_set if last else worker.should_stop
+            loss = self._replica.evaluate(batches, stop)
         except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
             return {}
         except PassVoided as void:  # the next one takes fewer micro-batches at a time

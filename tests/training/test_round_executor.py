@@ -170,7 +170,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert stage.blobs.chunk("chain/0", 0, 0) == record_of(commit)
     assert stage.serves(f"result/{result.hex()}")
     assert not stage.replica.gradients.any()
-    assert stage.replica.gradients_tag == stage.deck.dealt[-1] == head.digest
+    assert stage.replica.gradients_tag == stage.loader.dealt[-1] == head.digest
     stage.clock.advance(4.0)
     stage.step(stage.commit(stage.hold(0.2), 10, STRANGER))
     stats, told = stage.executor.stats, stage.told("round")
@@ -239,6 +239,21 @@ def test_whoever_is_paused_or_ends_or_has_no_memory_validates_another_time(
     stage.close()
     assert kinds(stage) == ["round", "pass-voided", "round", "round"]
     assert not any("validation_loss" in event for event in stage.told("round"))
+
+
+def test_the_last_rounds_validation_is_seen_to_its_end(new_stage: NewStage) -> None:
+    """The round's end has the worker closed meanwhile."""
+    stage, validating = new_stage(validations=1, last=1), threading.Event()
+
+    def until_closing(should_stop: ShouldStop) -> None:
+        validating.set()
+        assert stage.worker._closing.wait(WAIT_S)
+
+    stage.replica.during_evaluation = until_closing
+    stage.apply(stage.commit(stage.hold(1.0)))
+    assert validating.wait(WAIT_S)
+    stage.close()
+    assert [event["validation_loss"] for event in stage.told("round")] == [5.0]
 
 
 # ---- under a step

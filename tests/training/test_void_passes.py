@@ -186,8 +186,8 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
             counting.clear()
 
     device.sums_that_fail = set(failing)
-    deck, policy = SimpleNamespace(draw=draw, micro_batch=SEQUENCES), GlobalBatch(8 * SEQUENCES)
-    worker = Worker(replica, deck, policy, ManualClock(), sound, void, failures.append)
+    loader, policy = SimpleNamespace(draw=draw, micro_batch=SEQUENCES), GlobalBatch(8 * SEQUENCES)
+    worker = Worker(replica, loader, policy, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")
     assert done.wait(20), failures

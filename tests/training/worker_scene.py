@@ -103,7 +103,7 @@ class CountingReplica:
         return float(len(batches))
 
 
-class SmallDeck:
+class SmallLoader:
     """Deals nothing in particular, and remembers for which heads it was asked to."""
 
     micro_batch, sequence_tokens = 4, 16
@@ -128,17 +128,17 @@ class WorkerScene:
     """A worker that is started and held; micro-batches of four sequences."""
 
     def __init__(self, global_batch: int) -> None:
-        self.replica, self.deck, self.clock = CountingReplica(), SmallDeck(), ManualClock(100.0)
+        self.replica, self.loader, self.clock = CountingReplica(), SmallLoader(), ManualClock(100.0)
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
         self.passed = threading.Event()
         """The global batch is worked off."""
         self._global_batch = global_batch
         replica: Any = self.replica
-        deck: Any = self.deck
+        loader: Any = self.loader
         policy = GlobalBatch(global_batch)
         tells = (self._pass, self.voided.put, self.failures.put)
-        self.worker = Worker(replica, deck, policy, self.clock, *tells)
+        self.worker = Worker(replica, loader, policy, self.clock, *tells)
         self.worker.start()
 
     def _pass(self) -> None:

@@ -40,8 +40,8 @@ from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import ErrorFeedback, GradientEncoding
 from atom.training.loop import Inbox, RoundLoop
-from atom.training.replica.worker import Deck, Worker
-from atom.training.round import Patience, RoundMachine, Terms, usual_policy
+from atom.training.replica.worker import BatchLoader, Worker
+from atom.training.round import BATCH_POLICIES, DEFAULT_POLICY, Patience, RoundMachine, Terms
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
@@ -142,9 +142,10 @@ def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
     donors = _donors(base)
     batch = member.run.batch
-    deck = Deck(member.samples, box.identity.peer_id, batch.micro_batch_sequences)
-    policy, tells = usual_policy(batch.global_sequences), (life.on_pass, life.on_void, life.fail)
-    worker = Worker(member.replica, deck, policy, base.clock, *tells)
+    loader = BatchLoader(member.samples, box.identity.peer_id, batch.micro_batch_sequences)
+    policy = BATCH_POLICIES[DEFAULT_POLICY](batch.global_sequences)
+    tells = life.on_pass, life.on_void, life.fail
+    worker = Worker(member.replica, loader, policy, base.clock, *tells)
     state_sync = _state_sync(base, storage, donors)
     context = TrainingContext(
         box.me, member.replica, worker, storage, state_sync, base.transport, base.clock, base.events
@@ -235,14 +236,13 @@ def _gradient_encoding(run: RunFile, elements: int) -> GradientEncoding:
     """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
     codec = codec_named(run.swarm.codec)
-    feedback = ErrorFeedback(elements) if codec.feeds_back else None
-    return GradientEncoding(codec, feedback)
+    return GradientEncoding(codec, ErrorFeedback(elements) if codec.feeds_back else None)
 
 
 def _terms(member: Membership) -> Terms:
     run = member.run
     return Terms(
-        usual_policy(run.batch.global_sequences),
+        BATCH_POLICIES[DEFAULT_POLICY](run.batch.global_sequences),
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),

@@ -91,7 +91,7 @@ class RunGate:
     def why_paused(self, *reasons: Pause) -> str:
         """The words of the first of `reasons`, or of all, that stands; empty: none does. From any
         thread."""
-        return next((self._pauses[one] for one in reasons or Pause if one in self._pauses), "")
+        return next(filter(None, map(self._pauses.get, reasons or Pause)), "")
 
     @property
     def why_not(self) -> str:
@@ -101,7 +101,7 @@ class RunGate:
         return self.why_paused() or taken
 
 
-class Deck:
+class BatchLoader:
     """This peer's micro-batches of the round that starts at a head. Used on the worker's thread."""
 
     def __init__(self, samples: Samples, peer_id: str, micro_batch: int) -> None:
@@ -148,7 +148,7 @@ class Worker:
     def __init__(
         self,
         replica: Replica,
-        deck: Deck,
+        loader: BatchLoader,
         policy: BatchPolicy,
         clock: Clock,
         on_pass: Callable[[], None],
@@ -156,7 +156,7 @@ class Worker:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._replica = replica
-        self.deck = deck
+        self.loader = loader
         self._policy = policy
         self._clock = clock
         self._on_pass = on_pass
@@ -255,18 +255,18 @@ class Worker:
             self._last_pass_ended,
             self.swarm,
             self._policy,
-            self.deck.micro_batch,
+            self.loader.micro_batch,
             self._replica.micro_batches,
         )
 
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
         try:
-            result = self._replica.run_pass(self.deck.draw(micro_batches), self.should_stop)
+            result = self._replica.run_pass(self.loader.draw(micro_batches), self.should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
-            self.deck.put_back(micro_batches)
+            self.loader.put_back(micro_batches)
             return
         except PassVoided as void:
             self._pass_ended()

@@ -45,8 +45,3 @@ BATCH_POLICIES: Mapping[str, Callable[[int], BatchPolicy]] = {
     DEFAULT_POLICY: GlobalBatch,
 }
 """By name: what makes a policy from the run's `batch.global_sequences`."""
-
-
-def usual_policy(global_sequences: int) -> BatchPolicy:
-    """What runs use."""
-    return BATCH_POLICIES[DEFAULT_POLICY](global_sequences)

@@ -87,10 +87,9 @@ class RoundMachine:
             AcceptedVote: self._coordinator.on_vote,
         }
         self._last_tick = now
-        self._ahead: deque[tuple[Voter, Message]] = deque(maxlen=_MOST_AHEAD)
-        """Heard before we stood where it starts: calls during the step to there, and commits. Else
-        a joiner, which gets to a head when the next commit has been said already, would chase a
-        fast swarm for ever."""
+        self._ahead = deque[tuple[Voter, Message]]()
+        """Calls and commits that came before we stood where they start. Without them a joiner, late
+        for each next commit, would chase a fast swarm for ever."""
 
     # ---- what others may see
 
@@ -229,17 +228,19 @@ class RoundMachine:
             self._keep(sender, message)
 
     def _keep(self, sender: Voter, message: Message) -> None:
-        """The last few of each sender."""
+        """The last few of each sender; of many senders, those of peers that the head knows."""
         theirs = [kept for kept in self._ahead if kept[0].peer_id == sender.peer_id]
         if len(theirs) == _MOST_AHEAD_OF_ONE:
             self._ahead.remove(theirs[0])
         self._ahead.append((sender, message))
+        if len(self._ahead) > _MOST_AHEAD:
+            strangers = (kept for kept in self._ahead if kept[0].peer_id not in self.head.known)
+            self._ahead.remove(next(strangers, self._ahead[0]))
 
     def _take_up(self) -> None:
         """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
         its result is nowhere to be had, it would send us catching up again and again."""
-        heard = [*self._ahead]
-        self._ahead.clear()
+        heard, self._ahead = self._ahead, deque()
         for sender, message in heard:
             self._on_message(sender, message)
 

@@ -24,7 +24,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
-from atom.training.replica.worker import Deck
+from atom.training.replica.worker import BatchLoader
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.shelf import Shelf
@@ -167,10 +167,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         box.state.unlock()
 
 
-def at_genesis(member: Membership) -> Deck:
-    deck = Deck(member.samples, member.manifest.owner, 4)
-    deck.deal(member.genesis)
-    return deck
+def at_genesis(member: Membership) -> BatchLoader:
+    loader = BatchLoader(member.samples, member.manifest.owner, 4)
+    loader.deal(member.genesis)
+    return loader
 
 
 def trained(member: Membership) -> float:
@@ -257,9 +257,9 @@ def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
 
 def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(machine: Machine) -> None:
     member = machine.found('module = "own_models:circle"', 'source = "module"')
-    deck = at_genesis(member)
+    loader = at_genesis(member)
     with pytest.raises(SourceError, match="sample 19 of the dataset cannot be had: KeyError"):
-        deck.draw(5)
+        loader.draw(5)
 
 
 def test_a_tokenizer_larger_than_the_model_is_named(machine: Machine) -> None:

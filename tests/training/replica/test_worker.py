@@ -100,7 +100,7 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
     assert gate.why_not == ""
-    assert scene.deck.back == [6], "and none is begun meanwhile"
+    assert scene.loader.back == [6], "and none is begun meanwhile"
     assert scene.replica.engines.told == [2.0, 1.0, "resume"]
 
 
@@ -108,7 +108,7 @@ def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -
     scene.begin_endless_pass()
     scene.worker.submit_soon(scene.endless.clear)
     assert scene.passed.wait(WAIT_S)
-    assert scene.deck.back == [6]
+    assert scene.loader.back == [6]
 
 
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
@@ -118,7 +118,7 @@ def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -
     scene.worker.submit_soon(scene.endless.clear)
     scene.endless.clear()
     assert scene.passed.wait(WAIT_S)
-    assert scene.deck.back == []
+    assert scene.loader.back == []
 
 
 def test_whatever_is_counted_closing_breaks_the_pass_off(scene: Scene) -> None:
@@ -140,7 +140,7 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
     scene.on_worker()
     assert scene.worker.gate.why_not == "another program has the device's memory"
     assert not scene.worker.has_work
-    assert scene.deck.back == [6], "not before its time"
+    assert scene.loader.back == [6], "not before its time"
     scene.replica.during_pass = during_pass
     assert scene.passed.wait(WAIT_S)
     scene.on_worker()
@@ -185,4 +185,4 @@ def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene
     scene.train()
     assert scene.voided.get(timeout=WAIT_S) is void
     assert scene.replica.passes == [6, 2, 2, 2]
-    assert scene.deck.back == [], "the next one takes the samples that follow"
+    assert scene.loader.back == [], "the next one takes the samples that follow"

@@ -254,6 +254,19 @@ def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters()
     assert [action.ballot for action in scene.done(Freeze)] == [BALLOT]
 
 
+def test_commits_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:
+    scene = Scene()
+    scene.tick()
+    scene.machine._context.phase = Phase.STEPPING
+    scene.hear(Prepare(HEAD.digest, BALLOT))
+    far = decided(replace(HEAD, round=HEAD.round + 7), b"1" * 32, MATE)
+    for voter in strangers(100).values():
+        for _ in range(10):
+            scene.hear(CommitNotice(far), voter)
+    scene.tell(Stepped(HEAD.digest, STATE))
+    assert [action.ballot for action in scene.done(Freeze)] == [BALLOT]
+
+
 def test_of_a_crowd_few_are_told_of_a_commit() -> None:
     scene, crowd = Scene(), strangers(200)
     elsewhere = {p: replace(lease(v, 0), head=b"x" * 32) for p, v in crowd.items()}
