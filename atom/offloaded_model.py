@@ -6,6 +6,7 @@ memory, and the sub-models stream through the device. It is made of the parts th
 gives the same bits as plain PyTorch where the device rounds alike (docs/swap.md).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -49,12 +50,19 @@ class OffloadedModel:
     Made by `offload`. One thread at a time. Use it as a context manager, or call `close`.
     """
 
-    def __init__(self, replica: Replica, device: Device, names: Mapping[str, str]) -> None:
-        """`names`: of every entry of the module's `state_dict` that is a parameter, the name under
-        which the replica has it (tied parameters have one)."""
+    def __init__(
+        self,
+        replica: Replica,
+        device: Device,
+        names: Mapping[str, str],
+        constants: Mapping[str, Tensor],
+    ) -> None:
+        """`names`: of every trained entry of the module's `state_dict`, the name under which the
+        replica has it (tied parameters have one). `constants`: its other entries."""
         self._replica = replica
         self._device = device
         self._names = names
+        self._constants = constants
 
     @property
     def steps(self) -> int:
@@ -77,8 +85,10 @@ class OffloadedModel:
         Returns: the mean loss per sequence, before the step.
 
         Raises: PassVoided for a loss or a gradient that is not finite, or if memory ran out: the
-        weights are as before the call; ValueError for a micro-batch of another shape.
+        weights are as before the call; ValueError for no micro-batch, or one of another shape.
         """
+        if not batches:
+            raise ValueError("no micro-batch")
         replica = self._replica
         replica.reset_gradients()
         for some in _groups(batches, replica.micro_batches):
@@ -90,18 +100,21 @@ class OffloadedModel:
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
         """Mean loss per sequence in evaluation mode; nothing is changed. Raises: as `step`."""
+        if not batches:
+            raise ValueError("no micro-batch")
         return self._replica.evaluate([_entries(batch) for batch in batches])
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything that `load_state_dict` needs to go on with the same bits.
 
-        `"model"`: parameters in float32 under the names of the module's own `state_dict`;
+        `"model"`: what the module's own `state_dict` has, parameters in float32;
         `"state"`: weights and optimizer state as flat arenas [elements]; `"steps"`. The random
         numbers of dropout are not part of it.
         """
         weights = self._replica.export_parameters()
         return {
-            "model": {name: weights[ours].clone() for name, ours in self._names.items()},
+            "model": {name: value.clone() for name, value in self._constants.items()}
+            | {name: weights[ours].clone() for name, ours in self._names.items()},
             "state": {name: arena.clone() for name, arena in self._replica.state_arenas().items()},
             "steps": self.steps,
         }
@@ -109,6 +122,8 @@ class OffloadedModel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave. Raises: KeyError; ValueError if it is another
         model's; then nothing is changed."""
+        if int(state["steps"]) < 0:
+            raise ValueError(f"steps: {state['steps']} is below 0")
         self._replica.load_state(state["state"], int(state["steps"]))
 
     def close(self) -> None:
@@ -143,8 +158,9 @@ def offload(
     """Takes a module over to train it through a device that may be smaller than it.
 
     Args:
-        model: any module that `torch.export` can trace (docs/compiler.md). Its values are copied to
-            host memory; the module itself is not used afterwards and may be deleted.
+        model: any module that `torch.export` can trace (docs/compiler.md). It is put into training
+            mode. Its values are copied to host memory; the module itself is not used afterwards and
+            may be deleted.
         loss: of the module's output and the targets, the mean over the sequences: a scalar.
         example: inputs and targets of one micro-batch. All micro-batches must be shaped like it.
         gpu_memory: the most that may be taken of the device, as "8 GiB"; None: nine tenths of what
@@ -156,10 +172,13 @@ def offload(
         seed: of dropout.
 
     Raises: ModelError naming what cannot be traced; DeviceError for a device that is missing or too
-    small, naming what does not fit; ValueError for a `gpu_memory` that is no quantity of bytes.
+    small, naming what does not fit; ValueError for a `gpu_memory` that is no quantity of bytes, a
+    rate or a norm that is out of range.
     """
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm: {clip_norm} is not above 0; None: no clipping")
     capped = None if gpu_memory is None else parse_bytes(gpu_memory)
-    whole = _WithLoss(model, loss)
+    whole = _WithLoss(model, loss).train()
     batch = _entries(example)
     graph = trace(whole, batch)
     opened = open_device(device, graph.parameter_dtype)
@@ -177,7 +196,13 @@ def offload(
     replica = Replica(chosen_program(graph, choice), evaluation, settings, opened)
     values = dict(whole.named_parameters())
     replica.initialise(lambda name, _: values[name].detach().to("cpu", torch.float32))
-    return OffloadedModel(replica, opened, _names(model, whole))
+    names = _names(model, whole, graph)
+    constants = {
+        name: value.detach().cpu().clone()
+        for name, value in model.state_dict().items()
+        if name not in names
+    }
+    return OffloadedModel(replica, opened, names, constants)
 
 
 class _WithLoss(nn.Module):
@@ -195,6 +220,8 @@ class _WithLoss(nn.Module):
 def _schedule(learning_rate: float | RateSettings) -> RateSettings:
     if isinstance(learning_rate, RateSettings):
         return learning_rate
+    if not 0 <= learning_rate < math.inf:
+        raise ValueError(f"learning_rate: {learning_rate} is not a finite number from 0 on")
     return RateSettings(learning_rate)
 
 
@@ -232,7 +259,9 @@ def _evaluation(
     return build_program(evaluated, ends=ends_alike(graph, evaluated, choice))
 
 
-def _names(model: nn.Module, whole: nn.Module) -> dict[str, str]:
+def _names(model: nn.Module, whole: nn.Module, graph: Graph) -> dict[str, str]:
+    """Of the model's parameters that its forward uses."""
     first = {id(parameter): name for name, parameter in whole.named_parameters()}
     named = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in named}
+    ours = {name: first[id(parameter)] for name, parameter in named}
+    return {name: one for name, one in ours.items() if one in graph.layout.by_name}

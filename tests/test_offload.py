@@ -73,7 +73,7 @@ def test_a_step_is_plain_pytorchs(gpu_memory: str | None) -> None:
             expected = plain_step(plain, optimizer, some)
             assert offloaded.step(some) == pytest.approx(expected, rel=1e-5)
         weights = offloaded.state_dict()["model"]
-        assert weights.keys() == dict(plain.named_parameters()).keys()
+        copy.deepcopy(plain).load_state_dict(weights)
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
@@ -104,6 +104,50 @@ def test_a_saved_state_goes_on_with_the_same_bits() -> None:
         assert one.step(batches(2, 2)) == other.step(batches(2, 2))
         first, second = one.state_dict(), other.state_dict()
         assert all(torch.equal(first["state"][n], second["state"][n]) for n in first["state"])
+
+
+def test_a_module_that_was_in_evaluation_mode_trains_with_dropout() -> None:
+    model, some = Tower(blocks=2, dropout=0.5).eval(), batches(1, 0)
+    loss = functional.cross_entropy
+    with atom.offload(model, loss, some[0], learning_rate=0.0) as offloaded:
+        assert len({offloaded.step(some) for _ in range(4)}) > 1
+
+
+def test_what_forward_does_not_use_keeps_its_values() -> None:
+    class Spare(Tower):
+        def __init__(self) -> None:
+            super().__init__(blocks=1)
+            self.pooler = nn.Linear(3, 3)
+
+    model, example = Spare(), batches(1, 0)[0]
+    unused = model.pooler.weight.detach().clone()
+    with atom.offload(copy.deepcopy(model), functional.cross_entropy, example) as offloaded:
+        offloaded.step([example])
+        model.load_state_dict(offloaded.state_dict()["model"])
+    assert torch.equal(model.pooler.weight, unused)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": float("nan")}, "clip_norm"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(given: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0], **given)
+
+
+def test_no_micro_batch_is_refused() -> None:
+    with atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0]) as offloaded:
+        for use in (offloaded.step, offloaded.evaluate):
+            with pytest.raises(ValueError, match="no micro-batch"):
+                use([])
+        with pytest.raises(ValueError, match="steps"):
+            offloaded.load_state_dict(offloaded.state_dict() | {"steps": -1})
 
 
 def test_tied_parameters_have_both_names() -> None:
