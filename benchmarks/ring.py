@@ -5,8 +5,9 @@ the slowest member. Ours opens its connections anew for every ring, inside the c
 at the other end, checks every chunk and divides by the weight. gloo (torch.distributed) is plain
 TCP, connects once and only adds. hivemind's time includes its matchmaking.
 
-A side of ours is tls[/codec[/parts]]: float32, bfloat16 or int8; with parts: parts with owners, not
-a ring. `sockets` only moves the bytes of a ring over bare TCP: as fast as anything could be there.
+A side of ours is tls[/codec[/parts]]: float32, bfloat16, int8 or int4; with parts: parts with
+owners, not a ring. `sockets` only moves the bytes of a ring over bare TCP: as fast as anything
+could be there.
 
     python benchmarks/ring.py
     python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400

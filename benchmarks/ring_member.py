@@ -34,7 +34,7 @@ TLS = "tls"
 GLOO, HIVEMIND, SOCKETS, PARTS = "gloo", "hivemind", "sockets", "parts"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 LIBC = ctypes.CDLL(None)
-TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1, "int4": 1.5}
 
 
 @dataclass(frozen=True)

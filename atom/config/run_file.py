@@ -50,6 +50,7 @@ CODECS = {
     "float32": "atom.swarm.exchange.codec:Float32",
     "bfloat16": "atom.swarm.exchange.codec:BFloat16",
     "int8": "atom.swarm.exchange.codec:Int8",
+    "int4": "atom.swarm.exchange.codec:Int4",
 }
 """By name: module and class of a `Codec`."""
 UPDATE_RULES = {"every-step": "atom.training.replica.update_rule:EveryStep"}
@@ -121,7 +122,8 @@ class Swarm(Section):
     """How long the others wait for silent voters before they go on without a quorum."""
     codec: str = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
-    quarters it, and each peer keeps what rounding took away for the next round."""
+    quarters it, int4 takes an eighth, and each peer keeps what rounding took away for the next
+    round."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
@@ -261,8 +263,8 @@ class RunFile(Section):
         if self.model.precision != "bfloat16":
             what = f'"bfloat16" is for bfloat16; model.precision is {self.model.precision}'
             refuse("optimizer.gradients", what, 'leave it at "float32"')
-        if self.swarm.codec == "int8":
-            what = 'the codec "int8" gives back what it has lost, which sums in bfloat16 would lose'
+        if (codec := self.swarm.codec) in ("int8", "int4"):
+            what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
             refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
 
     def _check_rounds(self) -> None:

@@ -103,7 +103,11 @@ def test_only_bfloat16_weights_are_split(
 
 @pytest.mark.parametrize(
     ("precision", "codec", "hint"),
-    [("float32", "float32", "float32"), ("bfloat16", "int8", 'codec = "bfloat16"')],
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "int8", 'codec = "bfloat16"'),
+        ("bfloat16", "int4", 'codec = "bfloat16"'),
+    ],
 )
 def test_gradients_in_sixteen_bits_go_with_what_can_take_them(
     tmp_path: Path, precision: str, codec: str, hint: str

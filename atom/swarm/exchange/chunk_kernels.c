@@ -12,12 +12,13 @@
 
 #include "../../base/kernel.h"
 
-enum { BLOCK = 1024 }; /* numbers that share a scale */
+enum { BLOCK = 1024, SMALL_BLOCK = 64 }; /* numbers that share a scale: of eight bits, of four */
 enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
 #define SMALLEST_SCALE 0x1p-100f
-#define PER_STEP (1.0f / 127.0f)
+#define MOST_8 127 /* steps, up and down */
+#define MOST_4 7
 /* Adding it to less than 2^22 rounds to an integer, ties to even, which the low bits then hold. */
 #define ROUNDER 0x1.8p23f
 
@@ -69,8 +70,8 @@ INLINE struct int8_wire int8_parts(const void *wire, int64_t count) {
     return (struct int8_wire){(uint16_t *)wire, (int8_t *)wire + 2 * blocks};
 }
 
-INLINE int64_t in_block(int64_t start, int64_t count) {
-    return count - start < BLOCK ? count - start : BLOCK;
+INLINE int64_t in_block(int64_t start, int64_t count, int64_t block) {
+    return count - start < block ? count - start : block;
 }
 
 INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, float *all_out,
@@ -82,7 +83,43 @@ INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, fl
         const int8_t *restrict steps = parts.steps + start;
         const float *own = all_own + start;
         float *out = all_out + start;
-        const int64_t count = in_block(start, all);
+        const int64_t count = in_block(start, all, BLOCK);
+        ADD_LOOP((float)steps[i] * scale)
+    }
+    return worst >= INFINITE;
+}
+
+/* See Int4: all scales, then a byte for two steps, each plus 8: that of a number of the block's first half in the
+ * low bits, that of its fellow in the second half in the high ones. */
+struct int4_wire {
+    uint16_t *scales;
+    uint8_t *pairs;
+};
+
+INLINE struct int4_wire int4_parts(const void *wire, int64_t count) {
+    int64_t blocks = (count + SMALL_BLOCK - 1) / SMALL_BLOCK;
+    return (struct int4_wire){(uint16_t *)wire, (uint8_t *)wire + 2 * blocks};
+}
+
+/* Of a block of so many numbers, and of the fellow that an odd number's last one lacks: 0. */
+INLINE void unpack(const uint8_t *restrict pairs, int32_t *restrict steps, int64_t count) {
+    const int64_t half = (count + 1) / 2;
+    for (int64_t i = 0; i < half; i++) {
+        steps[i] = (pairs[i] & 15) - 8;
+        steps[i + half] = (pairs[i] >> 4) - 8;
+    }
+}
+
+INLINE int32_t add_int4(const void *wire, const float *all_own, float factor, float *all_out,
+                        int64_t all) {
+    const struct int4_wire parts = int4_parts(wire, all);
+    int32_t worst = 0, steps[SMALL_BLOCK];
+    for (int64_t start = 0; start < all; start += SMALL_BLOCK) {
+        const float scale = from_bfloat16(parts.scales[start / SMALL_BLOCK]);
+        const float *own = all_own + start;
+        float *out = all_out + start;
+        const int64_t count = in_block(start, all, SMALL_BLOCK);
+        unpack(parts.pairs + start / 2, steps, count);
         ADD_LOOP((float)steps[i] * scale)
     }
     return worst >= INFINITE;
@@ -100,10 +137,10 @@ INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t co
     return worst >= INFINITE;
 }
 
-/* Whether encode_int8 may have written a block with this scale, whose largest step is this: a scale
- * above zero makes the largest number +-127, and then decoding is exact and is undone by encoding. */
-INLINE int32_t canonical(float scale, int32_t largest_step) {
-    return scale >= SMALLEST_SCALE ? largest_step == 127 : bits_of(scale) == 0 && largest_step == 0;
+/* Whether an encoder may have written a block with this scale, whose largest step is this: a scale above zero
+ * makes the largest number +-most, and then decoding is exact and is undone by encoding. */
+INLINE int32_t canonical(float scale, int32_t largest_step, int32_t most) {
+    return scale >= SMALLEST_SCALE ? largest_step == most : bits_of(scale) == 0 && largest_step == 0;
 }
 
 INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all) {
@@ -113,7 +150,7 @@ INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t al
         const float scale = from_bfloat16(parts.scales[start / BLOCK]);
         const int8_t *restrict steps = parts.steps + start;
         float *restrict out = all_out + start;
-        const int64_t count = in_block(start, all);
+        const int64_t count = in_block(start, all, BLOCK);
         int32_t largest_step = 0;
         for (int64_t i = 0; i < count; i++) {
             const int32_t step = steps[i];
@@ -121,7 +158,27 @@ INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t al
             worst = larger(worst, size_of(out[i]));
             largest_step = larger(largest_step, step < 0 ? -step : step);
         }
-        sound &= canonical(scale, largest_step);
+        sound &= canonical(scale, largest_step, MOST_8);
+    }
+    if (worst >= INFINITE) return NOT_FINITE;
+    return sound ? NUMBERS : NOT_CANONICAL;
+}
+
+INLINE int32_t decode_int4(const void *wire, float *restrict all_out, int64_t all) {
+    const struct int4_wire parts = int4_parts(wire, all);
+    int32_t worst = 0, sound = 1, steps[SMALL_BLOCK];
+    for (int64_t start = 0; start < all; start += SMALL_BLOCK) {
+        const float scale = from_bfloat16(parts.scales[start / SMALL_BLOCK]);
+        float *restrict out = all_out + start;
+        const int64_t count = in_block(start, all, SMALL_BLOCK);
+        int32_t largest_step = 0;
+        unpack(parts.pairs + start / 2, steps, count);
+        for (int64_t i = 0; i < count; i++) {
+            out[i] = (float)steps[i] * scale;
+            worst = larger(worst, size_of(out[i]));
+            largest_step = larger(largest_step, steps[i] < 0 ? -steps[i] : steps[i]);
+        }
+        sound &= canonical(scale, largest_step, MOST_4) && (count % 2 == 0 || steps[count] == 0);
     }
     if (worst >= INFINITE) return NOT_FINITE;
     return sound ? NUMBERS : NOT_CANONICAL;
@@ -148,6 +205,19 @@ INLINE int32_t largest_of(const float *restrict values, int64_t count) {
     return largest;
 }
 
+/* The scale with which a block's largest size becomes `most` steps; 0 for a block that is as good as zeros. */
+INLINE float scale_of(int32_t largest, int32_t most) {
+    const float wanted = float_of((uint32_t)largest) * (1.0f / (float)most);
+    const float scale = from_bfloat16(to_bfloat16(wanted));
+    return scale < SMALLEST_SCALE ? 0.0f : scale;
+}
+
+INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
+
+INLINE int32_t step_of(float value, float inverse) {
+    return (int32_t)(bits_of(value * inverse + ROUNDER) - bits_of(ROUNDER));
+}
+
 INLINE int32_t encode_int8(const float *restrict all_values, void *wire, float *restrict all_lost,
                            int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
@@ -155,15 +225,33 @@ INLINE int32_t encode_int8(const float *restrict all_values, void *wire, float *
     for (int64_t start = 0; start < all; start += BLOCK) {
         const float *restrict values = all_values + start;
         int8_t *restrict steps = parts.steps + start;
-        const int64_t count = in_block(start, all);
-        const int32_t largest = largest_of(values, count);
-        float wanted = from_bfloat16(to_bfloat16(float_of((uint32_t)largest) * PER_STEP));
-        const float scale = wanted < SMALLEST_SCALE ? 0.0f : wanted;
-        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-        worst = larger(worst, size_of(127.0f * scale)); /* the largest, as it will be decoded */
+        const int64_t count = in_block(start, all, BLOCK);
+        const float scale = scale_of(largest_of(values, count), MOST_8), inverse = inverse_of(scale);
+        worst = larger(worst, size_of(MOST_8 * scale)); /* the largest, as it will be decoded */
         parts.scales[start / BLOCK] = (uint16_t)(bits_of(scale) >> 16);
-        for (int64_t i = 0; i < count; i++)
-            steps[i] = (int8_t)(int32_t)(bits_of(values[i] * inverse + ROUNDER) - bits_of(ROUNDER));
+        for (int64_t i = 0; i < count; i++) steps[i] = (int8_t)step_of(values[i], inverse);
+        if (all_lost)
+            for (int64_t i = 0; i < count; i++)
+                all_lost[start + i] = values[i] - (float)steps[i] * scale;
+    }
+    return worst >= INFINITE;
+}
+
+INLINE int32_t encode_int4(const float *restrict all_values, void *wire, float *restrict all_lost,
+                           int64_t all) {
+    const struct int4_wire parts = int4_parts(wire, all);
+    int32_t worst = 0, steps[SMALL_BLOCK];
+    for (int64_t start = 0; start < all; start += SMALL_BLOCK) {
+        const float *restrict values = all_values + start;
+        uint8_t *restrict pairs = parts.pairs + start / 2;
+        const int64_t count = in_block(start, all, SMALL_BLOCK), half = (count + 1) / 2;
+        const float scale = scale_of(largest_of(values, count), MOST_4), inverse = inverse_of(scale);
+        worst = larger(worst, size_of(MOST_4 * scale));
+        parts.scales[start / SMALL_BLOCK] = (uint16_t)(bits_of(scale) >> 16);
+        for (int64_t i = 0; i < count; i++) steps[i] = step_of(values[i], inverse);
+        if (count % 2) steps[count] = 0;
+        for (int64_t i = 0; i < half; i++)
+            pairs[i] = (uint8_t)((steps[i] + 8) | (steps[i + half] + 8) << 4);
         if (all_lost)
             for (int64_t i = 0; i < count; i++)
                 all_lost[start + i] = values[i] - (float)steps[i] * scale;
@@ -190,10 +278,13 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
     DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)     \
     DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)    \
     DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
+    DEFINE_ONE(add_int4, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
     DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)           \
     DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
+    DEFINE_ONE(decode_int4, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
     DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
     DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
+    DEFINE_ONE(encode_int4, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
     DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
 
 DEFINE_ALL(plain, )
@@ -208,9 +299,12 @@ DEFINE_ALL(avx512, AVX512)
 EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count)
 EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count)
 EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count)
+EXPORT(add_int4, ADD_ARGUMENTS, wire, own, factor, out, count)
 EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count)
 EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count)
+EXPORT(decode_int4, DECODE_ARGUMENTS, wire, out, count)
 EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
+EXPORT(encode_int4, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)
 

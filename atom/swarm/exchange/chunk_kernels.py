@@ -16,7 +16,7 @@ from torch import Tensor
 from atom.base import kernel_library
 
 SOURCE = Path(__file__).with_name("chunk_kernels.c")
-FORMATS = ("float32", "bfloat16", "int8")
+FORMATS = ("float32", "bfloat16", "int8", "int4")
 """How numbers look on the wire; float32 is neither encoded nor decoded."""
 
 _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)

@@ -18,10 +18,10 @@ from atom.swarm.exchange.chunk_kernels import (
     NotFinite,
     chunk_kernels,
 )
+from atom.swarm.exchange.codec import INT4_BLOCK, Codec, Int4, Int8, codec_named
 from atom.swarm.exchange.codec import INT8_BLOCK as BLOCK
-from atom.swarm.exchange.codec import Codec, Int8, codec_named
 
-SIZES = [0, 1, 16, BLOCK - 1, BLOCK, 3 * BLOCK + 48]
+SIZES = [0, 1, 16, INT4_BLOCK + 3, BLOCK - 1, BLOCK, 3 * BLOCK + 48]
 
 
 @pytest.fixture(params=range(chunk_kernels().highest_level + 1))
@@ -40,24 +40,35 @@ def numbers(elements: int, seed: int = 0) -> Tensor:
     return wide
 
 
-def int8_reference(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes, and what they stand for; by blocks."""
-    scales, steps, back = [], [], []
-    for block in values.split(BLOCK):
-        largest = block.abs().max().numpy()
-        scale = torch.tensor(largest * numpy.float32(1 / 127)).bfloat16().float().numpy()
-        scale = numpy.float32(0) if scale < numpy.float32(2.0**-100) else scale
-        inverse = numpy.float32(1) / scale if scale > 0 else numpy.float32(0)
-        rounded = numpy.rint(block.numpy() * inverse)
-        scales.append(torch.tensor([float(scale)]).bfloat16().view(torch.uint8))
-        steps.append(torch.from_numpy(rounded.astype(numpy.int8)).view(torch.uint8))
-        back.append(torch.from_numpy(rounded * scale))
-    return torch.cat([*scales, *steps]), torch.cat(back)
+def rounded(block: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of numbers that share a scale: the scale's bytes, the steps, and what they stand for."""
+    largest = block.abs().max().numpy()
+    scale = torch.tensor(largest * numpy.float32(1 / most)).bfloat16().float().numpy()
+    scale = numpy.float32(0) if scale < numpy.float32(2.0**-100) else scale
+    inverse = numpy.float32(1) / scale if scale > 0 else numpy.float32(0)
+    steps = numpy.rint(block.numpy() * inverse)
+    stored = torch.tensor([float(scale)]).bfloat16().view(torch.uint8)
+    return stored, torch.from_numpy(steps.astype(numpy.int8)), torch.from_numpy(steps * scale)
+
+
+def pairs(steps: Tensor) -> Tensor:
+    """Two steps a byte, of a block's first half and its second."""
+    half = (steps.numel() + 1) // 2
+    low, high = torch.zeros(half, dtype=torch.uint8) + 8, torch.zeros(half, dtype=torch.uint8) + 8
+    low += steps[:half].view(torch.uint8)
+    high[: steps.numel() - half] += steps[half:].view(torch.uint8)
+    return low | high << 4
 
 
 def reference(name: str, values: Tensor) -> tuple[Tensor, Tensor]:
-    if name == "int8" and values.numel():
-        return int8_reference(values)
+    """The bytes, and what they stand for."""
+    if name in ("int8", "int4") and values.numel():
+        block, most = (BLOCK, 127) if name == "int8" else (INT4_BLOCK, 7)
+        scales, steps, back = zip(
+            *(rounded(each, most) for each in values.split(block)), strict=True
+        )
+        packed = [each.view(torch.uint8) if name == "int8" else pairs(each) for each in steps]
+        return torch.cat([*scales, *packed]), torch.cat(back)
     if name == "bfloat16":
         return values.bfloat16().view(torch.uint8), values.bfloat16().float()
     return values.view(torch.uint8), values
@@ -144,10 +155,13 @@ def test_encoding_what_was_decoded_gives_the_same_bytes(
     assert torch.equal(encoded(once, codec), encoded(values, codec))
 
 
-def test_int8_holds_the_largest_number_and_zeros_of_both_signs() -> None:
+@pytest.mark.parametrize("codec", [Int8(), Int4()], ids=["int8", "int4"])
+def test_the_largest_number_is_held_and_zeros_of_both_signs(codec: Codec) -> None:
     largest = torch.full((64,), torch.finfo(torch.float32).max)
-    torch.testing.assert_close(decoded(encoded(largest), 64), largest, rtol=5e-3, atol=0.0)
-    assert not encoded(torch.tensor([0.0, -0.0] * BLOCK)).any()
+    back = decoded(encoded(largest, codec), 64, codec)
+    torch.testing.assert_close(back, largest, rtol=5e-3, atol=0.0)
+    zeros = decoded(encoded(torch.tensor([0.0, -0.0] * BLOCK), codec), 2 * BLOCK, codec)
+    assert not zeros.view(torch.int32).any()
 
 
 # ---- what no encoder writes
@@ -185,6 +199,31 @@ def test_int8_what_no_encoder_writes_is_refused(
         decoded(rewritten(wire, scale, *steps), blocks * BLOCK - 8)
 
 
+INT4 = Int4()
+
+
+@pytest.mark.parametrize(
+    ("scale", "bytes_", "problem"),
+    [
+        *((scale, (0x8F,), NotFinite) for scale in (0x7F80, 0xFF80, 0x7FC0)),
+        (ONE, (0x8E,), NotCanonical), (ONE, (0x88,), NotCanonical),
+        (ONE, (0x80, 0xF8), NotCanonical), (ONE, (0x08, 0xF8), NotCanonical),
+        (ONE | 0x8000, (0x8F,), NotCanonical),
+        (FAINT, (0x8F,), NotCanonical), (0, (0x89,), NotCanonical), (0, (0x98,), NotCanonical),
+        (0x8000, (0x88,), NotCanonical), (ONE, (0x8F, 0x88, 0x98), NotCanonical),
+    ],
+)  # fmt: skip
+def test_int4_what_no_encoder_writes_is_refused(
+    scale: int, bytes_: tuple[int, ...], problem: type[Exception]
+) -> None:
+    """The last one is a step of a number that is not there: of five, three have the low bits."""
+    wire = encoded(torch.zeros(5), INT4)
+    wire.numpy()[:2].view(numpy.uint16)[0] = scale
+    wire[2 : 2 + len(bytes_)] = torch.tensor(bytes_, dtype=torch.uint8)
+    with pytest.raises(problem):
+        decoded(wire, 5, INT4)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 0x7F7F), st.lists(st.integers(-127, 127), min_size=1, max_size=40))
 def test_int8_what_is_decoded_would_be_written_the_same(scale: int, steps: list[int]) -> None:
@@ -195,3 +234,16 @@ def test_int8_what_is_decoded_would_be_written_the_same(scale: int, steps: list[
     except (NotCanonical, NotFinite):
         return
     assert torch.equal(encoded(values), wire)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 0xFFFF), st.binary(min_size=20, max_size=20))
+def test_int4_what_is_decoded_would_be_written_the_same(scale: int, steps: bytes) -> None:
+    wire = encoded(torch.zeros(40), INT4)
+    wire.numpy()[:2].view(numpy.uint16)[0] = scale
+    wire[2:] = torch.frombuffer(bytearray(steps), dtype=torch.uint8)
+    try:
+        values = decoded(wire, 40, INT4)
+    except (NotCanonical, NotFinite):
+        return
+    assert torch.equal(encoded(values, INT4), wire)
