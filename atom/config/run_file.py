@@ -53,7 +53,11 @@ CODECS = {
     "int4": "atom.swarm.exchange.codec:Int4",
 }
 """By name: module and class of a `Codec`."""
-UPDATE_RULES = {"every-step": "atom.training.replica.update_rule:EveryStep"}
+EVERY_STEP, LOCAL_STEPS = "every-step", "local-steps"
+UPDATE_RULES = {
+    EVERY_STEP: "atom.training.replica.update_rule:EveryStep",
+    LOCAL_STEPS: "atom.training.replica.local_steps:LocalSteps",
+}
 """By name: module and class of an `UpdateRule`."""
 
 
@@ -95,14 +99,27 @@ class Optimizer(Section):
 class Update(Section):
     """[update]"""
 
-    rule: str = "every-step"
+    rule: str = EVERY_STEP
     """What a round averages and what follows from it: every-step averages gradients and takes one
-    optimizer step."""
+    optimizer step; local-steps averages how far each peer's own steps led."""
+    inner_sequences: int | None = Field(default=None, ge=1, le=2**24)
+    """Sequences of one of a peer's own steps."""
+    outer_rate: float = Field(default=0.9, gt=0, le=10)
+    """How far a round goes along the average of the peers' steps; 1: to their mean."""
+    outer_momentum: Fraction = 0.8
+    """Of the outer rule, Nesterov's."""
 
     @model_validator(mode="after")
     def _check(self) -> "Update":
         if self.rule not in UPDATE_RULES:
             refuse("rule", "names no update rule", f"known here: {', '.join(UPDATE_RULES)}")
+        if self.rule == EVERY_STEP:
+            for key in sorted(self.model_fields_set - {"rule"}):
+                hint = f'remove it, or set rule = "{LOCAL_STEPS}"'
+                refuse(key, f'says nothing with rule = "{EVERY_STEP}"', hint)
+        if self.rule == LOCAL_STEPS and self.inner_sequences is None:
+            hint = "set it to the sequences that one peer's optimizer step should take"
+            refuse("inner_sequences", "is missing", hint)
         return self
 
 
@@ -168,6 +185,7 @@ class RunFile(Section):
         self._check_rounds()
         self._check_state()
         self._check_gradients()
+        self._check_update()
         if self.validation and not self.data.validation_fraction:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
@@ -237,9 +255,11 @@ class RunFile(Section):
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
         data = set() if self.data.source == "datasets" else {"streaming"}
-        if self.data.source != "module":
-            return {"model": model, "data": data}
-        return {"model": model | {"sequence_tokens"}, "data": data | {"tokenizer"}}
+        local = {"inner_sequences", "outer_rate", "outer_momentum"}
+        update = local if self.update.rule == EVERY_STEP else set()
+        if self.data.source == "module":
+            model, data = model | {"sequence_tokens"}, data | {"tokenizer"}
+        return {"model": model, "data": data, "update": update}
 
     def _check_module_data(self) -> None:
         if self.model.module is None:
@@ -263,9 +283,16 @@ class RunFile(Section):
         if self.model.precision != "bfloat16":
             what = f'"bfloat16" is for bfloat16; model.precision is {self.model.precision}'
             refuse("optimizer.gradients", what, 'leave it at "float32"')
-        if (codec := self.swarm.codec) in ("int8", "int4"):
+        codec, sums = self.swarm.codec, self.update.rule == EVERY_STEP
+        if sums and codec in ("int8", "int4"):
             what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
             refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
+
+    def _check_update(self) -> None:
+        inner, batch = self.update.inner_sequences, self.batch
+        if inner is not None and inner > batch.global_sequences:
+            what = f"{inner} is more than the whole global batch of {batch.global_sequences}"
+            refuse("update.inner_sequences", what, "raise batch.global_sequences, or lower it")
 
     def _check_rounds(self) -> None:
         rounds, optimizer = self.run.rounds, self.optimizer

@@ -26,6 +26,9 @@ from atom.swap.schedule import OptimizerStep
 
 ALL_CORES = 8  # so many may all be taken for a step
 
+Update = Callable[[Part, Tensor, StepTerms], None]
+"""What a step does to one part, given its part of the gradient: as `Optimizer.update`."""
+
 
 class Stepper:
     """Takes the steps of one store, one at a time.
@@ -51,7 +54,8 @@ class Stepper:
         host_kernels()
         self._store = store
         self._optimizer = optimizer
-        self._parts = parts_of(optimizer, store, frozen)
+        self.parts = parts_of(optimizer, store, frozen)
+        """Of the store: all that a step changes."""
         self._sub_models = sub_models
         self._clock = clock
         self._observer = observer
@@ -63,12 +67,19 @@ class Stepper:
         self._sub_models = sub_models
 
     def begin(
-        self, gradient: Tensor, learning_rate: float, step: int, coefficient: float = 1.0
+        self,
+        gradient: Tensor,
+        learning_rate: float,
+        step: int,
+        coefficient: float = 1.0,
+        update: Update | None = None,
     ) -> None:
         """Starts a step and returns. What was loaded is stale. Waits for the step before.
 
         `gradient`: flat [total elements], float32 or bfloat16, times `coefficient`; it belongs to
-        the stepper until `wait` returns or raises. `step` counts from 1.
+        the stepper until `wait` returns or raises. `step` counts from 1. `update`: what is done to
+        each part, if not the optimizer's; as that, on several threads if the optimizer is
+        element-wise.
 
         Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
@@ -78,22 +89,22 @@ class Stepper:
             raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
         self._store.changed()
         terms = StepTerms(step, learning_rate, coefficient)
-        readiness = Readiness([(part.start, part.stop) for part in self._parts])
+        readiness = Readiness([(part.start, part.stop) for part in self.parts])
         done = self._observed(readiness.finish)
         threads = torch.get_num_threads()
-        todo = iter(range(len(self._parts)))  # shared: `next` is one step of the interpreter
+        todo = iter(enumerate(self.parts))  # shared: `next` is one step of the interpreter
 
         def work() -> None:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)  # PyTorch counts them per thread
             try:
-                self._work(todo, gradient, terms, done)
+                self._work(todo, gradient, terms, update or self._optimizer.update, done)
             except BaseException as failure:  # noqa: BLE001 - whoever waits for it hears of it
                 self._failure = failure
                 readiness.fail(failure)
 
         self._store.readiness = readiness
-        count = step_threads(self._optimizer, self._parts)
+        count = step_threads(self._optimizer, self.parts)
         self._threads = [threading.Thread(target=work, name="atom-optimizer") for _ in range(count)]
         for thread in self._threads:
             thread.start()
@@ -122,16 +133,16 @@ class Stepper:
     @torch.no_grad()
     def _work(
         self,
-        todo: Iterator[int],
+        todo: Iterator[tuple[int, Part]],
         gradients: Tensor,
         terms: StepTerms,
+        update: Update,
         done: Callable[[int], None],
     ) -> None:
-        for index in todo:
+        for index, part in todo:
             if self._failure is not None:
                 return
-            part = self._parts[index]
-            self._optimizer.update(part, part.of(gradients), terms)
+            update(part, part.of(gradients), terms)
             done(index)
 
     def _observed(self, finish: Callable[[int], None]) -> Callable[[int], None]:
@@ -143,7 +154,7 @@ class Stepper:
         users: dict[str, int] = {}  # by parameter: the first sub-model that uses it
         for sub_model in reversed(self._sub_models):
             users.update({name: sub_model.index for _, name in sub_model.parameters})
-        owner = [users[part.parameter.name] for part in self._parts]
+        owner = [users[part.parameter.name] for part in self.parts]
         left, lock, began = Counter(owner), threading.Lock(), clock.now()
 
         def done(index: int) -> None:

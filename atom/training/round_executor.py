@@ -97,6 +97,7 @@ class RoundExecutor:
         self._state_sync = context.state_sync
         self._transport = context.transport
         self._run = run
+        self._me = context.me
         self._clock = context.clock
         self._events = context.events
         self._feedback = encoding.feedback
@@ -159,7 +160,7 @@ class RoundExecutor:
                 self._feedback.fold(sums)
             if not math.isfinite(largest_size(sums)):
                 self._events.emit("gradients-dropped", reason="not-finite")
-                replica.reset_gradients(replica.gradients_tag)
+                replica.drop_contribution()
         self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
 
     def voided(self, void: PassVoided) -> bool:
@@ -193,7 +194,8 @@ class RoundExecutor:
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._storage.record(commit, result)
-        self._replica.begin_step(result, value.gradient_norm, value.round)
+        ours = value.given_by(self._me)
+        self._replica.begin_step(result, value.gradient_norm, value.round, ours)
         self.stats.committed(commit, self._replica.sequences, self._clock.now())
         if self._feedback is not None:
             self._feedback.committed(value.result_digest)

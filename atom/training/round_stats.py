@@ -63,13 +63,7 @@ class RoundStats:
     def _enter(self, chain: Sequence[Commit], counted: int, joined: int, sequences: int) -> None:
         """Rounds that follow those with so many sequences of ours. What a former incarnation gave
         is not ours."""
-        me = (self.me.peer_id, self.me.incarnation)
-        parts = [
-            part.sequences
-            for commit in chain
-            for part in commit.value.contributions
-            if (part.peer_id, part.incarnation) == me
-        ]
+        parts = [commit.value.given_by(self.me) for commit in chain]
         self._counted += counted
         self.rounds_joined = joined + sum(part > 0 for part in parts)
         self.sequences_committed = sequences + sum(parts)

@@ -68,10 +68,23 @@ clip_norm = 1.0
 
 [swarm]
 grace_seconds = {grace_s}
+{exchange}
 
 [snapshot]
 every_rounds = {snapshot_rounds}
 """
+LOCAL_STEPS = "local-steps"
+RULE = os.environ.get("ATOM_CHAOS_RULE", "every-step")
+EXCHANGE = {
+    "every-step": "",
+    LOCAL_STEPS: """codec = "int4"
+
+[update]
+rule = "local-steps"
+inner_sequences = 8
+""",
+}
+"""By update rule: what a run file says of it, after [swarm]."""
 PEER = """\
 [device]
 kind = "cpu"
@@ -90,8 +103,10 @@ def endless(
     final_rate: float = 1e-3,
     rounds: str = "",
     schedule: str = "",
+    rule: str = RULE,
 ) -> str:
     """A run file without a last round."""
+    exchange = EXCHANGE[rule]
     return RUN.format(**locals())
 
 

@@ -102,6 +102,19 @@ def test_only_bfloat16_weights_are_split(
 
 
 @pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("", "inner_sequences: is missing"),
+        ("inner_sequences = 1000000", "is more than the whole global batch"),
+    ],
+)
+def test_local_steps_say_how_large_a_step_is(keys: str, problem: str) -> None:
+    section = f'\n[update]\nrule = "local-steps"\n{keys}\n'
+    with pytest.raises(ConfigError, match=problem):
+        parse_run_text((READY / "shakespeare.toml").read_text() + section)
+
+
+@pytest.mark.parametrize(
     ("precision", "codec", "hint"),
     [
         ("float32", "float32", "float32"),

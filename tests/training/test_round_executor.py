@@ -166,6 +166,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     stage.results.keep(set())
     stepped = stage.step(commit)
     assert stepped == Stepped(head.digest, state_digest(stage.replica.arenas))
+    assert stage.replica.ours == 6
     assert stage.journal.head == head
     assert stage.blobs.chunk("chain/0", 0, 0) == record_of(commit)
     assert stage.serves(f"result/{result.hex()}")
@@ -173,6 +174,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert stage.replica.gradients_tag == stage.loader.dealt[-1] == head.digest
     stage.clock.advance(4.0)
     stage.step(stage.commit(stage.hold(0.2), 10, STRANGER))
+    assert stage.replica.ours == 0
     stats, told = stage.executor.stats, stage.told("round")
     assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (1, 6, 2)
     assert [event["loss"] for event in told] == [4.0, 2.4]

@@ -44,6 +44,7 @@ class CountingReplica:
 
     def __init__(self) -> None:
         self.micro_batches, self.breakable = 8, True
+        self.until_step: int | None = None
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
         self.gradients = torch.zeros(ELEMENTS)
         self.gradients_tag = b""
@@ -78,8 +79,14 @@ class CountingReplica:
         self.gradients.zero_()
         self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
 
-    def begin_step(self, mean_gradient: Tensor, gradient_norm: float, round: int) -> None:
+    def drop_contribution(self) -> None:
+        self.reset_gradients(self.gradients_tag)
+
+    def begin_step(
+        self, mean_gradient: Tensor, gradient_norm: float, round: int, ours: int
+    ) -> None:
         assert round == self.round + 1
+        self.ours = ours
         assert self._step is None, "two steps at once"
         self._step, self.round = mean_gradient, round
         self.steps.append(round)

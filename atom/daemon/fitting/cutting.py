@@ -25,7 +25,7 @@ from atom.daemon.fitting.device_choice import (
 )
 from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.recipe import PRECISIONS, Recipe
-from atom.daemon.model.run_optimizer import gradients, optimizer, state_form, update_rule
+from atom.daemon.model.run_optimizer import gradients, new_update_rule, optimizer, state_form
 from atom.daemon.model.without_dropout import evaluation_graph
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
@@ -162,7 +162,7 @@ class Cutter:
                 rounds=run.run.rounds,
             ),
             optimizer=optimizer(run),
-            update_rule=update_rule(run),
+            update_rule=new_update_rule(run),
             clip_norm=o.clip_norm or None,
             precision=PRECISIONS[run.model.precision],
             arrangement=choice.arrangement,

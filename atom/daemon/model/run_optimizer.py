@@ -1,6 +1,7 @@
 """What [optimizer] and [update] in a run file stand for, and what a replica keeps for them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,11 @@ def update_rule(run: RunFile) -> type[UpdateRule]:
     """The one that the run file names."""
     rule: type[UpdateRule] = _at(UPDATE_RULES[run.update.rule])
     return rule
+
+
+def new_update_rule(run: RunFile) -> Callable[..., UpdateRule]:
+    """What makes it, with the options of the run file."""
+    return partial(update_rule(run), **run.update.model_dump(exclude={"rule"}))
 
 
 def state_form(run: RunFile) -> StateForm:

@@ -179,6 +179,7 @@ def _donors(base: _Base) -> PeerDonors:
 def _state_sync(base: _Base, storage: RunStorage, donors: PeerDonors) -> StateSync:
     member, console = base.given.member, base.given.console
     return StateSync(
+        base.given.box.me,
         member.replica,
         storage,
         donors,

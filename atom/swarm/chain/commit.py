@@ -106,6 +106,14 @@ class Value:
     def sequences(self) -> int:
         return sum(part.sequences for part in self.contributions)
 
+    def given_by(self, voter: "Voter") -> int:
+        """Sequences that are this peer's, in the process that it is now."""
+        return sum(
+            part.sequences
+            for part in self.contributions
+            if (part.peer_id, part.incarnation) == (voter.peer_id, voter.incarnation)
+        )
+
     @property
     def loss(self) -> float:
         """Mean loss per sequence over everything this round averaged; of text, nats per token."""

@@ -6,7 +6,7 @@ What is counted and what is trained is on the host, in the store, and stays as i
 
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -48,8 +48,9 @@ class ReplicaSettings:
     """In which numbers they leave the device and are summed: float32, or bfloat16."""
     compilation: Compilation | None = None
     """How the training program's sub-models are compiled; None: they run as they are printed."""
-    update_rule: type[UpdateRule] = EveryStep
-    """What a round averages, and what follows from it."""
+    update_rule: Callable[..., UpdateRule] = EveryStep
+    """What a round averages, and what follows from it: an `UpdateRule`'s class, or that with its
+    options."""
 
 
 class DeviceTaken(AtomError):

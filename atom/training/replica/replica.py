@@ -232,6 +232,17 @@ class Replica:
         """As given to `reset_gradients`: the head the gradients belong to."""
         return self._arena.tag
 
+    @property
+    def until_step(self) -> int | None:
+        """How many sequences are of use to the next pass; None: as many as it takes."""
+        return self._rule.until_step
+
+    def drop_contribution(self) -> None:
+        """It is not finite: what was counted since the last round counts for nothing."""
+        self._stepper.rest()
+        self.reset_gradients(self.gradients_tag)
+        self._rule.dropped()
+
     def reset_gradients(self, tag: bytes = b"") -> None:
         """Starts accumulating from zero, for the state named by `tag`. A step that still reads the
         gradients of before is not disturbed."""
@@ -259,7 +270,7 @@ class Replica:
 
     # --- stepping -----------------------------------------------------------------------------
 
-    def begin_step(self, mean: Tensor, norm: float, round: int) -> None:
+    def begin_step(self, mean: Tensor, norm: float, round: int, ours: int = 0) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
         stays until `reset_gradients`.
@@ -270,6 +281,7 @@ class Replica:
                 itself, divided by the sequences: `reset_gradients`, then, before the next pass.
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
+            ours: how many of this peer's sequences are in the mean.
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.
@@ -279,7 +291,7 @@ class Replica:
             return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
-        self._rule.commit(mean, norm, round)
+        self._rule.commit(mean, norm, round, ours)
         self._round = round
 
     def finish_step(self) -> None:
@@ -318,7 +330,7 @@ class Replica:
                 raise ValueError(f"the state's {name} is missing or does not fit this model")
         for name, arena in own.items():
             arena.copy_(arenas[name])
-        self._rule.adopted()
+        self._rule.adopted(round)
         self._settle_at(round)
 
     def _settle_at(self, round: int) -> None:

@@ -36,9 +36,11 @@ class UpdateRule(ABC):
         stepper: Stepper,
         rate: RateSettings,
         clip_norm: float | None,
+        **options: float,
     ) -> None:
         """`store`: the weights that passes use, and the optimizer's state. `gradients`: sums over
         sequences, with their count. `stepper` takes optimizer steps on `store`, in the background.
+        `options`: the other keys of the run file's [update]; a rule takes what it needs.
         """
         self.store = store
         self.gradients = gradients
@@ -73,8 +75,16 @@ class UpdateRule(ABC):
     def initialised(self) -> None:  # noqa: B027 - a rule may have nothing to do
         """The weights have their first values: shared state is to follow from them."""
 
-    def adopted(self) -> None:  # noqa: B027 - a rule may have nothing to do
-        """`shared` was filled from outside: weights and own state are to follow from it."""
+    def adopted(self, round: int) -> None:  # noqa: B027 - a rule may have nothing to do
+        """`shared` was filled from outside, as of `round`: weights and own state are to follow."""
+
+    def dropped(self) -> None:  # noqa: B027 - a rule may have nothing to do
+        """The contribution was not finite, and nobody gets it: own state is to begin anew."""
+
+    @property
+    def until_step(self) -> int | None:
+        """How many sequences are of use to the next pass; None: as many as it takes."""
+        return None
 
     def pass_ended(self) -> None:  # noqa: B027 - a rule may have nothing to do
         """A pass was counted; the step of the round before may still be under way."""
@@ -83,11 +93,13 @@ class UpdateRule(ABC):
     def contribution(self) -> Tensor:
         """What is averaged: flat [elements], float32 or bfloat16, times the sequences counted.
 
-        Counting is frozen. It must not change before the next pass.
+        Counting is frozen. Until the next pass it is the same memory with the same values, but for
+        what the exchange adds to it: a codec's debts of earlier rounds. They are to be in the next
+        contribution, too, if no commit takes this one.
         """
 
     @abstractmethod
-    def commit(self, mean: Tensor, norm: float, round: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
         """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
 
         Args:
@@ -95,6 +107,7 @@ class UpdateRule(ABC):
                 `stepper.wait` has returned.
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
+            ours: how many of this peer's sequences are in it; what has been counted since is not.
 
         Raises: ValueError for what does not fit; then nothing is changed.
         """
@@ -106,5 +119,5 @@ class EveryStep(UpdateRule):
     def contribution(self) -> Tensor:
         return self.gradients.sums
 
-    def commit(self, mean: Tensor, norm: float, round: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
         self.begin_step(mean, norm, round)

@@ -250,13 +250,16 @@ class Worker:
     def _wanted(self) -> int:
         if self._holds:
             return 0
+        micro_batch, most = self.loader.micro_batch, self._replica.micro_batches
+        if self._replica.until_step is not None:
+            most = min(most, -(-self._replica.until_step // micro_batch))
         return next_pass(
             self._replica.sequences,
             self._last_pass_ended,
             self.swarm,
             self._policy,
-            self.loader.micro_batch,
-            self._replica.micro_batches,
+            micro_batch,
+            most,
         )
 
     def _train(self, micro_batches: int) -> None:

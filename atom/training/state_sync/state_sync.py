@@ -17,7 +17,7 @@ import torch
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit import Commit, Head, Voter
 from atom.swarm.chain.commit_chain import certified_state, pages_beyond
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
@@ -50,6 +50,7 @@ class StateSync:
 
     def __init__(
         self,
+        me: Voter,
         replica: Replica,
         storage: RunStorage,
         donors: PeerDonors,
@@ -58,6 +59,7 @@ class StateSync:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
+        self._me = me
         self._replica = replica
         self._storage = storage
         self._journal = storage.journal
@@ -232,7 +234,8 @@ class StateSync:
         result = self.fetch_result(value.result_digest, peers)
         if value.round > self._journal.head.round:
             self._storage.record(commit, result)
-        self._replica.begin_step(result, value.gradient_norm, value.round)
+        ours = value.given_by(self._me)
+        self._replica.begin_step(result, value.gradient_norm, value.round, ours)
         self._replica.finish_step()
         self._results.keep(frozenset())
 

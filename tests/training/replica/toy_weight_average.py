@@ -21,11 +21,12 @@ class WeightAverage(UpdateRule):
     are the peer's own.
     """
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, **options: float) -> None:
         super().__init__(*given)
         self._average = torch.zeros_like(self.store.master)
         self._sent = torch.zeros_like(self.store.master)
         self._passes = self._steps = 0
+        self._is_sent = False
 
     @classmethod
     def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:
@@ -41,12 +42,13 @@ class WeightAverage(UpdateRule):
     def initialised(self) -> None:
         self._average.copy_(self.store.master)
 
-    def adopted(self) -> None:
+    def adopted(self, round: int) -> None:
         self.store.clear_state()
         self.store.master.copy_(self._average)
         self._steps = 0
 
     def pass_ended(self) -> None:
+        self._is_sent = False
         self._passes += 1
         if self._passes % EVERY_PASSES:
             return
@@ -58,10 +60,12 @@ class WeightAverage(UpdateRule):
 
     def contribution(self) -> Tensor:
         self.stepper.wait()
-        store, sequences = self.store, self.gradients.sequences
-        return torch.mul(store.master, sequences, out=self._sent)
+        if not self._is_sent:
+            torch.mul(self.store.master, self.gradients.sequences, out=self._sent)
+            self._is_sent = True
+        return self._sent
 
-    def commit(self, mean: Tensor, norm: float, round: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
         self.stepper.wait()
         self._average.copy_(mean)
         self.store.master.copy_(self._average)

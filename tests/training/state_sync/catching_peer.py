@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.events import EventList
+from atom.swarm.chain.commit import Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
@@ -21,6 +22,7 @@ from tests.swarm.local_transport import LocalNetwork
 from tests.training.small_history import ROUNDS, initialise, new_replica, run
 
 PAGE_COMMITS = 2
+ME = Voter("me", bytes(16))
 
 
 class Served(BlobStore):
@@ -89,7 +91,7 @@ class Peer:
         self.donors = self._peer_donors()
         first = FirstState(run().digest(0), self._first)
         self.state_sync = StateSync(
-            self.replica, self.storage, self.donors, first, self.events, self._tell
+            ME, self.replica, self.storage, self.donors, first, self.events, self._tell
         )
 
     def _peer_donors(self) -> PeerDonors:

@@ -1,0 +1,345 @@
+"""Local steps: as plain PyTorch's DiLoCo, shared bit by bit, and no peer's work is lost."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.config.load import parse_run_text
+from atom.daemon.fitting.device_choice import peer_bytes
+from atom.daemon.model.run_optimizer import shared_state
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT3, initialise
+from atom.optim.adamw import AdamW
+from atom.optim.rate import RateSettings
+from atom.swap.state_form import StateForm
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.local_steps import WARM_UP_STEPS, LocalSteps
+from atom.training.replica.replica import Replica
+from atom.training.storage.run_storage import write_snapshot
+from tests.training.conftest import NewDevice
+from tests.training.small_replica import (
+    SEED,
+    SEQUENCES,
+    MicroBatch,
+    apply,
+    batches,
+    config,
+    filled,
+    program,
+    same,
+)
+
+RATE, OUTER_RATE, OUTER_MOMENTUM, CLIP_NORM = 1e-2, 0.7, 0.9, 0.5
+PASSES = (2, 4)
+"""Of the two peers, in each round: each takes an inner step every two passes."""
+INNER = 2 * SEQUENCES
+NewReplica = Callable[..., Replica]
+
+
+@pytest.fixture
+def new_replica(new_device: NewDevice) -> NewReplica:
+    def make(precision: torch.dtype = torch.float32, **settings: Any) -> Replica:
+        rule = partial(
+            LocalSteps,
+            inner_sequences=INNER,
+            outer_rate=OUTER_RATE,
+            outer_momentum=OUTER_MOMENTUM,
+        )
+        given = {
+            "rate": RateSettings(RATE),
+            "optimizer": AdamW(weight_decay=0.1),
+            "clip_norm": CLIP_NORM,
+            "update_rule": rule,
+            "precision": precision,
+        }
+        return filled(new_device(), program(precision=precision), **{**given, **settings})
+
+    return make
+
+
+def batch(round: int, peer: int, place: int) -> MicroBatch:
+    return batches(1, round * 100 + peer * 10 + place)[0]
+
+
+def train(replica: Replica, round: int, peer: int, passes: int) -> None:
+    replica.reset_gradients()
+    for place in range(passes):
+        replica.run_pass([batch(round, peer, place)])
+
+
+def mean_of(replicas: Sequence[Replica]) -> Tensor:
+    sums = sum((replica.contribution() for replica in replicas), torch.zeros(replicas[0].elements))
+    return sums / sum(replica.sequences for replica in replicas)
+
+
+def take(replica: Replica, mean: Tensor, round: int, ours: int | None = None) -> None:
+    ours = replica.sequences if ours is None else ours
+    replica.begin_step(mean, float(mean.norm()), round, ours)
+    replica.finish_step()
+
+
+def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
+    for peer, replica in enumerate(replicas):
+        train(replica, round, peer, PASSES[peer])
+    mean = mean_of(replicas)
+    for replica in replicas:
+        take(replica, mean, round)
+    return mean
+
+
+def theta(replica: Replica) -> Tensor:
+    return replica.state_arenas()["master"]
+
+
+def weights(replica: Replica) -> Tensor:
+    """The ones that passes use, as one vector."""
+    return torch.cat([value.flatten() for value in replica.export_parameters().values()])
+
+
+class DiLoCo:
+    """The published algorithm in plain PyTorch: nothing of ours but model and samples."""
+
+    def __init__(self) -> None:
+        self.shared = GPT3(config())
+        initialise(self.shared, SEED)
+        self.outer = torch.optim.SGD(
+            self.shared.parameters(), lr=OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True
+        )
+        self.peers = [GPT3(config()) for _ in PASSES]
+        self.inner = [
+            torch.optim.AdamW(peer.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+            for peer in self.peers
+        ]
+        for inner in self.inner:  # matrices decay, vectors do not
+            every = inner.param_groups.pop()
+            for decays in (True, False):
+                inner.add_param_group(
+                    {
+                        "params": [p for p in every["params"] if (p.dim() > 1) is decays],
+                        "weight_decay": 0.1 if decays else 0.0,
+                    }
+                )
+
+    def play_round(self, round: int) -> None:
+        for number, (peer, inner) in enumerate(zip(self.peers, self.inner, strict=True)):
+            peer.load_state_dict(self.shared.state_dict())
+            for place in range(0, PASSES[number], 2):
+                inner.zero_grad()
+                losses = [peer(**batch(round, number, place + n)) for n in range(2)]
+                torch.stack(losses).mean().backward()
+                torch.nn.utils.clip_grad_norm_(peer.parameters(), CLIP_NORM)
+                inner.step()
+        shared = dict(self.shared.named_parameters())
+        for name, parameter in shared.items():
+            parameter.grad = sum(
+                (
+                    (parameter - dict(peer.named_parameters())[name]).detach() * passes
+                    for peer, passes in zip(self.peers, PASSES, strict=True)
+                ),
+                torch.zeros_like(parameter),
+            ) / sum(PASSES)
+        self.outer.step()
+
+
+def test_rounds_are_those_of_plain_pytorch(new_replica: NewReplica) -> None:
+    replicas, plain = [new_replica() for _ in PASSES], DiLoCo()
+    for round in range(1, 4):
+        play_round(replicas, round)
+        plain.play_round(round)
+        assert same(*replicas)
+        for replica in replicas:
+            assert torch.equal(weights(replica), weights(replicas[0]))
+            for name, expected in plain.shared.named_parameters():
+                found = replica.export_parameters()[name]
+                torch.testing.assert_close(found, expected.detach(), rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("form", [StateForm.EXACT, StateForm.SPLIT, StateForm.HALF])
+def test_in_sixteen_bits_what_is_shared_is_equal_and_wide(
+    new_replica: NewReplica, form: StateForm
+) -> None:
+    replicas = [new_replica(torch.bfloat16, state_form=form) for _ in PASSES]
+    for round in range(1, 3):
+        play_round(replicas, round)
+    assert same(*replicas)
+    assert theta(replicas[0]).dtype == torch.float32
+    for replica in replicas:
+        assert torch.equal(weights(replica), weights(replicas[0]))
+
+
+def test_peers_differ_within_a_round_and_share_a_state(new_replica: NewReplica) -> None:
+    moved, other = new_replica(), new_replica()
+    train(moved, 1, 0, 2)
+    moved.finish_step()
+    assert not torch.equal(weights(moved), weights(other))
+    assert same(moved, other)
+    assert moved.sequences == 2 * SEQUENCES
+
+
+def test_a_joiner_takes_the_snapshot_and_missed_results(
+    new_replica: NewReplica, tmp_path: Path
+) -> None:
+    giver, other, joiner = (new_replica() for _ in range(3))
+    play_round([giver, other], 1)
+    digest = state_digest(giver.state_arenas())
+    snapshot = write_snapshot(tmp_path, 1, b"h" * 32, digest, giver.state_arenas())
+    missed = play_round([giver, other], 2)
+
+    joiner.load_state(snapshot.load(), 1)
+    apply(joiner, missed, 2)
+    assert same(joiner, giver)
+    assert torch.equal(weights(joiner), weights(giver))
+
+
+def test_a_joiner_warms_its_own_optimizer_up(new_replica: NewReplica) -> None:
+    founder, joiner = new_replica(), new_replica()
+    joiner.load_state(founder.state_arenas(), 5)
+    before = weights(founder).clone()
+    for replica in (founder, joiner):
+        train(replica, 6, 0, 2)
+        replica.finish_step()
+    whole, first = (torch.linalg.norm(weights(each) - before) for each in (founder, joiner))
+    torch.testing.assert_close(first, whole / (WARM_UP_STEPS + 1), rtol=1e-3, atol=0.0)
+
+
+# ---- nothing is lost
+
+
+def test_what_a_round_left_out_is_in_the_next_one(new_replica: NewReplica) -> None:
+    """The peer that had no part takes the step, and its own way on top of it."""
+    taken, left_out = new_replica(), new_replica()
+    train(taken, 1, 0, 2)
+    train(left_out, 1, 1, 4)
+    left_out.finish_step()
+    own = theta(left_out) - weights_in_place(left_out)
+    mean = mean_of([taken])
+    take(taken, mean, 1)
+    take(left_out, mean, 1, ours=0)
+    assert same(taken, left_out)
+    torch.testing.assert_close(
+        theta(left_out) - weights_in_place(left_out), own, rtol=1e-4, atol=1e-7
+    )
+    train(left_out, 2, 1, 1)
+    assert left_out.contribution().norm() > 0.9 * SEQUENCES * own.norm()
+
+
+def test_what_came_after_an_offer_that_was_taken_stays(new_replica: NewReplica) -> None:
+    """Half of the sequences were in the mean: about half of the way is kept."""
+    replica, other = new_replica(), new_replica()
+    train(replica, 1, 0, 2)
+    mean = mean_of([replica])
+    for place in (2, 3):
+        replica.run_pass([batch(1, 0, place)])
+    replica.finish_step()
+    own = theta(replica) - weights_in_place(replica)
+    take(replica, mean, 1, ours=2 * SEQUENCES)
+    take(other, mean, 1, ours=0)
+    assert same(replica, other)
+    torch.testing.assert_close(
+        theta(replica) - weights_in_place(replica), own / 2, rtol=1e-4, atol=1e-7
+    )
+
+
+def test_what_a_codec_took_away_outlives_an_attempt_in_vain(new_replica: NewReplica) -> None:
+    """The exchange adds it once. It is there again after more passes, and gone once it is taken."""
+    replica, without = new_replica(), new_replica()
+    owed = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))
+    for each in (replica, without):
+        train(each, 1, 0, 2)
+    replica.contribution().add_(owed)
+    torch.testing.assert_close(replica.contribution() - without.contribution(), owed)
+    for each in (replica, without):
+        for place in (2, 3):
+            each.run_pass([batch(1, 0, place)])
+    torch.testing.assert_close(replica.contribution() - without.contribution(), owed)
+    mean = mean_of([without])
+    take(replica, mean, 1)
+    train(replica, 2, 0, 2)
+    take(without, mean, 1)
+    train(without, 2, 0, 2)
+    assert torch.equal(replica.contribution(), without.contribution())
+
+
+def test_asked_again_the_contribution_is_the_same(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 3)
+    first = replica.contribution().clone()
+    assert torch.equal(replica.contribution(), first)
+    assert first.any()
+
+
+def test_few_sequences_take_a_small_step(new_replica: NewReplica) -> None:
+    """One pass of the two that an inner step wants: half the rate, once the round is frozen."""
+    whole, half = new_replica(), new_replica()
+    train(whole, 1, 0, 2)
+    train(half, 1, 0, 1)
+    assert not (theta(half) - weights_in_place(half)).any()
+    for replica in (whole, half):
+        replica.contribution()
+    torch.testing.assert_close(
+        torch.linalg.norm(theta(half) - weights_in_place(half)),
+        torch.linalg.norm(theta(whole) - weights_in_place(whole)) / 2,
+        rtol=0.05,
+        atol=0.0,
+    )
+
+
+def test_a_pass_takes_no_more_than_an_inner_step_wants(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    assert replica.until_step == INNER
+    replica.run_pass([batch(1, 0, 0)])
+    assert replica.until_step == INNER - SEQUENCES
+    replica.run_pass([batch(1, 0, 1)])
+    assert replica.until_step == INNER
+
+
+def test_a_mean_that_is_not_finite_changes_nothing(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    before = state_digest(replica.state_arenas())
+    with pytest.raises(ValueError, match="norm"):
+        replica.begin_step(torch.zeros(replica.elements), float("inf"), 1)
+    assert state_digest(replica.state_arenas()) == before
+    assert replica.round == 0
+
+
+def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None:
+    replica, untouched = new_replica(), new_replica()
+    train(replica, 1, 0, 2)
+    replica.contribution().fill_(float("nan"))
+    replica.drop_contribution()
+    assert replica.sequences == 0
+    assert torch.equal(weights(replica), weights(untouched))
+    train(replica, 1, 0, 2)
+    train(untouched, 1, 0, 2)
+    assert torch.equal(replica.contribution(), untouched.contribution())
+
+
+def test_what_it_keeps_is_reckoned_with() -> None:
+    layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
+    run, plain = parse_run_text(RUN), parse_run_text(RUN.split("update")[0])
+    assert list(shared_state(run, layout)) == ["master", "outer_momentum"]
+    assert peer_bytes(run, layout) - peer_bytes(plain, layout) == 12 * 528
+
+
+RUN = """
+run = { name = "at-home" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { learning_rate = 1e-2 }
+update = { rule = "local-steps", inner_sequences = 2 }
+"""
+
+
+def weights_in_place(replica: Replica) -> Tensor:
+    """The weights that passes use, as `theta` lies."""
+    layout = replica.engines.store.layout
+    flat = torch.zeros(replica.elements)
+    for name, value in replica.export_parameters().items():
+        layout.view(flat, name).copy_(value)
+    return flat
