@@ -1,0 +1,219 @@
+"""The sides of `parity.py`: ours with the real rule, optimizer and codecs, two in plain PyTorch.
+
+Nothing of the reference is ours but the model: it is the published algorithm as one would write it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from parity_model import Size, drawn, gradients, text
+from torch import Tensor
+
+from atom.base.clock import BootClock
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
+from atom.optim.gradients import GradientArena
+from atom.optim.optimizer import optimizer_state
+from atom.optim.rate import RateSettings, learning_rate
+from atom.optim.stepper import Stepper
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import MASTER, StateForm
+from atom.swarm.exchange.codec import Codec, codec_named
+from atom.training.exchange import ErrorFeedback
+from atom.training.replica.local_steps import LocalSteps
+
+CLIP_NORM, DECAY, BETAS = 1.0, 0.1, (0.9, 0.95)
+RESULT = b"result"
+
+
+@dataclass(frozen=True)
+class Play:
+    """What all sides have in common."""
+
+    size: Size
+    peers: int
+    inner_steps: int
+    """That an even peer takes between two rounds."""
+    rounds: int
+    sequences: int
+    """Of one inner step."""
+    rate: RateSettings
+    outer_rate: float
+    outer_momentum: float
+    seed: int
+
+    def first_weights(self) -> Tensor:
+        layout, generator = self.size.layout, torch.Generator().manual_seed(self.seed)
+        arena = torch.zeros(layout.total_elements)
+        for spec in layout.specs:
+            value = self.size.first_value(spec.name, spec.shape, generator)
+            layout.view(arena, spec.name).copy_(value)
+        return arena
+
+    def samples(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What all peers see at one inner step, [peers, sequences, tokens]: for every side the
+        same."""
+        generator = torch.Generator().manual_seed(self.seed + 77)
+        while True:
+            yield drawn(text()[0], (self.peers, self.sequences), generator)
+
+
+def synchronous(play: Play) -> Iterator[Tensor]:
+    """One optimizer step on all peers' sequences at once. Weights after as many as a round has."""
+    weights = play.first_weights()
+    optimizer, leaves = _plain_adamw(play.size, weights)
+    samples = play.samples()
+    for round in range(1, play.rounds + 1):
+        for _ in range(play.inner_steps):
+            tokens, targets = (each.flatten(0, 1)[None] for each in next(samples))
+            _, found = gradients(play.size, weights[None], tokens, targets)
+            _plain_step(optimizer, leaves, found[0], learning_rate(play.rate, round))
+        yield weights
+
+
+def reference(play: Play) -> Iterator[Tensor]:
+    """DiLoCo (arXiv 2311.08105) in plain PyTorch."""
+    shared = play.first_weights().requires_grad_()
+    outer = torch.optim.SGD(
+        [shared], lr=play.outer_rate, momentum=play.outer_momentum, nesterov=True
+    )
+    peers = [shared.detach().clone() for _ in range(play.peers)]
+    inner = [_plain_adamw(play.size, weights) for weights in peers]
+    samples = play.samples()
+    for round in range(1, play.rounds + 1):
+        for _ in range(play.inner_steps):
+            _, found = gradients(play.size, torch.stack(peers), *next(samples))
+            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
+                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+        shared.grad = shared.detach() - torch.stack(peers).mean(0)
+        outer.step()
+        for weights in peers:
+            weights.copy_(shared.detach())
+        yield shared.detach()
+
+
+def _plain_adamw(size: Size, weights: Tensor) -> tuple[torch.optim.AdamW, list[Tensor]]:
+    """On views of one arena; matrices decay."""
+    layout = size.layout
+    leaves = [layout.view(weights, spec.name) for spec in layout.specs]
+    groups = [
+        {"params": [leaf for leaf in leaves if leaf.dim() > 1], "weight_decay": DECAY},
+        {"params": [leaf for leaf in leaves if leaf.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=BETAS, foreach=True)
+    return optimizer, leaves
+
+
+def _plain_step(
+    optimizer: torch.optim.AdamW, leaves: Sequence[Tensor], gradient: Tensor, rate: float
+) -> None:
+    scale, start = min(1.0, CLIP_NORM / (float(gradient.norm()) + 1e-6)), 0
+    for leaf in leaves:
+        leaf.grad = gradient[start : start + leaf.numel()].view_as(leaf) * scale
+        start += -(-leaf.numel() // 16) * 16
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+
+
+class PlayedPeer:
+    """A peer's real store, optimizer, update rule and error feedback; no engine, no network."""
+
+    def __init__(self, play: Play, codec: Codec) -> None:
+        layout, optimizer = play.size.layout, AdamW(betas=BETAS, weight_decay=DECAY)
+        state = optimizer_state(optimizer, layout, StateForm.EXACT)
+        self.store = HostStore.allocate(layout, optimizer_state=state)
+        self.gradients = GradientArena(self.store.gradients)
+        self.stepper = Stepper(self.store, optimizer, BootClock())
+        self.rule = LocalSteps(
+            self.store, self.gradients, self.stepper, play.rate, CLIP_NORM,
+            inner_sequences=play.sequences, outer_rate=play.outer_rate,
+            outer_momentum=play.outer_momentum,
+        )  # fmt: skip
+        self.feedback = ErrorFeedback(layout.total_elements) if codec.feeds_back else None
+        self.store.master.copy_(play.first_weights())
+        self.rule.initialised()
+
+    def train(self, gradient: Tensor, sequences: int) -> None:
+        """A pass of so many sequences, on a mean `gradient`."""
+        with self.gradients.accumulating(lambda: True):
+            torch.mul(gradient, sequences, out=self.gradients.flat)
+        self.gradients.count(sequences, 0.0)
+        self.rule.pass_ended()
+        self.stepper.wait()
+
+    def offer(self) -> tuple[Tensor, Tensor | None]:
+        """What it gives to the round, and where to write what a codec takes away of it."""
+        contribution = self.rule.contribution()
+        if self.feedback is None:
+            return contribution, None
+        self.feedback.fold(contribution)
+        return contribution, self.feedback.begin()
+
+    def commit(self, mean: Tensor, round: int, part: bool) -> None:
+        if self.feedback is not None:
+            self.feedback.written(RESULT if part else b"")
+            self.feedback.committed(RESULT)
+        ours = self.gradients.sequences if part else 0
+        self.rule.commit(mean, gradient_norm(mean), round, ours)
+        self.stepper.wait()
+        self.gradients.reset()
+
+
+def ours(
+    play: Play, codec_name: str, speeds: Sequence[int] = (), away_every: int = 0
+) -> Iterator[Tensor]:
+    """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
+    there for one, and comes back without its own state."""
+    codec = codec_named(codec_name)
+    peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
+    samples, speeds = play.samples(), speeds or (1,) * play.peers
+    for round in range(1, play.rounds + 1):
+        away = bool(away_every) and round % away_every == 0
+        here = peers[1:] if away else peers
+        steps = _steps(play, speeds[1:] if away else speeds)
+        for tick in range(max(steps)):
+            able = [n for n, most in enumerate(steps) if tick < most]
+            tokens, targets = (each[: len(able)] for each in next(samples))
+            arenas = torch.stack([here[n].store.master for n in able])
+            _, found = gradients(play.size, arenas, tokens, targets)
+            for n, gradient in zip(able, found, strict=True):
+                here[n].train(gradient, play.sequences)
+        mean = exchanged(here, codec)
+        for peer in here:
+            peer.commit(mean, round, part=True)
+        if away:
+            for name, arena in peers[0].rule.shared().items():
+                arena.copy_(peers[1].rule.shared()[name])
+            peers[0].rule.adopted(round)
+        yield peers[0].rule.shared()[MASTER]
+
+
+def _steps(play: Play, speeds: Sequence[int]) -> list[int]:
+    """Inner steps of each, in proportion, for the same round in all."""
+    total = play.peers * play.inner_steps
+    steps = [total * speed // sum(speeds) for speed in speeds]
+    return [count + (n < total - sum(steps)) for n, count in enumerate(steps)]
+
+
+def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
+    """The mean of their offers, as parts with owners make it: members encode what they send, the
+    owner of a part the mean; each keeps what that took away."""
+    scale = 1.0 / sum(peer.gradients.sequences for peer in peers)
+    offers = [peer.offer() for peer in peers]
+    elements = offers[0][0].numel()
+    scratch, arrived = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
+    total = torch.zeros(elements)
+    for values, lost in offers:
+        codec.decode(codec.encode(values, scratch, lost), arrived)
+        total += arrived
+    total *= scale
+    size = -(-elements // len(peers) // 16) * 16
+    for place, (_, lost) in enumerate(offers):
+        part = slice(place * size, min((place + 1) * size, elements))
+        rest = None if lost is None else torch.empty_like(total[part])
+        codec.decode(codec.encode(total[part], scratch, rest), arrived[part])
+        if lost is not None and rest is not None:
+            lost[part] += rest / scale
+    return arrived
