@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from atom.config.run_file import RunFile
 from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
+from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.state.arenas import state_digest
@@ -75,6 +77,8 @@ class TrainingContext:
     transport: Transport
     clock: Clock
     events: EventSink
+    own_every_s: float = 1800.0
+    """Between two savings of what is this peer's own."""
 
 
 class RoundExecutor:
@@ -103,6 +107,7 @@ class RoundExecutor:
         self._feedback = encoding.feedback
         self._on_round_begun = on_round_begun
         self._post = post
+        self._own_every_s, self._own_saved_at = context.own_every_s, context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
         self.exchange = Exchange(
@@ -119,6 +124,8 @@ class RoundExecutor:
         self._closing.set()
         self.exchange.close()
         self._after_step.shutdown()
+        with suppress(StepFailed):
+            self._save_own()
 
     def carry_out(self, action: Action) -> None:
         match action:
@@ -200,6 +207,8 @@ class RoundExecutor:
         if self._feedback is not None:
             self._feedback.committed(value.result_digest)
         self._start_round(head)
+        if self._clock.now() >= self._own_saved_at + self._own_every_s:
+            self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
         settled = self._after_step.submit(self._settle, head)
@@ -253,10 +262,19 @@ class RoundExecutor:
         self._start_round(self._storage.journal.head)
         if not self._state_sync.usable:
             return b""
+        if (own := self._storage.own()) is not None:
+            with suppress(ValueError):  # of another optimizer: it begins anew
+                self._replica.adopt_own(own[1], own[0] == self._storage.journal.head.digest)
         digest = self._state_digest()
         if not self._storage.snapshots():
             self._storage.snapshot(digest, self._replica.state_arenas())
         return digest
+
+    def _save_own(self) -> None:
+        """What is this peer's own, at the journal's head. Nothing else uses the replica."""
+        self._own_saved_at = self._clock.now()
+        if self._state_sync.usable and (own := self._replica.own_state()):
+            self._storage.save_own(own)
 
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)

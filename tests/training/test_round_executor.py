@@ -258,6 +258,40 @@ def test_the_last_rounds_validation_is_seen_to_its_end(new_stage: NewStage) -> N
     assert [event["validation_loss"] for event in stage.told("round")] == [5.0]
 
 
+# ---- what is a peer's own
+
+
+def test_what_is_its_own_is_saved_every_so_often_and_at_the_end(stage: Stage) -> None:
+    path = stage.snapshots / "own.safetensors"
+    stage.replica.own = {"moments": torch.ones(3)}
+    stage.step(stage.commit(stage.hold(1.0)))
+    assert not path.exists()
+    stage.clock.advance(1800.0)
+    stage.step(stage.commit(stage.hold(2.0)))
+    head, arenas = stage.storage.own() or (b"", {})
+    assert (head, arenas["moments"].tolist()) == (stage.journal.head.digest, [1.0] * 3)
+    assert path.name not in bytes(stage.blobs.chunk("snapshots", 0, 0)).decode("latin")
+    stage.replica.own = {"moments": torch.zeros(3)}
+    stage.close()
+    assert not (stage.storage.own() or (b"", arenas))[1]["moments"].any()
+
+
+def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
+    stage.replica.own = {"moments": torch.ones(3)}
+    stage.clock.advance(1800.0)
+    stage.step(stage.commit(stage.hold(1.0)))
+    stage.on_worker(stage.executor.begin)
+    assert stage.replica.adopted is not None
+    assert stage.replica.adopted[1], "the head is the same"
+    stage.replica.own = {}
+    stage.clock.advance(1800.0)
+    stage.step(stage.commit(stage.hold(2.0)))
+    stage.on_worker(stage.executor.begin)
+    assert not stage.replica.adopted[1]
+    (stage.snapshots / "own.safetensors").write_bytes(b"damaged")
+    assert stage.storage.own() is None
+
+
 # ---- under a step
 
 

@@ -45,6 +45,8 @@ class CountingReplica:
     def __init__(self) -> None:
         self.micro_batches, self.breakable = 8, True
         self.until_step: int | None = None
+        self.own: dict[str, Tensor] = {}
+        self.adopted: tuple[dict[str, Tensor], bool] | None = None
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
         self.gradients = torch.zeros(ELEMENTS)
         self.gradients_tag = b""
@@ -78,6 +80,12 @@ class CountingReplica:
     def reset_gradients(self, tag: bytes = b"") -> None:
         self.gradients.zero_()
         self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
+
+    def own_state(self) -> dict[str, Tensor]:
+        return self.own
+
+    def adopt_own(self, saved: dict[str, Tensor], is_here: bool) -> None:
+        self.adopted = (saved, is_here)
 
     def drop_contribution(self) -> None:
         self.reset_gradients(self.gradients_tag)

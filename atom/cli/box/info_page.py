@@ -20,7 +20,12 @@ COPIED = ("peer id", "digest", "join address", "directory")
 """Never folded: they are there to be copied."""
 MOST_PEERS = 8
 """That are named; of more it is said how many."""
-STOCK = {"optimizer_state": "exact", "gradients": "float32", "codec": "float32"}
+STOCK = {
+    "update_rule": "every-step",
+    "optimizer_state": "exact",
+    "gradients": "float32",
+    "codec": "float32",
+}
 """What a run does that chose nothing else."""
 _LEAST_COLUMNS = 20
 

@@ -16,7 +16,7 @@ from atom.daemon.fitting.device_choice import (
     free_host_bytes,
     replica_arenas,
 )
-from atom.daemon.model.run_optimizer import shared_state
+from atom.daemon.model.run_optimizer import replica_state, shared_state, update_rule
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
@@ -125,9 +125,10 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     arena = graph.layout.total_elements * FLOAT32_BYTES
     kept = peer.state.snapshots
     state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
+    own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
-        snapshot_bytes=(kept + 1) * state_bytes,
+        snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes,
         result_bytes=kept * run.snapshot.every_rounds * arena,
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

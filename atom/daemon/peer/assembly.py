@@ -148,8 +148,9 @@ def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
     worker = Worker(member.replica, loader, policy, base.clock, *tells)
     state_sync = _state_sync(base, storage, donors)
     context = TrainingContext(
-        box.me, member.replica, worker, storage, state_sync, base.transport, base.clock, base.events
-    )
+        box.me, member.replica, worker, storage, state_sync, base.transport, base.clock,
+        base.events, own_every_s=60.0 * box.peer.state.own_minutes,
+    )  # fmt: skip
     return _ReplicaSide(context, donors)
 
 

@@ -83,6 +83,7 @@ def info_of(
         "rounds": run.run.rounds,
         "global_batch": run.batch.global_sequences,
         "data": parts.member.samples.amount._asdict(),
+        "update_rule": run.update.rule,
         "optimizer_state": run.optimizer.state,
         "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,

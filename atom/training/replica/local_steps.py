@@ -32,10 +32,13 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
-from atom.swap.state_form import MASTER, StateArena
+from atom.swap.state_form import HIGH, LOW, MASTER, StateArena
 from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
+WEIGHTS = frozenset({MASTER, HIGH, LOW})
+WAY, STEPS = "way", "steps"
+"""Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
 
@@ -112,6 +115,39 @@ class LocalSteps(UpdateRule):
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
         layout = self.store.layout
         return {spec.name: layout.view(arena, spec.name) for spec in layout.specs}
+
+    # ---- the peer's own, for its next start
+
+    @classmethod
+    def saved_bytes(cls, arenas: Mapping[str, StateArena]) -> int:
+        moments = sum(each.size_bytes for name, each in arenas.items() if name not in WEIGHTS)
+        return moments + cls.shared_arenas(arenas)[MASTER].size_bytes
+
+    def own(self) -> Mapping[str, Tensor]:
+        """The inner optimizer's state, its steps, and Δ if there is any."""
+        own = self._moments() | {STEPS: torch.tensor([self._inner_steps])}
+        way = torch.zeros_like(self._theta)
+        for part in self.stepper.parts:
+            torch.sub(part.of(self._theta), weights_of(part.stored), out=part.of(way))
+        return own | {WAY: way} if way.any() else own
+
+    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
+        moments, way = self._moments(), saved.get(WAY, self._theta)
+        for name, arena in [*moments.items(), (WAY, self._theta), (STEPS, torch.zeros(1).long())]:
+            given = way if name == WAY else saved.get(name)
+            if given is None or (given.shape, given.dtype) != (arena.shape, arena.dtype):
+                raise ValueError(f"the {name} of this peer's own is missing or does not fit")
+        for name, arena in moments.items():
+            arena.copy_(saved[name])
+        self._inner_steps, self._warm_up_steps = int(saved[STEPS]), 0
+        if is_here and WAY in saved:
+            weights = self._by_name(self._theta - way)
+            for name, value in weights.items():
+                self.store.write_weights(name, value)
+            self.store.changed()
+
+    def _moments(self) -> dict[str, Tensor]:
+        return {name: arena for name, arena in self.store.state.items() if name not in WEIGHTS}
 
     # ---- inner steps
 

@@ -333,6 +333,18 @@ class Replica:
         self._rule.adopted(round)
         self._settle_at(round)
 
+    def own_state(self) -> Mapping[str, Tensor]:
+        """What is this peer's own and worth a file: flat, copies or live. Waits for the end of a
+        step. Raises: StepFailed."""
+        self.finish_step()
+        return self._rule.own()
+
+    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
+        """Goes on from an earlier process's `own_state`. `is_here`: of the state that is held now.
+        Raises: ValueError if it does not fit; then nothing is changed."""
+        self._stepper.rest()
+        self._rule.adopt_own(saved, is_here)
+
     def _settle_at(self, round: int) -> None:
         self._store.round_master()
         self._stepper.discard()

@@ -72,6 +72,19 @@ class UpdateRule(ABC):
         """The shared state: flat, live, as `shared_arenas` declares it."""
         return self.store.state
 
+    @classmethod
+    def saved_bytes(cls, arenas: Mapping[str, StateArena]) -> int:
+        """What `own` takes on disk, of a replica with these `arenas`."""
+        return 0
+
+    def own(self) -> Mapping[str, Tensor]:
+        """Own state that is worth a file of its own, for this peer's next start; copies or live."""
+        return {}
+
+    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:  # noqa: B027
+        """Goes on from what `own` gave in an earlier process. `is_here`: at the shared state that
+        is held now. Raises: ValueError if it does not fit; then nothing is changed."""
+
     def initialised(self) -> None:  # noqa: B027 - a rule may have nothing to do
         """The weights have their first values: shared state is to follow from them."""
 

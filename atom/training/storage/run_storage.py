@@ -32,6 +32,7 @@ from atom.training.storage.results import Results
 OFFERS = "snapshots"
 """Name of the list of states."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
+OWN = "own.safetensors"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
 
 
@@ -182,6 +183,23 @@ class RunStorage:
             self._prune(self._keep - 1)
         if self.room.attempt(SNAPSHOTS, write):
             self._prune(self._keep)
+
+    # ---- what is this peer's own
+
+    def save_own(self, arenas: Mapping[str, Tensor]) -> None:
+        """For this peer's next start, in place of the last; it is offered to nobody."""
+        path, head = self._folder / OWN, {"head": self.journal.head.digest.hex()}
+        self.room.attempt(SNAPSHOTS, lambda: write_tensors(path, arenas, head, synced=True))
+
+    def own(self) -> tuple[bytes, dict[str, Tensor]] | None:
+        """The digest of the head that it was saved at, and the arenas. None: there is nothing that
+        can be read."""
+        try:
+            with safe_open(self._folder / OWN, framework="pt") as file:
+                head = bytes.fromhex((file.metadata() or {})["head"])
+            return head, read_tensors(self._folder / OWN)
+        except (OSError, SafetensorError, StorageError, KeyError, ValueError):
+            return None
 
     def _prune(self, keep: int) -> None:
         """Deletes all snapshots but `keep`, and the results that all of ours cover.

@@ -7,7 +7,7 @@ import pytest
 
 from atom.cli.box import control
 from atom.cli.box.info_page import COPIED, STOCK, lines, rows
-from atom.config.run_file import Optimizer, Swarm
+from atom.config.run_file import Optimizer, Swarm, Update
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
 FOLDER = f"/home/you/{'long/' * 30}tiny"
@@ -91,10 +91,10 @@ def test_what_the_run_chose_beside_the_stock_is_said() -> None:
     optimizer, swarm = Optimizer.model_fields, Swarm.model_fields
     assert {
         "optimizer_state": optimizer["state"].default, "gradients": optimizer["gradients"].default,
-        "codec": swarm["codec"].default,
+        "codec": swarm["codec"].default, "update_rule": Update.model_fields["rule"].default,
     } == STOCK  # fmt: skip
-    chosen = dict(rows(info(codec="int8", optimizer_state="split")))["run's choice"]
-    assert chosen == "optimizer state split, codec int8"
+    chosen = dict(rows(info(codec="int8", update_rule="local-steps")))["run's choice"]
+    assert chosen == "update rule local-steps, codec int8"
 
 
 def test_what_is_not_as_usual_is_said() -> None:

@@ -265,6 +265,54 @@ def test_what_a_codec_took_away_outlives_an_attempt_in_vain(new_replica: NewRepl
     assert torch.equal(replica.contribution(), without.contribution())
 
 
+# ---- a peer's own state in the next process
+
+
+@pytest.mark.parametrize("form", [StateForm.EXACT, StateForm.HALF])
+def test_it_goes_on_where_it_was(new_replica: NewReplica, form: StateForm) -> None:
+    settings = {"precision": torch.bfloat16, "state_form": form}
+    first, second = new_replica(**settings), new_replica(**settings)
+    play_round([first], 1)
+    train(first, 2, 0, 2)
+    own = {name: tensor.clone() for name, tensor in first.own_state().items()}
+    second.load_state(first.state_arenas(), 1)
+    second.adopt_own(own, is_here=True)
+    torch.testing.assert_close(weights(second), weights(first), rtol=0.0, atol=1e-7)
+    train(second, 3, 0, 2)
+    train(first, 3, 0, 2)
+    for replica in (first, second):
+        replica.finish_step()
+    torch.testing.assert_close(weights(second), weights(first), rtol=0.0, atol=3e-4)
+
+
+def test_at_another_head_only_its_optimizer_goes_on(new_replica: NewReplica) -> None:
+    first, second = new_replica(), new_replica()
+    play_round([first], 1)
+    train(first, 2, 0, 2)
+    own = {name: tensor.clone() for name, tensor in first.own_state().items()}
+    second.load_state(first.state_arenas(), 1)
+    second.adopt_own(own, is_here=False)
+    assert torch.equal(weights_in_place(second), theta(second))
+    again = dict(second.own_state())
+    assert again.keys() == own.keys() - {"way"}, "there is no way of its own to save"
+    assert all(torch.equal(again[name], own[name]) for name in again)
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    own = {name: tensor.clone() for name, tensor in replica.own_state().items()}
+    before = weights(replica).clone()
+    for wrong in (
+        {**own, "way": own["way"][1:]},
+        {**own, "steps": torch.zeros(2)},
+        {name: tensor for name, tensor in own.items() if name != "exp_avg"},
+    ):
+        with pytest.raises(ValueError, match="does not fit"):
+            replica.adopt_own(wrong, is_here=True)
+    assert torch.equal(weights(replica), before)
+
+
 def test_asked_again_the_contribution_is_the_same(new_replica: NewReplica) -> None:
     replica = new_replica()
     train(replica, 1, 0, 3)
