@@ -34,6 +34,14 @@ QUICK = Pace(slack_s=SOON)
 """Exchanges that nobody holds up on purpose."""
 
 
+class SmallTerms(Terms):
+    """With several buckets also of a small arena."""
+
+    def plan(self, elements: int) -> Plan:
+        shares = self.shares or (1,) * len(self.members)
+        return (PartsPlan if self.shares else RingPlan)(elements, shares, 48 * 1024, 4 * 1024)
+
+
 class Swarm:
     """Some transports that know each other, and threads to run their members in."""
 
@@ -54,12 +62,7 @@ class Swarm:
     def terms(self, rank: int, **changes: Any) -> Terms:
         """Of the ring or parts of all, seen by one of them."""
         tag = ring_tag(PARENT, self.ballot)
-        return replace(Terms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
-
-    def plan(self, elements: int) -> Plan:
-        """With several buckets also of a small arena."""
-        shares = self.shares or (1,) * len(self.order)
-        return (PartsPlan if self.shares else RingPlan)(elements, shares, 48 * 1024, 4 * 1024)
+        return replace(SmallTerms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
 
     def open(self, rank: int, timeout_s: float = SOON) -> Channels:
         return open_exchange(self.transports[rank], self.terms(rank), timeout_s)
@@ -79,7 +82,7 @@ class Swarm:
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         arenas = Arenas(source, result, residual, landed(result))
-        all_reduce(arenas, terms, channels, cancelled, self.plan(result.numel()))
+        all_reduce(arenas, terms, channels, cancelled)
         return result
 
     def average(

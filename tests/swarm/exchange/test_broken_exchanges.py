@@ -79,7 +79,7 @@ def test_who_dies_freezes_or_holds_the_others_up_is_named_by_all(
 def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Make) -> None:
     """A true chunk: never silent, never done."""
     swarm = swarm_of(4)
-    step = next(swarm.plan(FEW).stream(CULPRIT, 3))
+    step = next(swarm.terms(CULPRIT).plan(FEW).stream(CULPRIT, 3))
     header = chunk_header(swarm.terms(CULPRIT).tag, step)
 
     def dribble(channels: Channels, over: threading.Event) -> None:
@@ -117,7 +117,7 @@ def test_a_wrong_header_is_malformed_and_blames_the_sender(
     swarm_of: Make, field: str, shares: tuple[int, ...]
 ) -> None:
     swarm = swarm_of(2, shares)
-    step = next(swarm.plan(4096).stream(1, 0))
+    step = next(swarm.terms(1).plan(4096).stream(1, 0))
     header = bytearray(chunk_header(swarm.terms(1).tag, step))
     places = {"attempt": 0, "hop": 10, "start": 18}
     if field in places:

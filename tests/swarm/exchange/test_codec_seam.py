@@ -55,7 +55,7 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
 
 def test_codec_bytes_that_top_k_never_writes_name_their_sender(swarm_of: Make, codec: TopK) -> None:
     swarm = swarm_of(2, (1, 0))
-    header = chunk_header(swarm.terms(1).tag, next(swarm.plan(4096).stream(1, 0)))
+    header = chunk_header(swarm.terms(1).tag, next(swarm.terms(1).plan(4096).stream(1, 0)))
     twice = numpy.float32([1, 2]).tobytes() + numpy.int32([7, 7]).tobytes()
 
     def send_it(channels: Channels, over: threading.Event) -> None:
