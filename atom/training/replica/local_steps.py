@@ -132,17 +132,17 @@ class LocalSteps(UpdateRule):
         return own | {WAY: way} if way.any() else own
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
-        moments, way = self._moments(), saved.get(WAY, self._theta)
-        for name, arena in [*moments.items(), (WAY, self._theta), (STEPS, torch.zeros(1).long())]:
-            given = way if name == WAY else saved.get(name)
+        moments = self._moments()
+        wanted = {WAY: self._theta} if WAY in saved else {}
+        for name, arena in (moments | wanted | {STEPS: torch.zeros(1).long()}).items():
+            given = saved.get(name)
             if given is None or (given.shape, given.dtype) != (arena.shape, arena.dtype):
                 raise ValueError(f"the {name} of this peer's own is missing or does not fit")
         for name, arena in moments.items():
             arena.copy_(saved[name])
         self._inner_steps, self._warm_up_steps = int(saved[STEPS]), 0
         if is_here and WAY in saved:
-            weights = self._by_name(self._theta - way)
-            for name, value in weights.items():
+            for name, value in self._by_name(self._theta - saved[WAY]).items():
                 self.store.write_weights(name, value)
             self.store.changed()
 
