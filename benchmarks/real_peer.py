@@ -4,11 +4,16 @@
 `ringing` at the start of a ring, with its ballot and what its members promised. Times are of one
 machine's clock, so peers' lines compare.
 
-A pass takes $ATOM_REAL_PASS_S longer, asleep: as on a device of its own.
+A pass takes $ATOM_REAL_PASS_S longer, asleep: as on a device of its own. With
+$ATOM_REAL_SEQUENCE_S it takes that for each of its sequences, computing included as far as that
+is foreseen by the passes before. Then `passed` after a pass tells when it `began` and its
+`sequences`.
 """
 
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +26,9 @@ from atom.training.replica.worker import Worker
 from atom.training.round.events import Action, Send, StartExchange
 
 PASS_S = float(os.environ.get("ATOM_REAL_PASS_S", "0"))
+SEQUENCE_S = float(os.environ.get("ATOM_REAL_SEQUENCE_S", "0"))
+REMEMBERED = 15
+"""Passes, for what computing takes."""
 LOOK_S = 0.05
 
 
@@ -34,6 +42,7 @@ def _watch() -> None:
     begin, carry_out, train = RoundLoop.__init__, RoundLoop._carry_out, Worker._train
     run_pass = Replica.run_pass
     loops: list[RoundLoop] = []
+    computing_s: deque[float] = deque([0.0], REMEMBERED)
 
     def watched_begin(self: RoundLoop, *arguments: Any, **named: Any) -> None:
         begin(self, *arguments, **named)
@@ -52,15 +61,29 @@ def _watch() -> None:
             _emit(loop._events, "counted", loop, sequences=_counted(loop))
 
     def slow_pass(self: Replica, batches: Any, should_stop: Callable[[], bool]) -> Any:
-        ends_at = time.monotonic() + PASS_S
-        while time.monotonic() < ends_at and not should_stop():
-            time.sleep(LOOK_S)  # stands for a device that computes: nothing is counted before
-        return run_pass(self, batches, should_stop)
+        began, device_s = time.time(), PASS_S
+        if SEQUENCE_S:
+            sequences = sum(map(self.engines.training.sequences_of, batches))
+            device_s = SEQUENCE_S * sequences - statistics.median(computing_s)
+        _sleep(device_s, should_stop)
+        started = time.monotonic()
+        result = run_pass(self, batches, should_stop)
+        computing_s.append(time.monotonic() - started)
+        if SEQUENCE_S:
+            _emit(loops[-1]._events, "passed", loops[-1], began=began, sequences=result.sequences)
+        return result
 
     Replica.run_pass = slow_pass  # type: ignore[method-assign]  # to be slow from outside
     RoundLoop.__init__ = watched_begin  # type: ignore[method-assign]  # to be seen from outside
     RoundLoop._carry_out = watched_carry_out  # type: ignore[method-assign]  # the same
     Worker._train = watched_train  # type: ignore[method-assign]  # the same
+
+
+def _sleep(seconds: float, should_stop: Callable[[], bool]) -> None:
+    """Stands for a device that computes: nothing is counted before."""
+    ends_at = time.monotonic() + seconds
+    while (left_s := ends_at - time.monotonic()) > 0 and not should_stop():
+        time.sleep(min(left_s, LOOK_S))
 
 
 def _counted(loop: RoundLoop) -> int:

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from long_way import LongWays
 from swarm_of_processes import Swarm, swarm_in
 
 _NETWORK = "10.214.9"
 _SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
 """Flags of TCP, in an IP packet without options: a connection is asked for."""
 _UDP = "match ip protocol 17 0xff"
+_OPEN = "parent 1: classid 1:1 htb"
+"""What gets in where it is shut, to `tc`."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,23 @@ class Home:
     host: str
     outer: str
     """The bridge's end of its line."""
+    is_shut: bool = False
+
+    def sent(self) -> tuple[int, int]:
+        """What has left it so far: bytes, headers included, and packets."""
+        counters = Path("/sys/class/net", self.outer, "statistics")
+        received = (counters / f"rx_{what}" for what in ("bytes", "packets"))
+        count, packets = (int(counter.read_text(encoding="ascii")) for counter in received)
+        return count, packets
 
     def slow_down(self, rate: str) -> None:
         """Its line carries no more than that, in `tc`'s words, in either direction."""
         shape = f"root tbf rate {rate} burst 16kb latency 200ms"
         _run(f"ip netns exec {self.namespace} tc qdisc replace dev eth0 {shape}")
-        _run(f"tc qdisc replace dev {self.outer} {shape}")
+        if self.is_shut:
+            _run(f"tc class change dev {self.outer} {_OPEN} rate {rate} quantum 60000")
+        else:
+            _run(f"tc qdisc replace dev {self.outer} {shape}")
 
 
 @contextlib.contextmanager
@@ -37,46 +51,65 @@ def swarm_at_home(
     root: Path, run_text: str, names: Sequence[str], shut: Sequence[bool], memory: str | None = None
 ) -> Iterator[tuple[Swarm, list[Home]]]:
     """Peers in networks of their own, of which these let nobody in; founded, and standing."""
-    with _homes(shut) as places, swarm_in(root, run_text, names, memory) as swarm:
-        for peer, home in zip(swarm.peers, places, strict=True):
-            peer.namespace = home.namespace
-            peer.configure(listen=home.host)
-        swarm.host = places[0].host
+    with homes(shut) as places, swarm_in(root, run_text, names, memory) as swarm:
+        settle(swarm, places)
         swarm.found(standing=True)
         yield swarm, places
 
 
-@contextlib.contextmanager
-def _homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
-    """Into those that are shut no TCP connection can be opened, and no UDP gets in.
+def settle(swarm: Swarm, places: Sequence[Home]) -> None:
+    """Before they start: each peer of the swarm lives in one of these."""
+    for peer, home in zip(swarm.peers, places, strict=True):
+        peer.namespace = home.namespace
+        peer.configure(listen=home.host)
+    swarm.host = places[0].host
 
-    Raises: subprocess.CalledProcessError.
+
+@contextlib.contextmanager
+def homes(shut: Sequence[bool], delay_s: float = 0.0) -> Iterator[list[Home]]:
+    """Into those that are shut no TCP connection can be opened, and no UDP gets in. From one to
+    another is a way of `delay_s`, half of it on each one's line.
+
+    Raises: subprocess.CalledProcessError, OSError.
     """
     mark = os.getpid() % 10_000
     bridge = f"atoms{mark}"
     made = [
-        Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}", f"atomo{mark}{n}")
-        for n in range(len(shut))
+        Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}", f"atomo{mark}{n}", is_shut)
+        for n, is_shut in enumerate(shut)
     ]
+    ways = LongWays(delay_s / 2)
     try:
         _run(f"ip link add {bridge} type bridge")
         _run(f"ip link set {bridge} up")
-        for home, is_shut in zip(made, shut, strict=True):
+        for home in made:
+            _lay(home, ways if delay_s else None)
             _plug(home, bridge)
-            if is_shut:
+            if home.is_shut:
                 _shut(home.outer)
+        ways.start()
         yield made
     finally:
+        ways.close()
         for home in made:  # first the line: its namespace goes some time after it is told to
             _run(f"ip link delete {home.outer}", check=False)
             _run(f"ip netns delete {home.namespace}", check=False)
         _run(f"ip link delete {bridge}", check=False)
 
 
+def _lay(home: Home, ways: LongWays | None) -> None:
+    """The namespace, and a line from its `eth0` to `outer`."""
+    _run(f"ip netns add {home.namespace}")
+    if ways is None:
+        _run(f"ip link add {home.outer} type veth peer name eth0 netns {home.namespace}")
+        return
+    near = f"{home.outer}n"
+    ways.lay(near, home.outer)
+    _run(f"ip link set {near} netns {home.namespace} name eth0")
+
+
 def _plug(home: Home, bridge: str) -> None:
     inside, outer = f"ip netns exec {home.namespace}", home.outer
-    _run(f"ip netns add {home.namespace}")
-    _run(f"ip link add {outer} type veth peer name eth0 netns {home.namespace}")
     _run(f"ip link set {outer} master {bridge} up")
     _run(f"{inside} ip address add {home.host}/24 dev eth0")
     _run(f"{inside} ip link set eth0 up")
@@ -87,7 +120,7 @@ def _plug(home: Home, bridge: str) -> None:
 def _shut(outer: str) -> None:
     """What is to be dropped goes to a queue that has room for one byte."""
     _run(f"tc qdisc add dev {outer} root handle 1: htb default 1")
-    _run(f"tc class add dev {outer} parent 1: classid 1:1 htb rate 1gbit quantum 60000")
+    _run(f"tc class add dev {outer} {_OPEN} rate 1gbit quantum 60000")
     _run(f"tc class add dev {outer} parent 1: classid 1:3 htb rate 1mbit quantum 2000")
     _run(f"tc qdisc add dev {outer} parent 1:3 handle 30: bfifo limit 1")
     for priority, what in enumerate((_SYN_ALONE, _UDP), start=1):

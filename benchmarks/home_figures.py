@@ -1,0 +1,141 @@
+"""What the logs of a home swarm and the counters of its lines come to. Pure.
+
+Times are Unix seconds of one machine, from one peer's log or another's.
+"""
+
+import itertools
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from home_scale import HEADER_BYTES
+from real_rounds import RING_ENDS
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Of time."""
+
+    start: float
+    stop: float
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+    def shared(self, other: "Span") -> float:
+        """Seconds that both have in common."""
+        return max(0.0, min(self.stop, other.stop) - max(self.start, other.start))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Of a line's counters, since it is there."""
+
+    time: float
+    count: int
+    """Bytes, headers included."""
+    packets: int
+
+    @property
+    def payload(self) -> int:
+        """Bytes without the packets' headers; a packet that only acknowledges has none."""
+        return self.count - HEADER_BYTES * self.packets
+
+
+def commits(log: Iterable[Event]) -> list[float]:
+    """When this peer stepped."""
+    return [event["time"] for event in log if event["event"] == "round"]
+
+
+def passes(log: Iterable[Event]) -> list[Span]:
+    """Those that counted."""
+    return [Span(event["began"], event["time"]) for event in log if event["event"] == "passed"]
+
+
+def exchanges(log: Iterable[Event]) -> list[Span]:
+    """From the start of each to the end of its round, by this peer's log."""
+    found, began = list[Span](), None
+    for event in log:
+        if event["event"] == "ringing":
+            began = event["time"]
+        elif event["event"] in RING_ENDS and began is not None:
+            found.append(Span(began, event["time"]))
+            began = None
+    return found
+
+
+def share(spans: Iterable[Span], window: Span) -> float:
+    """Of the window's time."""
+    return sum(span.shared(window) for span in spans) / window.seconds
+
+
+def sequences(log: Iterable[Event], window: Span) -> int:
+    """Of the rounds that this peer committed after the window's start, until its end."""
+    rounds = (event for event in log if event["event"] == "round")
+    return sum(e["sequences"] for e in rounds if window.start < e["time"] <= window.stop)
+
+
+def exchange_seconds(log: Iterable[Event], window: Span) -> float:
+    """The median of the rounds in the window."""
+    rounds = (event for event in log if event["event"] == "round")
+    return statistics.median(
+        e["reduce_seconds"] for e in rounds if window.start < e["time"] <= window.stop
+    )
+
+
+def payload(readings: Sequence[Reading], span: Span) -> float:
+    """Bytes of the span; between two readings as if they had been even."""
+    return _payload_until(readings, span.stop) - _payload_until(readings, span.start)
+
+
+def _payload_until(readings: Sequence[Reading], time: float) -> float:
+    place = bisect_left(readings, time, key=lambda reading: reading.time)
+    before, after = readings[max(place - 1, 0)], readings[min(place, len(readings) - 1)]
+    if after.time <= before.time:
+        return before.payload
+    share_of_it = min(max((time - before.time) / (after.time - before.time), 0.0), 1.0)
+    return before.payload + share_of_it * (after.payload - before.payload)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What left one peer in a window, bytes without headers."""
+
+    total: float
+    quiet_per_s: float
+    """While no exchange was under way: the directory, leases, votes."""
+    exchanged: float
+    """The rest, if that goes on as much during exchanges."""
+
+
+def upload(readings: Sequence[Reading], log: Sequence[Event], window: Span) -> Upload:
+    during = [each for each in exchanges(log) if each.shared(window) > 0]
+    total = payload(readings, window)
+    clipped = [Span(max(e.start, window.start), min(e.stop, window.stop)) for e in during]
+    quiet_s = window.seconds - sum(each.seconds for each in clipped)
+    quiet = total - sum(payload(readings, each) for each in clipped)
+    quiet_per_s = quiet / quiet_s if quiet_s > 0 else 0.0
+    return Upload(total, quiet_per_s, total - quiet_per_s * window.seconds)
+
+
+def longest_gap(times: Sequence[float], since: float) -> float:
+    """Between two commits, of which the second comes after `since`."""
+    pairs = itertools.pairwise(times)
+    return max(later - sooner for sooner, later in pairs if later > since)
+
+
+def compared_states(logs: Iterable[Iterable[Event]]) -> tuple[int, int]:
+    """Heads of which at least two peers told the state's digest, and those told differently."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for log in logs:
+        digests = {e["head"]: e["digest"] for e in log if e.get("head") and e.get("digest")}
+        for head, digest in digests.items():
+            told[head].append(digest)
+    compared = [digests for digests in told.values() if len(digests) > 1]
+    return len(compared), sum(len(set(digests)) > 1 for digests in compared)

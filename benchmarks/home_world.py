@@ -1,0 +1,195 @@
+"""A swarm of real daemons on shaped lines, and one that trains alone beside: run files, starting,
+the counters of the lines, and what befalls a peer."""
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from home_figures import Reading, commits
+from home_scale import SmallRound
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
+sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in ("chaos", "swarm")]
+from home_networks import Home, homes, settle
+from swarm_of_processes import Peer, Swarm, gather, swarm_in
+
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT3Config, parameter_shapes
+
+HERE = str(Path(__file__).parent)
+PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
+LAYERS, HEADS, TOKENS, VOCABULARY = 2, 2, 8, 257
+READ_S = 0.1
+FAULTS = ("joining", "frozen", "killed")
+RUN = """\
+[run]
+name = "{name}"
+seed = 5
+
+[model]
+family = "gpt3"
+layers = {layers}
+heads = {heads}
+model_dim = {model_dim}
+sequence_tokens = {tokens}
+precision = "float32"
+
+[data]
+source = "python-stdlib"
+tokenizer = "bytes"
+max_bytes = "1 MB"
+
+[batch]
+global_sequences = {batch}
+micro_batch_sequences = 1
+
+[optimizer]
+learning_rate = 1e-4
+clip_norm = 1.0
+
+{update}
+[swarm]
+grace_seconds = 12
+codec = "{codec}"
+
+[snapshot]
+every_rounds = 5
+"""
+LOCAL_STEPS = """\
+[update]
+rule = "local-steps"
+inner_sequences = 1
+"""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of one swarm."""
+
+    peers: int
+    undialled: int
+    """The last of them."""
+    joins_later: bool
+    """Another one."""
+    delay_s: float
+    """From one peer to another."""
+    rule: str
+    codec: str
+    model_dim: int
+    small: SmallRound
+
+    def run_text(self, name: str, peers: int) -> str:
+        return RUN.format(
+            name=name,
+            layers=LAYERS,
+            heads=HEADS,
+            tokens=TOKENS,
+            model_dim=self.model_dim,
+            batch=self.small.passes * peers,
+            codec=self.codec,
+            update=LOCAL_STEPS if self.rule == "local-steps" else "",
+        )
+
+
+def elements_of(model_dim: int) -> int:
+    """Numbers of the small model, as they are exchanged."""
+    config = GPT3Config.build(
+        vocabulary_size=VOCABULARY,
+        layers=LAYERS,
+        heads=HEADS,
+        model_dim=model_dim,
+        sequence_tokens=TOKENS,
+    )
+    return ParameterLayout.of(parameter_shapes(config)).total_elements
+
+
+@dataclass
+class World:
+    """The swarm, the one alone, and where they live."""
+
+    swarm: Swarm
+    alone: Peer
+    places: dict[str, Home]
+    """By the name of a peer of the swarm."""
+    readings: dict[str, list[Reading]] = field(default_factory=dict)
+    """Of their lines, by the same, as time goes on."""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def read_lines(self) -> None:
+        """Until `close`, on this thread."""
+        while not self._over.wait(READ_S):
+            for name, home in self.places.items():
+                reading = Reading(time.time(), *home.sent())
+                self.readings.setdefault(name, []).append(reading)
+
+    def close(self) -> None:
+        self._over.set()
+
+
+@contextmanager
+def standing(terms: Terms) -> Iterator[World]:
+    """Everybody in, on lines without a limit until then, and standing still."""
+    names = [f"p{number}" for number in range(terms.peers + terms.joins_later)]
+    first_shut = terms.peers - terms.undialled
+    shut = [first_shut <= number < terms.peers for number in range(len(names) + 1)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atom-home-")))
+        places = stack.enter_context(homes(shut, terms.delay_s))
+        swarm = stack.enter_context(_swarm(folder / "swarm", terms, terms.peers, names))
+        alone = stack.enter_context(_swarm(folder / "alone", terms, 1, ["alone"]))
+        settle(swarm, places[:-1])
+        settle(alone, places[-1:])
+        late = swarm.peers[terms.peers :]
+        del swarm.peers[terms.peers :]
+        for each in (swarm, alone):
+            each.found(standing=True)
+        gather(swarm, alone)
+        swarm.peers += late
+        world = World(swarm, alone.founder, dict(zip(names, places, strict=False)))
+        for home in world.places.values():
+            home.slow_down(f"{terms.small.mbit:.4f}mbit")
+        reader = threading.Thread(target=world.read_lines, daemon=True)
+        reader.start()
+        stack.callback(reader.join)
+        stack.callback(world.close)
+        yield world
+
+
+@contextmanager
+def _swarm(folder: Path, terms: Terms, peers: int, names: Sequence[str]) -> Iterator[Swarm]:
+    """Of so many peers at first."""
+    folder.mkdir()
+    with swarm_in(folder, terms.run_text(folder.name, peers), names, "auto") as swarm:
+        for peer in swarm.peers:
+            peer.program = PROGRAM
+        yield swarm
+
+
+def strike(world: World, kind: str, present: Sequence[Peer]) -> Peer:
+    """What befalls a peer begins now: the last of `present`, or one that comes. Returns it."""
+    if kind == "joining":
+        joiner = next(peer for peer in world.swarm.peers if not peer.lives)
+        joiner.start("join", world.swarm.address)
+        return joiner
+    victim = present[-1]
+    if kind == "killed":
+        victim.kill()
+    else:
+        victim.freeze(whole_family=True)
+    return victim
+
+
+def after_rounds(world: World, peers: Sequence[Peer], rounds: int, bound_s: float) -> None:
+    """Returns when each of them has committed so many more."""
+    goals = {peer.name: len(commits(peer.events())) + rounds for peer in peers}
+    world.swarm.until(
+        lambda: all(len(commits(peer.events())) >= goals[peer.name] for peer in peers),
+        f"{rounds} rounds",
+        bound_s,
+    )
