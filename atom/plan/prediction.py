@@ -1,9 +1,16 @@
-"""From a pass to what a volunteer asks: tokens per second, seconds per round. Pure."""
+"""From a pass to what a volunteer asks: a round's seconds, its bytes on the line, what it gains.
+
+With one optimizer step per round, passes stand still while gradients travel: a round takes the sum
+of both. Local steps go on with the next round's inner steps meanwhile: a round takes the longer of
+the two. Pure.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atom.plan.choice import Choice
+
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -16,7 +23,9 @@ class Work:
     micro_batch_sequences: int
     sequence_tokens: int
     peers: int
-    """That share the global batch and average their gradients, this one included."""
+    """That share the global batch and average with each other, this one included."""
+    inner_sequences: int | None = None
+    """Of an inner step, with local steps; None: a round is one optimizer step of the swarm."""
 
 
 @dataclass(frozen=True)
@@ -34,54 +43,103 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class RoundPrediction:
-    """Seconds of a round when all peers are like this one. The step is taken under the first pass;
-    all else happens one after the other."""
+    """Of a round when all peers are like this one. Optimizer steps are taken under the passes."""
 
     passes: int
     accumulate_s: float
-    all_reduce_s: float
+    """In passes, if none waited for an optimizer step."""
+    steps: int
+    """Optimizer steps of this peer; with local steps the outer rule's is one more."""
     optimizer_s: float
+    """Of a step."""
     optimizer_wait_s: float
-    """How much longer the first pass takes because of it."""
-    tokens_per_s: float
-    """Of this peer, while it accumulates."""
-    swarm_tokens_per_s: float
-    """Of all peers, over whole rounds."""
-    utilisation: float
-    """Share of a pass in which the device computes."""
+    """How much longer the pass above a step takes because of it."""
+    line_bytes: float
+    """Through this peer's line, up, and as much down."""
+    all_reduce_s: float
+    overlapped: bool
+    """Whether passes go on while averages travel."""
+    tokens: int
+    """Of all peers."""
+
+    @property
+    def passes_s(self) -> float:
+        """In passes, with what they wait for optimizer steps."""
+        return self.accumulate_s + self.steps * self.optimizer_wait_s
 
     @property
     def round_s(self) -> float:
-        return self.accumulate_s + self.all_reduce_s + self.optimizer_wait_s
+        if self.overlapped:
+            return max(self.passes_s, self.all_reduce_s)
+        return self.passes_s + self.all_reduce_s
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time that goes into passes."""
+        return self.passes_s / self.round_s
+
+    @property
+    def swarm_tokens_per_s(self) -> float:
+        return self.tokens / self.round_s
+
+    @property
+    def line_bytes_per_day(self) -> float:
+        return self.line_bytes / self.round_s * DAY_S
 
 
 def predict(choice: Choice, work: Work, surroundings: Surroundings) -> RoundPrediction:
-    """Reckons a round from the chosen pass: the share of the batch, the ring, the step.
+    """Reckons a round from the chosen pass: the share of the batch, the exchange, the steps.
 
-    A ring of n peers sends and receives 2 (n - 1) / n of the gradients through every link. Of the
-    step counts what the first pass waits for; that both use the host's memory is left out.
+    Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
+    shares. Of a step counts what a pass waits for; that both use the host's memory is left out. The
+    outer rule, which reads and writes about as much as an optimizer, counts as another step.
     """
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
-    accumulate = choice.seconds_per_micro_batch * micro_batches
-    tokens = micro_batches * work.micro_batch_sequences * work.sequence_tokens
-    gradient_bytes = work.parameters * surroundings.gradient_element_bytes
-    through_link = 2 * (work.peers - 1) / work.peers * gradient_bytes
-    all_reduce = through_link / surroundings.network_bytes_per_s
-    optimizer = work.parameters / surroundings.optimizer_elements_per_s
-    waits = optimizer
+    inner = work.inner_sequences
+    average_bytes = work.parameters * surroundings.gradient_element_bytes
+    line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes
+    optimizer = waits = work.parameters / surroundings.optimizer_elements_per_s
     if surroundings.steps_beside:
         under_step = choice.seconds_under_step(surroundings.optimizer_elements_per_s)
         waits = min(under_step - choice.timeline.seconds, optimizer)
-    round_s = accumulate + all_reduce + waits
-    round_tokens = work.round_sequences * work.sequence_tokens
     return RoundPrediction(
         passes=math.ceil(micro_batches / choice.micro_batches),
-        accumulate_s=accumulate,
-        all_reduce_s=all_reduce,
+        accumulate_s=choice.seconds_per_micro_batch * micro_batches,
+        steps=1 if inner is None else math.ceil(sequences / inner) + 1,
         optimizer_s=optimizer,
         optimizer_wait_s=waits,
-        tokens_per_s=tokens / accumulate,
-        swarm_tokens_per_s=round_tokens / round_s,
-        utilisation=choice.timeline.utilisation,
+        line_bytes=line_bytes,
+        all_reduce_s=line_bytes / surroundings.network_bytes_per_s,
+        overlapped=inner is not None,
+        tokens=work.round_sequences * work.sequence_tokens,
     )
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Tokens per second: what the swarm has of this peer."""
+
+    swarm: float
+    without: float
+    """Of the others by themselves; 0 if there are none."""
+    alone: float
+    """Of this box without others, by the same rule."""
+
+    @property
+    def times_alone(self) -> float:
+        """What all are worth together, in boxes like this one."""
+        return self.swarm / self.alone
+
+    @property
+    def by_this_peer(self) -> float:
+        """Negative where the swarm would be faster without it."""
+        return self.swarm - self.without
+
+
+def gain(choice: Choice, work: Work, surroundings: Surroundings) -> Gain:
+    def tokens_per_s(peers: int) -> float:
+        return predict(choice, replace(work, peers=peers), surroundings).swarm_tokens_per_s
+
+    without = tokens_per_s(work.peers - 1) if work.peers > 1 else 0.0
+    return Gain(tokens_per_s(work.peers), without, tokens_per_s(1))

@@ -8,7 +8,9 @@ from small_chains import MACHINE, layer_ends, random_chain
 
 from atom.plan.advice import Situation, advise
 from atom.plan.choice import Choice, Limits, choose
-from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.plan.mode import Mode, recommend
+from atom.plan.prediction import RoundPrediction, Surroundings, Work, gain, predict
+from atom.swap.timeline import Timeline
 
 WORK = Work(
     parameters=10**6, round_sequences=64, micro_batch_sequences=4, sequence_tokens=16, peers=4
@@ -27,19 +29,109 @@ def situation(seed: int) -> tuple[Situation, Choice]:
     return now, choose(chain, MACHINE, limits, ends)
 
 
+def a_second_each() -> Choice:
+    """A pass of two micro-batches takes two seconds."""
+    _, choice = situation(0)
+    whole = replace(choice.timeline.spans[0], start_s=0.0, end_s=2.0)
+    return replace(choice, timeline=Timeline((whole,)), micro_batches=2)
+
+
+SECONDS = Surroundings(
+    optimizer_elements_per_s=1e6,
+    network_bytes_per_s=1e6,
+    gradient_element_bytes=4,
+    steps_beside=False,
+)
+"""A step takes a second of WORK, an exchange of 4 peers 2 (4 - 1) / 4 x 4 = 6 seconds."""
+LOCAL = replace(WORK, inner_sequences=4)
+
+
 def test_a_round_by_hand() -> None:
     _, choice = situation(0)
     found = predict(choice, WORK, AROUND)
     assert found.accumulate_s == pytest.approx(4 * choice.seconds_per_micro_batch)
     assert found.all_reduce_s == pytest.approx(2 * 3 / 4 * 4e6 / 1e6)
     assert found.optimizer_s == pytest.approx(0.01)
-    assert found.round_s == found.accumulate_s + found.all_reduce_s + found.optimizer_wait_s
+    assert found.round_s == found.accumulate_s + found.optimizer_wait_s + found.all_reduce_s
     alone = predict(choice, WORK, replace(AROUND, steps_beside=False))
     assert alone.optimizer_wait_s == alone.optimizer_s
     assert found.swarm_tokens_per_s == pytest.approx(64 * 16 / found.round_s)
-    assert found.tokens_per_s == pytest.approx(16 * 16 / found.accumulate_s)
-    assert 0 < found.utilisation <= 1
     assert found.passes * choice.micro_batches >= 4 > (found.passes - 1) * choice.micro_batches
+
+
+def test_passes_that_wait_for_the_exchange_add_to_it() -> None:
+    """16 sequences of this peer are 4 micro-batches: 4 s, 1 s of a step, 6 s of the line."""
+    found = predict(a_second_each(), WORK, SECONDS)
+    assert (found.passes, found.steps) == (2, 1)
+    assert (found.passes_s, found.round_s) == (5, 11)
+    assert found.utilisation == 5 / 11
+    assert found.line_bytes == 6e6
+    assert found.line_bytes_per_day == pytest.approx(6e6 * 86400 / 11)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "round_s", "utilisation"), [(1e6, 9.0, 1.0), (0.5e6, 12.0, 0.75)]
+)
+def test_passes_that_go_on_under_the_exchange_hide_it(
+    bytes_per_s: float, round_s: float, utilisation: float
+) -> None:
+    """4 inner steps and the outer one: 4 s and 5 steps of a second, beside the line's seconds."""
+    around = replace(SECONDS, network_bytes_per_s=bytes_per_s)
+    found = predict(a_second_each(), LOCAL, around)
+    assert (found.steps, found.passes_s) == (5, 9)
+    assert (found.round_s, found.utilisation) == (round_s, utilisation)
+
+
+def test_what_the_swarm_has_of_a_peer() -> None:
+    """Alone 16 micro-batches and a step: 17 s. Three take 6, a step and 16 / 3 s of the line."""
+    found = gain(a_second_each(), WORK, SECONDS)
+    assert found.swarm == pytest.approx(1024 / 11)
+    assert found.alone == pytest.approx(1024 / 17)
+    assert found.without == pytest.approx(1024 / (7 + 16 / 3))
+    assert found.times_alone == pytest.approx(17 / 11)
+
+
+def test_on_a_thin_line_the_swarm_is_faster_without_this_peer() -> None:
+    thin = replace(SECONDS, network_bytes_per_s=1e4)
+    joined = gain(a_second_each(), WORK, thin)
+    assert joined.swarm < joined.without < joined.alone
+    alone = gain(a_second_each(), replace(WORK, peers=1), thin)
+    assert (alone.without, alone.times_alone) == (0, 1)
+
+
+def modes(bytes_per_s: float) -> list[Mode]:
+    around = replace(SECONDS, network_bytes_per_s=bytes_per_s)
+    fewer = replace(around, gradient_element_bytes=1)
+    larger = replace(LOCAL, round_sequences=1920)
+    return [
+        Mode("every-step", "float32", WORK, around, 0),
+        Mode("every-step", "int8", WORK, fewer, 4 << 30),
+        Mode("local-steps", "int4", larger, replace(fewer, gradient_element_bytes=0.5), 20 << 30),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "best", "reason"),
+    [
+        (1e9, 0, "passes get 100% of the time on this line."),
+        # 5 of 5 + 6 / 5 s is 0.81; of 5 + 1.5 / 5 s 0.94
+        (5e6, 1, "passes get 94% of the time on this line, and 81% by every-step with float32; "
+                 "it takes 4.0 GiB more of host memory."),
+        # 1.5 / 0.1 s: 5 of 20; 0.75 / 0.1 s are less than the 241 of passes
+        (1e5, 2, "passes get 100% of the time on this line, and 25% by every-step with int8; "
+                 "it takes 20.0 GiB more of host memory."),
+        # 750 s of the line
+        (1e3, 2, "passes get 32% of the time on this line, and 0% by every-step with int8; "
+                 "it takes 20.0 GiB more of host memory."),
+    ],
+)  # fmt: skip
+def test_the_most_exact_mode_that_leaves_time_is_recommended(
+    bytes_per_s: float, best: int, reason: str
+) -> None:
+    offered = modes(bytes_per_s)
+    found = recommend(a_second_each(), offered)
+    assert found.mode is offered[best]
+    assert found.reason == reason
 
 
 def test_alone_there_is_nothing_to_average() -> None:

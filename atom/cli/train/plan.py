@@ -74,9 +74,27 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "device": dataclasses.asdict(device),
         "work": dataclasses.asdict(plan.work),
         "surroundings": dataclasses.asdict(plan.surroundings),
-        "round": dataclasses.asdict(plan.prediction) | {"round_s": plan.prediction.round_s},
+        "round": _round_json(plan),
+        "recommendation": {
+            "keys": plan.recommendation.mode.keys,
+            "utilisation": plan.recommendation.utilisation,
+            "reason": plan.recommendation.reason,
+        },
         "advice": [dataclasses.asdict(advice) for advice in plan.advice],
         "plan": plan_document(plan.question.chain, plan.program, plan.choice),
+    }
+
+
+def _round_json(plan: Plan) -> dict[str, Any]:
+    """With what follows from the figures."""
+    round_, gain = plan.prediction, plan.gain
+    return dataclasses.asdict(round_) | {
+        "round_s": round_.round_s,
+        "utilisation": round_.utilisation,
+        "line_bytes_per_day": round_.line_bytes_per_day,
+        "swarm_tokens_per_s": gain.swarm,
+        "without_this_peer_tokens_per_s": gain.without,
+        "alone_tokens_per_s": gain.alone,
     }
 
 

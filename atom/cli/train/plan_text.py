@@ -1,5 +1,6 @@
 """A plan on a terminal: does it fit, how is it cut, how fast would it go. Pure."""
 
+import json
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -12,6 +13,7 @@ from atom.base.units import format_bytes
 from atom.daemon.fitting.box_plan import Plan
 from atom.plan.choice import Choice
 from atom.plan.gantt import Bar, bars
+from atom.plan.prediction import RoundPrediction
 from atom.plan.strip import MARKS, strips
 
 MAX_SUB_MODELS = 12
@@ -35,6 +37,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
         *_section(_cut_title(plan), _sub_models(plan, columns)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
+        *_section("the mode for this line", _recommended(plan)),
         *_section("what would help most", _advice(plan)),
     )
 
@@ -198,20 +201,44 @@ def _round_title(plan: Plan) -> str:
 
 def _round(plan: Plan) -> RenderableType:
     round_, around = plan.prediction, plan.surroundings
-    unit = "tokens" if plan.tokens_per_sequence > 1 else "samples"
     network = f"{around.network_bytes_per_s * 8 / 1e6:,.0f} Mbit/s each way"
     table = _grid()
     passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
-    table.add_row("accumulates", _seconds(round_.accumulate_s), passes)
-    table.add_row("all-reduce", _seconds(round_.all_reduce_s), network)
-    rate = f"{around.optimizer_elements_per_s / 1e6:,.0f} million parameters per second"
-    table.add_row("optimizer", _seconds(round_.optimizer_s), f"{rate}, measured here")
-    waits = _seconds(round_.optimizer_wait_s)
-    table.add_row("round", _seconds(round_.round_s), f"its first pass waits {waits} for the step")
-    table.add_row("this peer", f"{round_.tokens_per_s:,.0f}", f"{unit}/s while it accumulates")
-    whole = f"{unit}/s over whole rounds"
-    table.add_row("the swarm", f"{round_.swarm_tokens_per_s:,.0f}", whole)
+    table.add_row("accumulates", _seconds(round_.passes_s), passes)
+    waits = f"{round_.steps} a round, each keeps a pass waiting {_seconds(round_.optimizer_wait_s)}"
+    table.add_row("a step", _seconds(round_.optimizer_s), f"measured here; {waits}")
+    travels = f"{_line_bytes(round_.line_bytes)} up and as much down, at {network}"
+    table.add_row("exchange", _seconds(round_.all_reduce_s), travels)
+    goes_on = "go on under" if round_.overlapped else "wait for"
+    table.add_row("round", _seconds(round_.round_s), f"passes {goes_on} the exchange")
+    table.add_row("utilisation", f"{round_.utilisation:.0%}", _share_of(round_))
+    a_day = _line_bytes(round_.line_bytes_per_day)
+    table.add_row("line a day", a_day, "up and as much down")
+    gain, unit = plan.gain, "tokens" if plan.tokens_per_sequence > 1 else "samples"
+    without = f"; without this peer {gain.without:,.0f}" if gain.without else ""
+    table.add_row("the swarm", f"{gain.swarm:,.0f}", f"{unit}/s over whole rounds{without}")
+    alone = f"{unit}/s; the swarm makes {gain.times_alone:.2g} times as many"
+    table.add_row("this box alone", f"{gain.alone:,.0f}", alone)
     return table
+
+
+def _share_of(round_: RoundPrediction) -> str:
+    share = "of the time in passes"
+    if not round_.overlapped:
+        return share
+    waiting = round_.passes_s / (round_.passes_s + round_.all_reduce_s)
+    return f"{share}; {waiting:.0%} if they waited for the exchange"
+
+
+def _line_bytes(count: float) -> str:
+    """In the units of whoever sells the line."""
+    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"
+
+
+def _recommended(plan: Plan) -> RenderableType:
+    found = plan.recommendation
+    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.mode.keys.items())
+    return Text(f"{keys}: {found.reason}")
 
 
 def _advice(plan: Plan) -> RenderableType:

@@ -23,7 +23,8 @@ from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.advice import Advice
 from atom.plan.choice import Choice
-from atom.plan.prediction import RoundPrediction, Surroundings, Work
+from atom.plan.mode import Recommendation
+from atom.plan.prediction import Gain, RoundPrediction, Surroundings, Work
 
 FLOAT32_BYTES = torch.float32.itemsize
 
@@ -105,6 +106,8 @@ class Plan:
     work: Work
     surroundings: Surroundings
     prediction: RoundPrediction
+    gain: Gain
+    recommendation: Recommendation
     advice: tuple[Advice, ...]
 
     @property

@@ -5,7 +5,7 @@ this device, or from a table of devices (`assume`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,10 +20,12 @@ from atom.config.sources import text_sources
 from atom.daemon.fitting.box_plan import DevicePlan, HostPlan, Plan, disk_plan, host_plan
 from atom.daemon.fitting.device_choice import (
     most_micro_batches,
+    peer_bytes,
     question,
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
+from atom.daemon.fitting.run_variants import run_variants
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
 from atom.daemon.model.run_optimizer import gradients, optimizer, state_form
@@ -33,7 +35,8 @@ from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
-from atom.plan.prediction import Surroundings, Work, predict
+from atom.plan.mode import Mode, recommend
+from atom.plan.prediction import Surroundings, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
@@ -102,6 +105,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         work=work,
         surroundings=surroundings,
         prediction=predict(choice, work, surroundings),
+        gain=gain(choice, work, surroundings),
+        recommendation=recommend(choice, _modes(run, graph, request, surroundings)),
         advice=advise(situation, choice),
     )
 
@@ -168,7 +173,24 @@ def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
         micro_batch_sequences=run.batch.micro_batch_sequences,
         sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
         peers=request.peers,
+        inner_sequences=run.update.inner_sequences,
     )
+
+
+def _modes(
+    run: RunFile, graph: Graph, request: PlanRequest, surroundings: Surroundings
+) -> list[Mode]:
+    own_bytes = peer_bytes(run, graph.layout)
+    return [
+        Mode(
+            rule=variant.update.rule,
+            codec=variant.swarm.codec,
+            work=_work(variant, graph, request),
+            surroundings=replace(surroundings, gradient_element_bytes=_number_bytes(variant)),
+            more_host_bytes=peer_bytes(variant, graph.layout) - own_bytes,
+        )
+        for variant in run_variants(run, request.peers)
+    ]
 
 
 def _surroundings(
@@ -179,6 +201,11 @@ def _surroundings(
     return Surroundings(
         optimizer_elements_per_s=optimizer_per_s,
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
-        gradient_element_bytes=codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20,
+        gradient_element_bytes=_number_bytes(run),
         steps_beside=on_gpu,
     )
+
+
+def _number_bytes(run: RunFile) -> float:
+    """Of an averaged number on the wire."""
+    return codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20

@@ -29,7 +29,10 @@ def test_the_text_tells_all(
     for words in ("834,304 parameters", " bytes per parameter", "does it fit", "19.1 MiB",
                   "the data sheet of GeForce RTX 3060", "400 Mbit/s each way",
                   "with 3 peers like this",
-                  "tokens/s over whole rounds", "what would help most", "█ forward"):  # fmt: skip
+                  "tokens/s over whole rounds", " up and as much down, at 400 Mbit/s each way",
+                  "passes wait for the exchange", "of the time in passes", "this box alone",
+                  "without this peer ", "the mode for this line", 'rule = "local-steps", codec = ',
+                  "what would help most", "█ forward"):  # fmt: skip
         assert words in text, words
     assert not any(line != line.rstrip() for line in lines)
 
@@ -52,12 +55,14 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(told) == {
         "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
-        "work", "surroundings", "round", "advice", "plan",
+        "work", "surroundings", "round", "recommendation", "advice", "plan",
     }  # fmt: skip
     assert told["host"]["total_bytes"] == sum(told["host"]["arenas"].values())
     assert told["device"]["budget_bytes"] == 2 * 2**30
     assert told["surroundings"]["network_bytes_per_s"] == 2.5e6
     assert told["round"]["round_s"] > told["round"]["accumulate_s"] > 0
+    assert 0 < told["round"]["utilisation"] < 1
+    assert told["recommendation"].keys() == {"keys", "utilisation", "reason"}
     assert len(told["plan"]["cuts"]) == len(told["plan"]["sub_models"]) - 1
 
 
