@@ -75,6 +75,29 @@ def share(spans: Iterable[Span], window: Span) -> float:
     return sum(span.shared(window) for span in spans) / window.seconds
 
 
+def neither(log: Sequence[Event], window: Span) -> float:
+    """Seconds of the window with no pass and no averaging: calls, handshakes, votes, steps, waiting
+    for others' passes."""
+    spans = sorted((*passes(log), *_averaging(log)), key=lambda span: span.start)
+    left, at = 0.0, window.start
+    for span in spans:
+        left += max(0.0, min(span.start, window.stop) - at)
+        at = max(at, min(span.stop, window.stop))
+    return left + window.stop - at
+
+
+def _averaging(log: Iterable[Event]) -> list[Span]:
+    """Of the committed rounds: as long as it took, from when it was begun."""
+    found, began = list[Span](), None
+    for event in log:
+        if event["event"] == "ringing":
+            began = event["time"]
+        elif event["event"] == "round" and began is not None:
+            found.append(Span(began, began + event["reduce_seconds"]))
+            began = None
+    return found
+
+
 def sequences(log: Iterable[Event], window: Span) -> int:
     """Of the rounds that this peer committed after the window's start, until its end."""
     rounds = (event for event in log if event["event"] == "round")

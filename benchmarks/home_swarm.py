@@ -13,8 +13,9 @@ how long a round with its exchange is to last; and the line's rate follows, so t
 exchange take the same share of a round as those of `--model` on a line of `--mbit`, up and down
 alike. What rounds cost besides (calls, votes, the DHT) does not shrink with them: here it is a
 larger share of the time and of the line than it would be of a real round, which lasts `x real`
-times as long. `rest s` is that: the round less its passes and its exchange. `--delay-ms` is not
-made smaller either.
+times as long. `rest s` is that: time without a pass and without averaging. `real` is reckoned from
+it: the mean share of the time in passes, if `rest s` were that of a round so much longer.
+`--delay-ms` is not made smaller either.
 
 Assumed of the card: an RTX 4090 computes `--useful-tflops`, counting 6 operations per parameter
 and token. The default is 71 % of its tensor cores' 165.2 TFLOP/s: 13,067 tokens/s at 1.5B, 2,800
@@ -51,6 +52,7 @@ from home_figures import (
     compared_states,
     exchange_seconds,
     longest_gap,
+    neither,
     passes,
     sequences,
     share,
@@ -66,6 +68,10 @@ from atom.config.run_file import CODECS, LOCAL_STEPS, UPDATE_RULES
 from atom.swarm.exchange.codec import codec_named
 
 BOUND_S = 120.0
+BUCKETS = 16
+"""Of an exchange. A real one has hundreds, and is the smoother for it."""
+JOIN_ROUNDS = 8
+"""By then, one who joins has a part in a round, or it is said that it has none."""
 
 
 def main() -> None:
@@ -92,11 +98,12 @@ def main() -> None:
 def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) -> dict[str, Any]:
     is_local = options.rule == LOCAL_STEPS
     elements = elements_of(options.model_dim)
+    codec = codec_named(options.codec)
     real = RealRound(
         parameters=PARAMETERS[model],
         steps=options.inner_steps if is_local else 1,
         line_bytes_per_s=mbit * 1e6 / 8,
-        number_bytes=codec_named(options.codec).wire_bytes(elements) / elements,
+        number_bytes=codec.wire_bytes(elements) / elements,
         flops_per_s=options.useful_tflops * 1e12,
     )
     passes_a_round = (options.passes or options.inner_steps) if is_local else 1
@@ -114,6 +121,7 @@ def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) ->
     row = {"peers": peers, "mbit": mbit, "model": model, "small": asdict(small)}
     row["tokens_per_pass"] = real.steps * INNER_TOKENS / passes_a_round
     os.environ["ATOM_REAL_SEQUENCE_S"] = str(small.pass_s)
+    os.environ["ATOM_REAL_BUCKET_BYTES"] = str(elements // BUCKETS * codec.element_bytes)
     with standing(terms) as world:
         present = world.swarm.peers[:peers]
         calm = train(world, present, terms, options.rounds)
@@ -145,6 +153,7 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
     window = Span(steps[0], steps[-1])
     logs = [peer.events() for peer in present]
     busy = [share(passes(log), window) for log in logs]
+    rest_s = statistics.mean(neither(log, window) for log in logs) / rounds
     uploads = [
         upload(world.readings[peer.name], log, window)
         for peer, log in zip(present, logs, strict=True)
@@ -156,7 +165,9 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
         "round_s": median_gap(steps),
         "slowest_s": longest_gap(steps, window.start),
         "exchange_s": exchange_seconds(logs[0], window),
+        "rest_s": rest_s,
         "busy": busy,
+        "busy_real": _without(rest_s * (1 - 1 / small.real_seconds), busy, window.seconds / rounds),
         "late": statistics.mean(_durations(logs, window)) / small.pass_s,
         "upload_bytes": statistics.mean(each.total for each in uploads) / rounds,
         "quiet_bytes_per_s": statistics.mean(each.quiet_per_s for each in uploads),
@@ -167,6 +178,11 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
         "by_one_alone": per_s / alone,
         "load": os.getloadavg()[0],
     }
+
+
+def _without(seconds: float, busy: Sequence[float], round_s: float) -> float:
+    """The mean share of time in passes, of a round that is so much shorter."""
+    return statistics.mean(busy) * round_s / (round_s - seconds)
 
 
 def _alone_per_s(peer: Peer, window: Span) -> float:
@@ -190,8 +206,15 @@ def befall(
     since = time.time()
     victim = strike(world, kind, present)
     others = [peer for peer in present if peer is not victim]
+    took_part = None
     if kind == "joining":
-        world.swarm.until(lambda: _took_part(victim), "a part of the new one", 4 * bound_s)
+        mark = len(commits(others[0].events()))
+        world.swarm.until(
+            lambda: _took_part(victim) or len(commits(others[0].events())) >= mark + JOIN_ROUNDS,
+            "a part of the new one, or some rounds without",
+            JOIN_ROUNDS * bound_s,
+        )
+        took_part = _took_part(victim)
     else:
         after_rounds(world, others, 2, bound_s)
     until = time.time()
@@ -199,7 +222,8 @@ def befall(
         victim.thaw()
         after_rounds(world, others, 1, bound_s)
     gap_s = longest_gap(commits(others[0].events()), since)
-    return {"longest_s": gap_s, "ratio": gap_s / usual_s, "took_s": until - since}
+    told = {"longest_s": gap_s, "ratio": gap_s / usual_s, "took_s": until - since}
+    return told if took_part is None else told | {"took_part": took_part}
 
 
 def _took_part(peer: Peer) -> bool:
@@ -218,7 +242,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
 def _cells(row: dict[str, Any]) -> dict[str, str]:
     small, peers = row["small"], row["peers"]
     passes_s = small["passes"] * small["pass_s"]
-    faults = {kind: f"{told['ratio']:.2f}" for kind, told in row["faults"].items()}
+    faults = {kind: _fault(told) for kind, told in row["faults"].items()}
     return {
         "peers": str(peers),
         "Mbit/s": f"{row['mbit']:g}",
@@ -227,9 +251,10 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "round s": f"{row['round_s']:.1f}",
         "passes s": f"{passes_s:.1f}",
         "exchange s": f"{row['exchange_s']:.1f}",
-        "rest s": f"{row['round_s'] - passes_s - row['exchange_s']:.1f}",
+        "rest s": f"{row['rest_s']:.1f}",
         "busy": f"{min(row['busy']):.3f}",
         "mean": f"{statistics.mean(row['busy']):.3f}",
+        "real": f"{row['busy_real']:.3f}",
         "tokens/s": f"{row['tokens_per_s']:.0f}",
         "by one alone": f"{row['by_one_alone']:.2f}",
         "upload MB": f"{row['upload_bytes'] / 1e6:.2f}",
@@ -240,6 +265,11 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "late": f"{row['late']:.3f}",
         "load": f"{row['load']:.1f}",
     }
+
+
+def _fault(told: dict[str, Any]) -> str:
+    is_out = told.get("took_part") is False
+    return f"{told['ratio']:.2f}" + (" (never in)" if is_out else "")
 
 
 def _options() -> argparse.Namespace:

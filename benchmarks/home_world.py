@@ -26,6 +26,8 @@ HERE = str(Path(__file__).parent)
 PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
 LAYERS, HEADS, TOKENS, VOCABULARY = 2, 2, 8, 257
 READ_S = 0.1
+BUFFERED_S, LEAST_BUFFER_BYTES = 0.32, 65536
+"""Of a line: Linux's four megabytes are so much of 100 Mbit/s."""
 FAULTS = ("joining", "frozen", "killed")
 RUN = """\
 [run]
@@ -154,6 +156,7 @@ def standing(terms: Terms) -> Iterator[World]:
         world = World(swarm, alone.founder, dict(zip(names, places, strict=False)))
         for home in world.places.values():
             home.slow_down(f"{terms.small.mbit:.4f}mbit")
+            home.buffer(max(int(BUFFERED_S * terms.small.line_bytes_per_s), LEAST_BUFFER_BYTES))
         reader = threading.Thread(target=world.read_lines, daemon=True)
         reader.start()
         stack.callback(reader.join)

@@ -7,7 +7,8 @@ machine's clock, so peers' lines compare.
 A pass takes $ATOM_REAL_PASS_S longer, asleep: as on a device of its own. With
 $ATOM_REAL_SEQUENCE_S it takes that for each of its sequences, computing included as far as that
 is foreseen by the passes before. Then `passed` after a pass tells when it `began` and its
-`sequences`.
+`sequences`. With $ATOM_REAL_BUCKET_BYTES an exchange has smaller buckets: a small model in as many
+as a large one has.
 """
 
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from atom.base.events import EventSink
 from atom.cli import app
 from atom.swarm.chain.messages import Prepare
+from atom.swarm.exchange import plans
 from atom.training.loop import RoundLoop
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
@@ -27,6 +29,7 @@ from atom.training.round.events import Action, Send, StartExchange
 
 PASS_S = float(os.environ.get("ATOM_REAL_PASS_S", "0"))
 SEQUENCE_S = float(os.environ.get("ATOM_REAL_SEQUENCE_S", "0"))
+BUCKET_BYTES = int(os.environ.get("ATOM_REAL_BUCKET_BYTES", "0"))
 REMEMBERED = 15
 """Passes, for what computing takes."""
 LOOK_S = 0.05
@@ -35,6 +38,7 @@ LOOK_S = 0.05
 def main() -> None:
     """Runs the command of `sys.argv`."""
     _watch()
+    plans.BUCKET_BYTES = BUCKET_BYTES or plans.BUCKET_BYTES
     raise SystemExit(app.main())
 
 

@@ -54,6 +54,18 @@ def test_time_in_passes_is_that_within_the_window(figures: ModuleType) -> None:
     assert figures.share(figures.passes(log), window) == pytest.approx((1 + 2 + 1) / 9)
 
 
+def test_time_with_neither_pass_nor_averaging_is_counted_once(figures: ModuleType) -> None:
+    log = [
+        event(3.0, "passed", began=1.0),
+        event(4.0, "ringing"),
+        event(5.0, "passed", began=3.5),
+        event(7.0, "round", sequences=1, reduce_seconds=2.0),
+        event(12.0, "passed", began=9.0),
+    ]
+    assert figures.neither(log, figures.Span(0.5, 10.0)) == pytest.approx(0.5 + 0.5 + 3.0)
+    assert figures.neither(log, figures.Span(4.5, 5.5)) == 0
+
+
 def test_a_round_counts_where_it_was_committed(figures: ModuleType) -> None:
     log = [
         event(at, "round", sequences=number, reduce_seconds=float(number))
