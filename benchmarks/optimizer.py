@@ -6,8 +6,11 @@ than seconds on a machine that others use too.
 A thread of Python asks for the interpreter every millisecond meanwhile: how late it gets it is what
 a launching thread would wait. One side runs the very same kernel with the interpreter's lock held.
 
+`--matrices` measures what Muon adds instead: the orthogonalisation of one matrix, in both formats.
+
     python benchmarks/optimizer.py
     python benchmarks/optimizer.py --elements 1000000000 --threads 8
+    python benchmarks/optimizer.py --matrices 1024x4096 4096x4096 --threads 1
 """
 
 import argparse
@@ -31,6 +34,7 @@ from torch.optim.adamw import adamw as torch_adamw
 from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import MOMENTS, AdamW
+from atom.optim.muon import orthogonal
 from atom.optim.optimizer import Part, StepTerms, optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.host_kernels import LIBRARY, HostKernels, load
@@ -100,6 +104,7 @@ class Side:
     moved_bytes: int
     """Read and written per parameter, at the least."""
     take: Take
+    elements: int
 
 
 @dataclass
@@ -116,16 +121,31 @@ class Runs:
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    arenas = Arenas(options.elements // 64 * 64)
-    sides = list(_sides(arenas))
-    runs = _measure(sides, options.runs)
-    _publish(options, arenas.elements, sides, runs)
+    if options.matrices:
+        sides = [side for shape in options.matrices for side in _products(shape)]
+    else:
+        sides = list(_sides(Arenas(options.elements // 64 * 64)))
+    _publish(options, sides, _measure(sides, options.runs))
+
+
+def _products(shape: tuple[int, int]) -> Iterator[Side]:
+    """What Muon does for one matrix before it changes the weights."""
+    matrix = torch.randn(shape)
+    for number_format in (torch.float32, torch.bfloat16):
+        name = f"orthogonal {shape[0]} x {shape[1]}, {str(number_format).removeprefix('torch.')}"
+        take = functools.partial(_orthogonal, matrix, number_format)
+        yield Side(name, matrix.element_size(), take, matrix.numel())
+
+
+def _orthogonal(matrix: Tensor, number_format: torch.dtype, step: int) -> None:
+    orthogonal(matrix, number_format)
 
 
 def _sides(arenas: Arenas) -> Iterator[Side]:
     wide, narrow = torch.float32, torch.bfloat16
-    yield Side(BASELINE, 28, lambda step: _fused(arenas, step))
-    yield Side("torch cast, fused, cast", 28, lambda step: _with_casts(arenas, step))
+    count = arenas.elements
+    yield Side(BASELINE, 28, lambda step: _fused(arenas, step), count)
+    yield Side("torch cast, fused, cast", 28, lambda step: _with_casts(arenas, step), count)
     yield _ours("ours float32", arenas, StateForm.EXACT, wide, wide)
     for form in StateForm:
         for dtype, name in ((wide, "float32"), (narrow, "bfloat16")):
@@ -151,7 +171,8 @@ def _ours(
         stepper.begin(gradient, RATE, step)
         stepper.wait()
 
-    return Side(name, 2 * element_bytes + copied + gradient.itemsize, take)
+    moved_bytes = 2 * element_bytes + copied + gradient.itemsize
+    return Side(name, moved_bytes, take, arenas.elements)
 
 
 class LockHeld(AdamW):
@@ -236,28 +257,26 @@ def _ticking() -> Iterator[list[float]]:
     thread.join()
 
 
-def _publish(
-    options: argparse.Namespace, elements: int, sides: Sequence[Side], measured: Sequence[Runs]
-) -> None:
+def _publish(options: argparse.Namespace, sides: Sequence[Side], measured: Sequence[Runs]) -> None:
     baseline = Timing(tuple(measured[0].seconds))
     figures = {
-        side.name: _figures(side, runs, elements, baseline)
+        side.name: _figures(side, runs, baseline)
         for side, runs in zip(sides, measured, strict=True)
     }
-    titles = ["side", "Gparam/s", "per core", "ratio of seconds", "GB/s", "late, ms", "latest, ms"]
+    titles = ["side", "Mparam/s", "per core", "ratio of seconds", "GB/s", "late, ms", "latest, ms"]
     body = {
         "benchmark": "optimizer",
         "machine": machine(),
-        "elements": elements,
         "threads": options.threads,
         "sides": figures,
     }
     publish(titles, [_row(name, figure) for name, figure in figures.items()], body)
 
 
-def _figures(side: Side, runs: Runs, elements: int, baseline: Timing) -> dict[str, Any]:
-    timing = Timing(tuple(runs.seconds))
+def _figures(side: Side, runs: Runs, baseline: Timing) -> dict[str, Any]:
+    timing, elements = Timing(tuple(runs.seconds)), side.elements
     return {
+        "elements": elements,
         "seconds": timing.to_json(),
         "parameters_per_s": elements / timing.median_s,
         "parameters_per_core_s": elements / statistics.median(runs.core_seconds),
@@ -272,13 +291,18 @@ def _figures(side: Side, runs: Runs, elements: int, baseline: Timing) -> dict[st
 def _row(name: str, figures: dict[str, Any]) -> list[str]:
     return [
         name,
-        f"{figures['parameters_per_s'] / 1e9:.3f}",
-        f"{figures['parameters_per_core_s'] / 1e9:.3f}",
+        f"{figures['parameters_per_s'] / 1e6:,.1f}",
+        f"{figures['parameters_per_core_s'] / 1e6:,.1f}",
         f"{figures['ratio']:.2f}",
         f"{figures['moved_bytes_per_s'] / 1e9:.1f}",
         f"{figures['interpreter_late_s'] * 1e3:.2f}",
         f"{figures['interpreter_latest_s'] * 1e3:.1f}",
     ]
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, _, columns = text.partition("x")
+    return positive(rows), positive(columns)
 
 
 def _options() -> argparse.Namespace:
@@ -287,6 +311,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--elements", type=positive, default=50_000_000, help="parameters")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=positive, default=7)
+    parser.add_argument("--matrices", nargs="+", type=_shape, default=[], help="ROWSxCOLUMNS")
     return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ write it in plain PyTorch. Rows:
     synchronous   one optimizer step on all peers' sequences at once
     reference     DiLoCo, nothing of ours
     float32, int8, int4     local steps with these codecs, by parts with owners
+    muon          float32; Muon inside
     uneven        float32; speeds 1:2:4, in turn
     churning      float32; the first peer is away every third round, and comes back empty
 
@@ -30,6 +31,7 @@ from parity_sides import Play, ours, reference, synchronous
 from sides import machine, positive, publish
 from torch import Tensor
 
+from atom.optim.muon import Muon
 from atom.optim.rate import RateSettings
 
 Side = Callable[[Play], Iterator[Tensor]]
@@ -40,11 +42,16 @@ def uneven(play: Play) -> Iterator[Tensor]:
     return ours(play, "float32", tuple(speeds))
 
 
+def muon(play: Play) -> Iterator[Tensor]:
+    return ours(replace(play, optimizer=Muon), "float32")
+
+
 SYNCHRONOUS = "synchronous"
 ROWS: dict[str, Side] = {
     SYNCHRONOUS: synchronous,
     "reference": reference,
     **{name: partial(ours, codec_name=name) for name in ("float32", "int8", "int4")},
+    "muon": muon,
     "uneven": uneven,
     "churning": partial(ours, codec_name="float32", away_every=3),
 }

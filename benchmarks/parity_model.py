@@ -37,7 +37,9 @@ class Size:
                 f"{n}.second.gain": (width,), f"{n}.second.bias": (width,),
                 f"{n}.up": (width, 4 * width), f"{n}.down": (4 * width, width),
             }  # fmt: skip
-        return ParameterLayout.of({**shapes, "last.gain": (width,), "last.bias": (width,)})
+        hidden = {name for name in shapes if name.endswith(("attend", "mix", "up", "down"))}
+        shapes |= {"last.gain": (width,), "last.bias": (width,)}
+        return ParameterLayout.of(shapes, hidden)
 
     def first_value(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         if len(shape) == 1:

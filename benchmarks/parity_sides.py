@@ -3,7 +3,7 @@
 Nothing of the reference is ours but the model: it is the published algorithm as one would write it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from atom.base.clock import BootClock
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena
-from atom.optim.optimizer import optimizer_state
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
@@ -42,6 +42,8 @@ class Play:
     outer_rate: float
     outer_momentum: float
     seed: int
+    optimizer: type[Optimizer] = AdamW
+    """Inside local steps."""
 
     def first_weights(self) -> Tensor:
         layout, generator = self.size.layout, torch.Generator().manual_seed(self.seed)
@@ -121,7 +123,9 @@ class PlayedPeer:
     """A peer's real store, optimizer, update rule and error feedback; no engine, no network."""
 
     def __init__(self, play: Play, codec: Codec) -> None:
-        layout, optimizer = play.size.layout, AdamW(betas=BETAS, weight_decay=DECAY)
+        layout = play.size.layout
+        make: Callable[..., Optimizer] = play.optimizer
+        optimizer = make(betas=BETAS, weight_decay=DECAY)
         state = optimizer_state(optimizer, layout, StateForm.EXACT)
         self.store = HostStore.allocate(layout, optimizer_state=state)
         self.gradients = GradientArena(self.store.gradients)

@@ -44,7 +44,10 @@ class Batch(Section):
         return self
 
 
-OPTIMIZERS = {"adamw": "atom.optim.adamw:AdamW"}
+OPTIMIZERS = {
+    "adamw": "atom.optim.adamw:AdamW",
+    "muon": "atom.optim.muon:Muon",
+}
 """By name: module and class of an `Optimizer`, made of betas, epsilon, weight_decay and seed."""
 CODECS = {
     "float32": "atom.swarm.exchange.codec:Float32",
@@ -65,7 +68,7 @@ class Optimizer(Section):
     """[optimizer]"""
 
     name: str = "adamw"
-    """Which optimizer: "adamw"."""
+    """Which optimizer: adamw, or muon, for local-steps only."""
     learning_rate: float = Field(gt=0, le=1e3)
     """The highest rate, reached after the warmup."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1e3)

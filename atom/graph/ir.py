@@ -7,7 +7,7 @@ compare and hand over arenas byte by byte.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,6 +30,9 @@ class ParameterSpec:
     shape: tuple[int, ...]
     offset: int
     numel: int
+    hidden_matrix: bool = False
+    """It maps one layer's activations to the next one's: see `atom.graph.tracing.hidden_matrices`.
+    No embedding, no output head."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,16 @@ class ParameterLayout:
     total_elements: int
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "ParameterLayout":
+    def of(
+        cls, shapes: Mapping[str, tuple[int, ...]], hidden_matrices: Container[str] = ()
+    ) -> "ParameterLayout":
         """Lays parameters out in the order given (order of first use in the graph)."""
         specs, offset = [], 0
         for name, shape in shapes.items():
             numel = 1
             for extent in shape:
                 numel *= extent
-            specs.append(ParameterSpec(name, tuple(shape), offset, numel))
+            specs.append(ParameterSpec(name, tuple(shape), offset, numel, name in hidden_matrices))
             offset += padded_elements(numel)
         return cls(tuple(specs), offset)
 

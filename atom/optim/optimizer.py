@@ -82,13 +82,16 @@ class Optimizer(ABC):
     """The rule by which a step changes weights. One for a replica; keeps no tensors itself.
 
     The result must depend on the arguments alone, bit for bit, on every machine: replicas that
-    step differently are no replicas.
+    step differently are no replicas. One that cannot promise this says so.
     """
 
     elementwise: ClassVar[bool] = False
     """No element's update depends on another's, and all state has the parameter's shape: then large
     parameters are updated in stretches, on several threads. Otherwise whole parameters are updated
     one after the other."""
+
+    reproducible: ClassVar[bool] = True
+    """The same bits on every machine. Others go with update rules whose steps are a peer's own."""
 
     @abstractmethod
     def state(self, parameter: ParameterSpec, form: StateForm) -> Mapping[str, StateTensor]:

@@ -72,7 +72,8 @@ def test_a_state_from_donors_who_train() -> None:
 def test_the_optimizer_beside_torchs() -> None:
     program = str(BENCHMARKS / "optimizer.py")
     body = run(program, "--elements", "10000", "--threads", "2", "--runs", "2")
-    assert (body["benchmark"], body["elements"], body["threads"]) == ("optimizer", 9984, 2)
+    assert (body["benchmark"], body["threads"]) == ("optimizer", 2)
+    assert {side["elements"] for side in body["sides"].values()} == {9984}
     sides = body["sides"]
     baseline = sides["torch fused"]["seconds"]["median_s"]
     for side in sides.values():

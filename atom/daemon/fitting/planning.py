@@ -12,7 +12,7 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError
 from atom.base.units import format_bytes
-from atom.config.load import load_peer_file, load_run_file
+from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
@@ -28,7 +28,7 @@ from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.fitting.run_variants import run_variants
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
-from atom.daemon.model.run_optimizer import gradients, optimizer, state_form
+from atom.daemon.model.run_optimizer import gradients, load_run, optimizer, state_form
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
@@ -66,7 +66,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
 
     Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
     """
-    run, peer = load_run_file(request.run_file), load_peer_file(request.peer_file)
+    run, peer = load_run(request.run_file), load_peer_file(request.peer_file)
     if request.assume is not None:
         assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
     if peer.device.cpu_threads:

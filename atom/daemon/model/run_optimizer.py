@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from atom.config.run_file import OPTIMIZERS, UPDATE_RULES, RunFile
+from atom.base.errors import ConfigError
+from atom.config.load import load_run_file
+from atom.config.run_file import LOCAL_STEPS, OPTIMIZERS, UPDATE_RULES, RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.swap.host_store import state_arenas
@@ -15,11 +18,28 @@ from atom.swap.state_form import StateArena, StateForm
 from atom.training.replica.update_rule import UpdateRule
 
 
+def load_run(path: Path) -> RunFile:
+    """The run of a file, whose optimizer goes with its update rule. Raises: ConfigError."""
+    run = load_run_file(path)
+    try:
+        optimizer(run)
+    except ConfigError as problem:
+        raise ConfigError(f"{path}: {problem.message}", problem.hint) from problem
+    return run
+
+
 def optimizer(run: RunFile) -> Optimizer:
-    """The one that the run file names."""
+    """The one that the run file names. Raises: ConfigError if it does not go with the rule."""
     o = run.optimizer
-    make: Callable[..., Optimizer] = _at(OPTIMIZERS[o.name])
-    return make(betas=o.betas, epsilon=o.epsilon, weight_decay=o.weight_decay, seed=run.run.seed)
+    make: type[Optimizer] = _at(OPTIMIZERS[o.name])
+    if update_rule(run).same_steps and not make.reproducible:
+        raise ConfigError(
+            f"optimizer.name: {o.name} takes steps that differ in their last bits from machine to "
+            f'machine, and with rule = "{run.update.rule}" all peers must take the same',
+            f'set [update] rule = "{LOCAL_STEPS}", or name = "adamw"',
+        )
+    new: Callable[..., Optimizer] = make
+    return new(betas=o.betas, epsilon=o.epsilon, weight_decay=o.weight_decay, seed=run.run.seed)
 
 
 def update_rule(run: RunFile) -> type[UpdateRule]:

@@ -12,7 +12,7 @@ from atom.base.errors import (
     StorageError,
 )
 from atom.base.home import expand_home
-from atom.config.load import load_run_file, normalised_run_text, run_from_text
+from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Console, Progress, Silence
@@ -29,6 +29,7 @@ from atom.daemon.model.recipe import (
     refuse_versions,
     write_recipe,
 )
+from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.model.text_source import open_text, pin_table
 from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer.box import Box, StartOptions
@@ -216,7 +217,7 @@ def run_of(manifest: Manifest, box: Box) -> RunFile:
 
 def read_run(options: StartOptions) -> RunFile:
     """The run file of `atom start`. Raises: ConfigError."""
-    return load_run_file(options.run_file)
+    return load_run(options.run_file)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from atom.graph.tracing.checkpoints import recomputed_spans
 from atom.graph.tracing.constants import constant_of, refuse_large
 from atom.graph.tracing.effects import Effects, is_random, observe
 from atom.graph.tracing.failures import place_of
+from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refused_calls import refuse_transformations, refuse_unfaithful
 
 _ASSERTION = "_assert_tensor_metadata"
@@ -92,7 +93,9 @@ class _Reading:
             constants=constants,
             batch=self.batch,
             loss=loss,
-            layout=ParameterLayout.of({name: shapes[name] for name in names}),
+            layout=ParameterLayout.of(
+                {name: shapes[name] for name in names}, hidden_matrices(calls, self.parameters)
+            ),
             parameter_dtype=self._parameter_dtype(used),
             frozen=frozen.intersection(names),
             specs=self.effects.specs,

@@ -20,6 +20,7 @@ part.
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ WARM_UP_STEPS = 10
 
 class LocalSteps(UpdateRule):
     """See the module, and docs/local-steps.md for owners."""
+
+    same_steps: ClassVar[bool] = False
 
     def __init__(
         self,

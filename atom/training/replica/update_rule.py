@@ -8,6 +8,7 @@ and average weights now and then. `docs/contributor.md` shows how to add one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,6 +29,9 @@ class UpdateRule(ABC):
     committed results alone: it is what heads name, what digests cover, and what is saved and
     fetched. Own state never leaves the peer.
     """
+
+    same_steps: ClassVar[bool] = True
+    """Shared state follows from the optimizer's steps: they have the same bits on all peers."""
 
     def __init__(
         self,

@@ -1,0 +1,131 @@
+"""Muon: PyTorch's, bit by bit; for hidden matrices alone; not where bits must agree."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.errors import ConfigError
+from atom.config.load import parse_run_text
+from atom.daemon.model.run_optimizer import optimizer, replica_state, update_rule
+from atom.graph.ir import ParameterLayout
+from atom.optim import muon
+from atom.optim.adamw import MOMENTS, AdamW
+from atom.optim.muon import MOMENTUM, MOMENTUM_DECAY, Muon, orthogonal
+from atom.swap.state_form import StateForm
+from tests.one_step import allocate_store, take_step
+
+RATE, DECAY, STEPS, CLIP = 1e-2, 0.1, 5, 0.5
+SHAPES = {"tokens": (50, 32), "wide": (32, 80), "high": (96, 32), "bias": (32,)}
+LAYOUT = ParameterLayout.of(SHAPES, {"wide", "high"})
+RUN = """
+run = { name = "muon" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { name = "muon", learning_rate = 1e-2 }
+"""
+LOCAL = 'update = { rule = "local-steps", inner_sequences = 2 }\n'
+
+
+def normal(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def first_values() -> dict[str, Tensor]:
+    return {name: normal(shape, len(name)) for name, shape in SHAPES.items()}
+
+
+def gradient(step: int) -> Tensor:
+    arena = torch.zeros(LAYOUT.total_elements)
+    for number, spec in enumerate(LAYOUT.specs):
+        LAYOUT.view(arena, spec.name).copy_(normal(spec.shape, 100 * step + number))
+    return arena
+
+
+def trained(form: StateForm = StateForm.EXACT, **named: torch.dtype) -> dict[str, Tensor]:
+    """Weights after some steps."""
+    store = allocate_store(Muon(weight_decay=DECAY), LAYOUT, form=form, **named)
+    for name, value in first_values().items():
+        store.write_weights(name, value)
+    for step in range(1, STEPS + 1):
+        take_step(Muon(weight_decay=DECAY), store, gradient(step), RATE, step, CLIP)
+    return {name: store.weights(name) for name in SHAPES}
+
+
+def test_matrices_take_the_steps_of_pytorchs_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "product_format", lambda: torch.bfloat16)  # as PyTorch does
+    plain = {name: first_values()[name].requires_grad_() for name in ("wide", "high")}
+    theirs = torch.optim.Muon(
+        list(plain.values()), lr=RATE, weight_decay=DECAY, momentum=MOMENTUM_DECAY,
+        adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    for step in range(1, STEPS + 1):
+        for name, weight in plain.items():
+            weight.grad = LAYOUT.view(gradient(step), name) * CLIP
+        theirs.step()
+    ours = trained()
+    for name, weight in plain.items():
+        assert torch.equal(ours[name], weight.detach()), name
+
+
+def test_embeddings_and_biases_take_the_steps_of_adamw() -> None:
+    store = allocate_store(AdamW(weight_decay=DECAY), LAYOUT)
+    for name, value in first_values().items():
+        store.write_weights(name, value)
+    for step in range(1, STEPS + 1):
+        take_step(AdamW(weight_decay=DECAY), store, gradient(step), RATE, step, CLIP)
+    ours = trained()
+    for name in ("tokens", "bias"):
+        assert torch.equal(ours[name], store.weights(name)), name
+
+
+@pytest.mark.parametrize("number_format", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(40, 120), (120, 40), (64, 64)])
+def test_all_singular_values_become_about_one(
+    shape: tuple[int, int], number_format: torch.dtype
+) -> None:
+    left, values, right = torch.linalg.svd(normal(shape, 1), full_matrices=False)
+    steep = left @ torch.diag(torch.logspace(0, -1.5, len(values))) @ right
+    direction = orthogonal(steep, number_format).float()
+    after = torch.linalg.svdvals(direction)
+    assert after.min() > 0.6
+    assert after.max() < 1.3
+    along = torch.diagonal(left.T @ direction @ right.T)
+    assert along.min() > 0.6, "the same directions, in and out"
+
+
+def test_a_matrix_of_zeros_stays_where_it_is() -> None:
+    assert not orthogonal(torch.zeros(8, 4)).any()
+
+
+def test_an_update_has_the_size_of_adamws() -> None:
+    before, after = first_values()["wide"], trained()["wide"]
+    moved = (after - before * (1 - RATE * DECAY) ** STEPS).square().mean().sqrt() / STEPS
+    assert 0.1 * RATE < moved < 0.3 * RATE
+
+
+def test_split_weights_are_as_exact_and_a_half_state_is_near() -> None:
+    exact = trained(precision=torch.bfloat16)
+    split = trained(StateForm.SPLIT, precision=torch.bfloat16)
+    half = trained(StateForm.HALF, precision=torch.bfloat16)
+    for name in ("wide", "high"):
+        assert torch.equal(exact[name], split[name])
+        assert not torch.equal(exact[name], half[name])
+        assert (exact[name] - half[name]).abs().mean() < 0.05 * STEPS * RATE
+
+
+def test_a_hidden_matrix_keeps_one_number_for_each_weight() -> None:
+    run = parse_run_text(RUN + LOCAL)
+    arenas = replica_state(run, LAYOUT)
+    matrices = 32 * 80 + 96 * 32
+    assert arenas[MOMENTUM].elements == matrices
+    assert [arenas[name].elements for name in MOMENTS] == [LAYOUT.total_elements - matrices] * 2
+
+
+def test_it_is_refused_where_all_peers_must_take_the_same_steps() -> None:
+    run = parse_run_text(RUN)
+    assert update_rule(run).same_steps
+    with pytest.raises(ConfigError, match=r"optimizer\.name: muon .* all peers") as refused:
+        optimizer(run)
+    assert 'rule = "local-steps"' in (refused.value.hint or "")
+    assert isinstance(optimizer(parse_run_text(RUN + LOCAL)), Muon)
