@@ -23,8 +23,9 @@ PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
 LOADS = """
 from atom.swap.host_kernels import host_kernels
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.exchange.sparse import sparse_kernels
 import atom
-host_kernels(), chunk_kernels()
+host_kernels(), chunk_kernels(), sparse_kernels()
 print(atom.__file__)
 """
 COMMAND_S = 100.0

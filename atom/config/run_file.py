@@ -54,6 +54,7 @@ CODECS = {
     "bfloat16": "atom.swarm.exchange.codec:BFloat16",
     "int8": "atom.swarm.exchange.codec:Int8",
     "int4": "atom.swarm.exchange.codec:Int4",
+    "sparse": "atom.swarm.exchange.sparse:Sparse",
 }
 """By name: module and class of a `Codec`."""
 EVERY_STEP, LOCAL_STEPS = "every-step", "local-steps"
@@ -142,8 +143,8 @@ class Swarm(Section):
     """How long the others wait for silent voters before they go on without a quorum."""
     codec: str = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
-    quarters it, int4 takes an eighth, and each peer keeps what rounding took away for the next
-    round."""
+    quarters it, int4 takes an eighth, sparse a hundredth, and each peer keeps what these took away
+    for the next round."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
@@ -287,7 +288,7 @@ class RunFile(Section):
             what = f'"bfloat16" is for bfloat16; model.precision is {self.model.precision}'
             refuse("optimizer.gradients", what, 'leave it at "float32"')
         codec, sums = self.swarm.codec, self.update.rule == EVERY_STEP
-        if sums and codec in ("int8", "int4"):
+        if sums and codec in ("int8", "int4", "sparse"):
             what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
             refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
 

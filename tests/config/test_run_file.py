@@ -120,6 +120,7 @@ def test_local_steps_say_how_large_a_step_is(keys: str, problem: str) -> None:
         ("float32", "float32", "float32"),
         ("bfloat16", "int8", 'codec = "bfloat16"'),
         ("bfloat16", "int4", 'codec = "bfloat16"'),
+        ("bfloat16", "sparse", 'codec = "bfloat16"'),
     ],
 )
 def test_gradients_in_sixteen_bits_go_with_what_can_take_them(

@@ -24,7 +24,7 @@ class Codec(ABC):
     serves many threads: it keeps nothing of what it encodes."""
 
     name: str
-    element_bytes: int
+    element_bytes: float
     """Of a number on the wire, about: what buckets are cut by."""
     feeds_back: bool
     """Whether it takes away so much that this should be added to the next round's gradients."""
@@ -33,7 +33,16 @@ class Codec(ABC):
 
     def wire_bytes(self, elements: int) -> int:
         """The most that `elements`, a multiple of 16, take on the wire; at most four each."""
-        return self.element_bytes * elements
+        return int(self.element_bytes * elements)
+
+    def of_means(self) -> "Codec":
+        """The codec in which an owner sends the mean of its part, where that is another one."""
+        return self
+
+    def average_bytes(self, elements: int) -> int:
+        """The most that a member sends to reduce and to gather, each as one of a great many owners
+        of equal parts; the mean of both."""
+        return (self.wire_bytes(elements) + self.of_means().wire_bytes(elements)) // 2
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         """Memory for `values` on the wire: of `scratch`, or their own."""

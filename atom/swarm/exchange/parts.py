@@ -23,10 +23,12 @@ class OwnPart:
         self._reduction, self._plan, terms = reduction, plan, reduction.terms
         self.peers = [terms.members[rank] for rank in plan.peers(terms.rank)]
         """In the order in which their contributions are added: each is a lane."""
-        chunk_bytes = terms.codec.wire_bytes(plan.chunk_elements)
         slots = WINDOW * plan.owned_chunks if plan.shares[terms.rank] else 0
-        self._held = torch.empty(len(self.peers), slots, chunk_bytes, dtype=torch.uint8)
-        self._summed = torch.empty(slots, chunk_bytes, dtype=torch.uint8)
+        held, summed = (
+            codec.wire_bytes(plan.chunk_elements) for codec in (terms.codec, reduction.of_means)
+        )
+        self._held = torch.empty(len(self.peers), slots, held, dtype=torch.uint8)
+        self._summed = torch.empty(slots, summed, dtype=torch.uint8)
         self._arrived: list[dict[int, Tensor]] = [{} for _ in range(slots)]
         self._sums: dict[int, Tensor] = {}
 

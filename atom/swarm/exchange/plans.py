@@ -67,11 +67,11 @@ class Plan(ABC):
     chunk_elements: int
 
     @classmethod
-    def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: int = 4) -> Self:
+    def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: float = 4) -> Self:
         """Buckets so small that all parts as large as the largest were a bucket of BUCKET_BYTES
         (`element_bytes` each)."""
         owners, members = sum(share > 0 for share in shares), len(shares)
-        held = BUCKET_BYTES // element_bytes * sum(shares) // (max(shares) * members)
+        held = int(BUCKET_BYTES / element_bytes) * sum(shares) // (max(shares) * members)
         bucket = max(held // ALIGNMENT, members) * ALIGNMENT
         return cls(elements, shares, bucket, chunk_elements(min(bucket, elements) // owners))
 

@@ -152,6 +152,7 @@ class Reduction:
         self._began = time.monotonic()
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
+        self.of_means = self.terms.codec.of_means()
 
     @property
     def _chunk(self) -> int:
@@ -237,15 +238,20 @@ class Reduction:
         except NotFinite:
             detail = "in our own part"
             raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
-        return self.encode(part, step.start, scratch)
+        return self.encode(self.terms.codec, part, step.start, scratch)
 
-    def encode(self, values: Tensor, start: int, scratch: Tensor) -> Tensor:
-        """A partial sum's bytes, from element `start` on; what they lack goes to the residual.
+    def codec(self, step: Step) -> Codec:
+        """In which the chunk travels."""
+        return self.of_means if step.gather else self.terms.codec
+
+    def encode(self, codec: Codec, values: Tensor, start: int, scratch: Tensor) -> Tensor:
+        """The bytes of a part, a partial sum or a mean, from element `start` on; what they lack
+        goes to the residual.
 
         Raises: ExchangeBroken(NOT_FINITE).
         """
         try:
-            return self.terms.codec.encode(values, scratch, self._lost(values, start))
+            return codec.encode(values, scratch, self._lost(values, start))
         except NotFinite:
             raise ExchangeBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
 
@@ -259,7 +265,7 @@ class Reduction:
         numbers, suspect = torch.empty(step.stop - step.start), self.terms.me
         for peer_id, wire in came:
             try:
-                self.terms.codec.decode(wire, numbers)
+                self.codec(step).decode(wire, numbers)
             except (NotFinite, NotCanonical):
                 suspect = peer_id
                 break
@@ -283,9 +289,8 @@ class Reduction:
     def round(self, mean: Tensor, start: int, scratch: Tensor) -> Tensor:
         """The owner's last touch: what everybody else will decode. Returns its bytes. Raises: as
         `encode`."""
-        codec = self.terms.codec
-        wire = self.encode(mean, start, scratch)
-        codec.decode(wire, mean)
+        wire = self.encode(self.of_means, mean, start, scratch)
+        self.of_means.decode(wire, mean)
         lost = self._lost(mean, start)
         if lost is not None:
             numpy.multiply(lost.numpy(), numpy.float32(1 / self.terms.scale), out=lost.numpy())

@@ -86,9 +86,9 @@ class Sender(Half):
             return self._sums(step)
         sum_so_far = reduction.arenas.result[step.start : step.stop]
         if step.gather:
-            return reduction.terms.codec.encode(sum_so_far, self._scratch)
+            return reduction.of_means.encode(sum_so_far, self._scratch)
         if step.hop:
-            return reduction.encode(sum_so_far, step.start, self._scratch)
+            return reduction.encode(reduction.terms.codec, sum_so_far, step.start, self._scratch)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:
@@ -136,13 +136,14 @@ class Receiver(Half):
     def _store(self, step: Step) -> None:
         terms, out = self.reduction.terms, self.reduction.arenas.result[step.start : step.stop]
         target = out if step.gather else self._sum[: step.stop - step.start]
-        arrived = self._receive(step, terms.codec.wire(target, self._scratch))
+        codec = self.reduction.codec(step)
+        arrived = self._receive(step, codec.wire(target, self._scratch))
         try:
             if step.gather:
-                terms.codec.decode(arrived, target)
+                codec.decode(arrived, target)
                 return
             factor = terms.scale if step.last_sum else 1.0
-            terms.codec.add(arrived, self.reduction.part(step), factor, out)
+            codec.add(arrived, self.reduction.part(step), factor, out)
             if step.last_sum:
                 self.reduction.round(out, step.start, self._scratch)
         except (NotFinite, NotCanonical) as failure:
@@ -163,7 +164,8 @@ class Receiver(Half):
             words = self.channel.recv_rest(length, patience)
             raise parse_broken(words, terms.members)
         size = length - len(expected)
-        fits = size == into.numel() if terms.codec.fixed_size else 0 <= size <= into.numel()
+        fixed = self.reduction.codec(step).fixed_size
+        fits = size == into.numel() if fixed else 0 <= size <= into.numel()
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:

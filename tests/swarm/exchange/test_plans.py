@@ -128,7 +128,7 @@ def test_parts_no_owner_holds_more_than_a_window_of_buckets(shares: tuple[int, .
 
 @pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) -> None:
-    plan = RingPlan.usual(10 * BUCKET_BYTES, (1,) * 4, element_bytes=codec.element_bytes)
+    plan = RingPlan.usual(100 * BUCKET_BYTES, (1,) * 4, element_bytes=codec.element_bytes)
     segment, least = list(plan.chunks(0, 1)), BUCKET_BYTES // 4
     elements = segment[-1][2] - segment[0][1]
     assert elements == least // codec.element_bytes

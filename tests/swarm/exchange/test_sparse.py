@@ -1,0 +1,319 @@
+"""The sparse codec: as its description says, at every level of instructions, bit by bit; nothing
+but what an encoder writes is decoded; and owners make the mean sparse in their own way."""
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threaded_ring import Make, broken, sources
+from torch import Tensor
+
+from atom.base import kernel_library
+from atom.base.reasons import Reason
+from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.sparse import CHUNK, SOURCE, Sparse, SparseKernels, sparse_kernels
+
+KEPT = [16, 32, 64, 128, 256]
+SMALLEST = 2.0**-100
+SPARSE = Sparse()
+
+
+@pytest.fixture(params=range(sparse_kernels().highest_level + 1))
+def kernels(request: pytest.FixtureRequest) -> SparseKernels:
+    return SparseKernels(kernel_library.load(SOURCE), request.param)
+
+
+# ---- what its description says, number by number
+
+
+def mean_of(sizes: Tensor, chosen: Tensor) -> numpy.float32:
+    """Of those chosen; sums in fp32 over eight lanes, then of both halves, then in order."""
+    lanes, total = numpy.zeros(8, dtype=numpy.float32), numpy.float32(0)
+    for start in range(0, sizes.numel(), 8):
+        piece = (sizes * chosen)[start : start + 8].numpy()
+        lanes[: len(piece)] += piece
+    for lane in lanes[:4] + lanes[4:]:
+        total += lane
+    return numpy.float32(total / numpy.float32(chosen.sum()))
+
+
+def means_beside(sizes: Tensor, border: numpy.float32) -> tuple[numpy.float32, numpy.float32]:
+    high = sizes > float(border)
+    if high.all() or not high.any():
+        high.fill_(True)
+        return (mean_of(sizes, high),) * 2
+    return mean_of(sizes, ~high), mean_of(sizes, high)
+
+
+def levels(sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, in bfloat16, and which numbers have the high one."""
+    border = mean_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
+    low, high = means_beside(sizes, border)
+    for _ in range(4):
+        border = low + (high - low) * numpy.float32(0.5)
+        low, high = means_beside(sizes, border)
+    both = torch.tensor([low, high]).bfloat16()
+    return both, (sizes > float(border)) & (both[0] < both[1])
+
+
+def golomb_rice(places: Tensor, low_bits: int) -> list[int]:
+    gaps = (places - torch.cat([torch.tensor([-1]), places[:-1]]) - 1).tolist()
+    lows = [gap >> bit & 1 for gap in gaps for bit in range(low_bits)]
+    return lows + [bit for gap in gaps for bit in [0] * (gap >> low_bits) + [1]]
+
+
+def record(values: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """A chunk's bytes, and what they stand for."""
+    order = torch.argsort(values.abs(), descending=True, stable=True)[:kept]
+    places = order[values[order].abs() >= SMALLEST].sort().values
+    back, count = torch.zeros_like(values), torch.tensor([places.numel()]).short()
+    if not places.numel():
+        return count.view(torch.uint8), back
+    both, highs = levels(values[places].abs())
+    signs = values[places] < 0
+    back[places] = both.float()[highs.long()] * torch.where(signs, -1.0, 1.0)
+    low_bits = next(b for b in range(12) if kept << b >= CHUNK // 2)
+    bits = numpy.array([*signs, *highs, *golomb_rice(places, low_bits)], dtype=bool)
+    packed = torch.from_numpy(numpy.packbits(bits, bitorder="little"))
+    return torch.cat([count.view(torch.uint8), both.view(torch.uint8), packed]), back
+
+
+def numbers(elements: int, seed: int = 0) -> Tensor:
+    """Of several magnitudes, equal ones and zeros among them; some chunks have none at all."""
+    generator = torch.Generator().manual_seed(elements + seed)
+    values = torch.randn(elements, generator=generator)
+    powers = torch.randint(-140, 90, (elements // CHUNK + 1,), generator=generator)
+    values *= 2.0 ** powers[torch.arange(elements) // CHUNK]
+    values[::3] = (values.view(torch.int32)[::3] & ~0xFFFFF).view(torch.float32)
+    values[::5] = 0
+    return values
+
+
+def encoded(values: Tensor, codec: Sparse = SPARSE, lost: Tensor | None = None) -> Tensor:
+    scratch = torch.empty(4 * values.numel() + 16, dtype=torch.uint8)
+    return codec.encode(values, scratch, lost).clone()
+
+
+def decoded(wire: Tensor, elements: int, codec: Sparse = SPARSE) -> Tensor:
+    out = torch.full((elements,), float("nan"))
+    codec.decode(wire, out)
+    return out
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("elements", [0, 16, 48, 1040, CHUNK, 6 * CHUNK + 496])
+def test_sparse_follows_its_description(kernels: SparseKernels, elements: int, kept: int) -> None:
+    values, own = numbers(elements), numbers(elements, 1)
+    records, back = torch.zeros(0, dtype=torch.uint8), torch.zeros(0)
+    for chunk in values.split(CHUNK) if elements else ():
+        of_chunk, numbers_back = record(chunk, kept)
+        records, back = torch.cat([records, of_chunk]), torch.cat([back, numbers_back])
+    most = Sparse(kept).wire_bytes(elements)
+    wire = torch.full((most + 64,), 0xA5, dtype=torch.uint8)
+    lost, arrived, total = (torch.empty(elements) for _ in range(3))
+    size = kernels.encode(values, wire, lost, kept)
+    assert records.numel() == size <= most
+    assert torch.equal(wire[:size], records)
+    assert (wire[size:] == 0xA5).all(), "nothing is written beyond"
+    kernels.decode(records, arrived, kept)
+    assert torch.equal(arrived, back)
+    assert torch.equal(lost, values - back)
+    for factor in (1.0, 1 / 3):
+        expected = (back + own) * torch.tensor(factor)
+        kernels.add(records, own, factor, total, kept)
+        assert torch.equal(total, expected)
+        same = own.clone()
+        kernels.add(records, same, factor, same, kept)
+        assert torch.equal(same, expected)
+
+
+def test_sparse_takes_at_most_what_it_says() -> None:
+    """The largest gaps that there may be: all in the last places, and one far before them."""
+    for kept, codec in zip(KEPT, map(Sparse, KEPT), strict=True):
+        for elements in (16, 320, CHUNK):
+            values = torch.zeros(elements)
+            values[-kept:] = 1.0
+            values[0] = 2.0
+            assert encoded(values, codec).numel() <= codec.wire_bytes(elements)
+            assert codec.wire_bytes(elements) <= 4 * elements
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_sparse_what_is_not_finite_is_noticed(kernels: SparseKernels, poison: float) -> None:
+    good, out = torch.ones(2 * CHUNK), torch.empty(2 * CHUNK)
+    wire = torch.empty(SPARSE.wire_bytes(2 * CHUNK), dtype=torch.uint8)
+    records = wire[: kernels.encode(good, wire, None, 64)].clone()
+    for place in (0, 70, CHUNK - 1, CHUNK + 5):
+        bad = good.clone()
+        bad[place] = poison
+        with pytest.raises(NotFinite):
+            kernels.encode(bad, wire, None, 64)
+        for target in (out, bad):
+            with pytest.raises(NotFinite):
+                kernels.add(records, bad, 0.5, target, 64)
+    huge = torch.full((CHUNK,), 3.4e38)
+    with pytest.raises(NotFinite):
+        kernels.encode(huge, wire, None, 64)
+    with pytest.raises(NotFinite):
+        kernels.add(records, torch.full((2 * CHUNK,), 3.4e38), 2.0, out, 64)
+
+
+# ---- nothing but what an encoder writes
+
+
+def packed(count: int, low: int, high: int, bits: str) -> bytes:
+    """A record; bits from the first on."""
+    raw = numpy.packbits(numpy.array([bit == "1" for bit in bits], dtype=bool), bitorder="little")
+    return numpy.array([count, low, high], dtype=numpy.uint16).tobytes() + raw.tobytes()
+
+
+ONE, TWO, FAINT, LARGEST = 0x3F80, 0x4000, 0x0D00, 0x7F7F
+AT_3, AT_3_AND_4 = "11000" + "1", "11000" + "00000" + "11"
+"""Low bits, then unary: places of one number and of two, with 64 kept."""
+
+
+def test_sparse_what_an_encoder_writes_by_hand() -> None:
+    values = torch.zeros(CHUNK)
+    values[3], values[4] = -2, 1
+    assert bytes(encoded(values).numpy()) == packed(2, ONE, TWO, "1010" + AT_3_AND_4)
+    values[3] = 1
+    assert bytes(encoded(values).numpy()) == packed(2, ONE, ONE, "0000" + AT_3_AND_4)
+
+
+@pytest.mark.parametrize(
+    ("wire", "problem"),
+    {
+        "nothing": (b"", NotCanonical),
+        "half a count": (b"\0", NotCanonical),
+        "more than are kept": (packed(65, ONE, ONE, "0" * 455 + "1" * 65), NotCanonical),
+        "no levels": (packed(1, ONE, ONE, "")[:4], NotCanonical),
+        "no places": (packed(1, ONE, ONE, "00"), NotCanonical),
+        "an infinite level": (packed(1, 0x7F80, 0x7F80, "00" + AT_3), NotFinite),
+        "no number": (packed(1, ONE, 0x7FC0, "00" + AT_3), NotFinite),
+        "minus infinity": (packed(1, 0xFF80, ONE, "00" + AT_3), NotFinite),
+        "a negative level": (packed(1, ONE | 0x8000, ONE, "00" + AT_3), NotCanonical),
+        "negative levels": (packed(1, 0xBF80, 0xBF80, "00" + AT_3), NotCanonical),
+        "a level that counts as 0": (packed(1, FAINT, FAINT, "00" + AT_3), NotCanonical),
+        "levels of 0": (packed(1, 0, 0, "00" + AT_3), NotCanonical),
+        "levels the wrong way round": (packed(2, TWO, ONE, "00" "10" + AT_3_AND_4), NotCanonical),
+        "one level, told as high": (packed(1, ONE, ONE, "01" + AT_3), NotCanonical),
+        "two levels, only low": (packed(2, ONE, TWO, "00" "00" + AT_3_AND_4), NotCanonical),
+        "two levels, only high": (packed(2, ONE, TWO, "00" "11" + AT_3_AND_4), NotCanonical),
+        "two levels of one": (packed(1, ONE, TWO, "01" + AT_3), NotCanonical),
+        "a place out of range": (packed(1, ONE, ONE, "00" "00000" + "0" * 128 + "1"), NotCanonical),
+        "a second out of range": (
+            packed(2, ONE, ONE, "00" "00" "11111" "00000" + "0" * 127 + "11"), NotCanonical
+        ),
+        "a place without end": (packed(1, ONE, ONE, "00" "00000" + "0" * 25), NotCanonical),
+        "padding that is not 0": (packed(1, ONE, ONE, "00" + AT_3 + "00000001"), NotCanonical),
+        "a byte too many": (packed(1, ONE, ONE, "00" + AT_3) + b"\0", NotCanonical),
+        "a record too many": (packed(1, ONE, ONE, "00" + AT_3) + b"\0\0", NotCanonical),
+    }.values(),
+)  # fmt: skip
+def test_sparse_what_no_encoder_writes_is_refused(
+    kernels: SparseKernels, wire: bytes, problem: type[Exception]
+) -> None:
+    """Gaps are never negative: an unsorted place or one that comes twice cannot be said."""
+    raw, numbers = torch.tensor(list(wire), dtype=torch.uint8), torch.zeros(CHUNK)
+    with pytest.raises(problem):
+        kernels.decode(raw, numbers, 64)
+    with pytest.raises(problem):
+        kernels.add(raw, numbers, 1.0, numbers, 64)
+
+
+def test_sparse_a_place_beyond_a_shorter_chunk_is_refused() -> None:
+    values = torch.zeros(CHUNK)
+    values[20] = 1.0
+    with pytest.raises(NotCanonical):
+        decoded(encoded(values), 16)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 120), st.integers(1, 255)), max_size=4)
+)
+def test_sparse_what_is_decoded_would_be_written_the_same(
+    seed: int, changes: list[tuple[int, int]]
+) -> None:
+    """So every byte string that is decoded is the only one of its numbers."""
+    elements = CHUNK + 256
+    wire = encoded(numbers(elements, seed))
+    for place, change in changes:
+        wire[place % wire.numel()] ^= change
+    try:
+        values = decoded(wire, elements)
+    except (NotCanonical, NotFinite):
+        return
+    assert torch.equal(encoded(values), wire)
+
+
+# ---- in an exchange
+
+
+def test_sparse_members_agree_and_lose_nothing(swarm_of: Make) -> None:
+    """The mean has as many numbers as `kept_of_means` says; what neither a member nor an owner sent
+    is kept by it."""
+    elements, size, codec = 3 * 4 * CHUNK, 3, Sparse(64, 128)
+    swarm, parts = swarm_of(size, (1, 1, 0)), sources(size, elements)
+    residuals = [torch.full((elements,), float("nan")) for _ in parts]
+    mean = swarm.average(parts, residuals, codec=codec)
+    assert (mean.view(-1, CHUNK).count_nonzero(1) == 128).all()
+    lost = sum(residual.double() for residual in residuals)
+    exact = sum(part.double() for part in parts)
+    torch.testing.assert_close(mean.double() * 64 + lost, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda wire: wire[:-1], Reason.MALFORMED),
+        (lambda wire: torch.cat([wire, torch.zeros(1, dtype=torch.uint8)]), Reason.MALFORMED),
+        (lambda wire: wire.index_fill(0, torch.tensor([2, 3, 4, 5]), 0xFF), Reason.NOT_FINITE),
+        (lambda wire: wire.index_fill(0, torch.tensor([1]), 0x7F), Reason.MALFORMED),
+    ],
+    ids=["cut short", "a byte too many", "levels that are not finite", "more than are kept"],
+)  # fmt: skip
+def test_sparse_who_sends_what_no_encoder_writes_is_named_by_all(
+    swarm_of: Make, gather: bool, spoil: Callable[[Tensor], Tensor], reason: Reason
+) -> None:
+    """A contribution or a mean; the others' next exchange, without it, goes on."""
+    parts = sources(3, 6 * CHUNK)
+    swarm, codecs = swarm_of(3, (1, 1, 1)), [Sparse(), Liar(spoil, gather), Sparse()]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=codecs[rank]))
+    for future in (work[0], work[2]):
+        failure = broken(future)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
+    assert torch.isfinite(swarm_of(2, (1, 1)).average(parts[:2], codec=Sparse())).all()
+
+
+class Liar(Sparse):
+    """Sums honestly, and sends its contributions or its means as something else."""
+
+    def __init__(self, spoil: Callable[[Tensor], Tensor], means: bool) -> None:
+        super().__init__()
+        self._spoil, self._means = spoil, means
+
+    def of_means(self) -> Codec:
+        return LiarAboutMeans(self._spoil) if self._means else super().of_means()
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        wire = super().encode(values, scratch, lost)
+        return wire if self._means else self._spoil(wire)
+
+
+class LiarAboutMeans(Sparse):
+    def __init__(self, spoil: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(256)
+        self._spoil = spoil
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        return self._spoil(super().encode(values, scratch, lost))
+
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        """Looks at nothing: it lasts until the others have its bytes."""
+        out.zero_()
