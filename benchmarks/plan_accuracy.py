@@ -104,8 +104,8 @@ class Row:
             "{:.2f}-{:.2f}".format(*self.quartiles),
             own,
             f"{self.ratio_lanes:.2f}",
-            f"{median(c.timeline.utilisation for c in self.foretold):.2f}",
-            f"{median(played.utilisation for played in self.played):.2f}",
+            f"{median(c.timeline.computing for c in self.foretold):.2f}",
+            f"{median(played.computing for played in self.played):.2f}",
             f"{self.tokens / measured_s:.0f}",
         ]
 
@@ -124,8 +124,8 @@ class Row:
             "ratio_quartiles": self.quartiles,
             "ratio_own_seconds": self.ratio_own,
             "ratio_lanes": self.ratio_lanes,
-            "utilisation_foretold": median(c.timeline.utilisation for c in self.foretold),
-            "utilisation": median(played.utilisation for played in self.played),
+            "computing_foretold": median(c.timeline.computing for c in self.foretold),
+            "computing": median(played.computing for played in self.played),
             "tokens_per_s": self.tokens / median(self.measured_s),
         }
 

@@ -41,7 +41,7 @@ class Played:
     """The pass as the timeline would have it, from the wall time of its own events."""
     own_s: float | None
     """Likewise, from what the working threads themselves took; None where that is not known."""
-    utilisation: float
+    computing: float
 
 
 class Stand:
@@ -75,7 +75,7 @@ class Stand:
             seconds,
             self._replayed(events.seconds),
             self._replayed(events.own_seconds) if events.own_seconds else None,
-            Timeline.of(events.spans).utilisation,
+            Timeline.of(events.spans).computing,
         )
 
     def close(self) -> None:

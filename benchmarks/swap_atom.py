@@ -39,9 +39,9 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
+from atom.swap.pass_shares import PassShares
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
-from atom.swap.utilisation import Utilisation
 from atom.training.replica.replica import Replica, ReplicaSettings
 
 MOST_THREADS = 8
@@ -162,7 +162,7 @@ class Atom:
             "planned": None if self.choice is None else self._planned(self.choice, counts[-1]),
             "passes_per_step": counts[-1],
             "busy": timeline.busy_s("compute") / seconds,
-            "utilisation": Utilisation.of(timeline).text(),
+            "shares": PassShares.of(timeline).text(),
             "moved_per_step": {what: amount / steps for what, amount in seen.items()},
             "formula_per_step": asdict(self.link.formula(counts[-1])),
             "values_moved_per_pass": self.link.values_moved(self.program, self.at_once),
@@ -188,7 +188,7 @@ class Atom:
             "resident": sorted(choice.arrangement.resident),
             "kept": sorted(choice.arrangement.kept),
             "device_bytes": choice.memory.total_bytes,
-            "utilisation": choice.timeline.utilisation,
+            "computing": choice.timeline.computing,
             "foretold_s": choice.timeline.seconds * passes,
         }
 

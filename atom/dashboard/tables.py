@@ -5,7 +5,7 @@ from html import escape
 
 from atom.swarm.chain.ledger import Ledger, Round
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
-from atom.swarm.records.view import SwarmView, VoidAttempt, trained_on, void_text
+from atom.swarm.records.view import SwarmView, VoidAttempt, round_use, trained_on, void_text
 
 MAX_ROWS = 500
 """Peers listed; a browser has better things to do than to lay out thousands every second."""
@@ -14,12 +14,15 @@ MAX_ATTEMPTS = 8
 """In vain, of each round: they are whatever leases say, and a crowd has many."""
 _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
-_PEERS = ("peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "digest", "lease age")
+_PEERS = (
+    "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent",
+    "received", "digest", "lease age",
+)  # fmt: skip
 _ROUNDS = ("round", "loss", "mini-batches", "peers", "what happened")
 _SHARES = ("peer", "mini-batches", "share", "rounds", "last round")
 _NUMBERS = frozenset(
-    {"round", "mini-batches", "seq/s", "tokens/s", "lease age", "loss", "peers", "rounds",
-     "last round"}
+    {"round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent", "received", "lease age",
+     "loss", "peers", "rounds", "last round"}
 )  # fmt: skip
 
 
@@ -95,6 +98,7 @@ def _peer(peer: Lease, view: SwarmView) -> tuple[str, ...]:
         f"{peer.sequences:,}",
         f"{peer.sequences_per_s:,.1f}",
         f"{peer.tokens_per_s:,.0f}",
+        *round_use(peer).values(),
         _short(digest, digest[:_DIGEST_CHARACTERS] or "-"),
         _marked(f"{age_s:.1f} s", age_s > LEASE_SECONDS / 2 and not gone),
     )

@@ -27,7 +27,7 @@ def plan_document(chain: Chain, program: Program, choice: Choice) -> dict[str, A
         | {"total_bytes": choice.memory.total_bytes},
         "pass": {
             "seconds": choice.timeline.seconds,
-            "utilisation": choice.timeline.utilisation,
+            "computing": choice.timeline.computing,
             "load_s": choice.timeline.busy_s("load"),
             "compute_s": choice.timeline.busy_s("compute"),
             "gradients_out_s": choice.timeline.busy_s("gradients"),

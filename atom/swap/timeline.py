@@ -119,7 +119,7 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     @property
-    def utilisation(self) -> float:
+    def computing(self) -> float:
         """Share of the pass in which the device computes, recomputing included."""
         return self.busy_s("compute") / self.seconds if self.seconds else 0.0
 

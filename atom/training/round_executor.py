@@ -53,7 +53,7 @@ from atom.training.round.events import (
     StopExchange,
     Thaw,
 )
-from atom.training.round_stats import RoundStats
+from atom.training.round_stats import RoundStats, Spent
 from atom.training.state_sync.state_sync import StateSync
 from atom.training.storage.run_storage import RunStorage
 
@@ -117,7 +117,7 @@ class RoundExecutor:
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
         self._settling.set_result(None)
-        self.stats = RoundStats(context.me)
+        self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
@@ -126,6 +126,10 @@ class RoundExecutor:
         self._after_step.shutdown()
         with suppress(StepFailed):
             self._save_own()
+
+    def _spent(self) -> Spent:
+        line = self._transport.bandwidth
+        return Spent(self._worker.passes_s, line.sent_bytes, line.received_bytes)
 
     def carry_out(self, action: Action) -> None:
         match action:
@@ -246,7 +250,8 @@ class RoundExecutor:
             gradient_norm=value.gradient_norm,
             voters=[v.peer_id for v in value.voters_next],
             branch=bool(commit.survivors),
-            utilisation=self._replica.watch.figures(),
+            **(self.stats.use._asdict() if self.stats.use else {}),
+            last_pass=self._replica.watch.figures(),
         )
         due = head.round % self._run.snapshot.every_rounds == 0
         last = head.round == self._run.run.rounds

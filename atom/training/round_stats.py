@@ -1,10 +1,21 @@
 """What a process had a part in, and its passes that counted for nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Commit, Value, Voter
+from atom.swarm.records.lease import RoundUse
+
+
+class Spent(NamedTuple):
+    """By this process so far."""
+
+    passes_s: float = 0.0
+    """In passes, void ones included."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 @dataclass
@@ -12,6 +23,7 @@ class RoundStats:
     """Of one incarnation. Read from other threads, written by the worker's."""
 
     me: Voter
+    spent: Callable[[], Spent] = Spent
     rounds_joined: int = 0
     """Those that something of ours was averaged in."""
     sequences_committed: int = 0
@@ -23,6 +35,8 @@ class RoundStats:
     """Of the whole swarm in that round; 0: we did not see it begin."""
     last_commit_at: float | None = None
     """When it was committed; None: while we were not there."""
+    use: RoundUse | None = None
+    """What that round took of this peer; None: we did not see it begin."""
     void_passes: dict[str, int] = field(default_factory=lambda: {cause.value: 0 for cause in Cause})
     """Those that counted for nothing, by cause."""
     void_in_a_row: int = 0
@@ -31,6 +45,8 @@ class RoundStats:
     """Of the last of them; empty once a pass has counted again."""
     _counted: int = 0
     """For rounds that are over, whatever became of them."""
+    _spent_before: Spent = field(default_factory=Spent)
+    """At the last commit."""
 
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing, and earlier ones may be lost with it. Returns whether to say
@@ -49,16 +65,22 @@ class RoundStats:
     def committed(self, commit: Commit, counted: int, now: float) -> None:
         """A round is committed while we are there. `counted`: our sequences until then."""
         self._enter([commit], counted, self.rounds_joined, self.sequences_committed)
+        spent, before = self.spent(), self._spent_before
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.sequences_per_s = commit.value.sequences / seconds
-        self.last_commit_at = now
+            self.use = RoundUse(
+                utilisation=round(min((spent.passes_s - before.passes_s) / seconds, 1.0), 4),
+                sent_bytes=spent.sent_bytes - before.sent_bytes,
+                received_bytes=spent.received_bytes - before.received_bytes,
+            )
+        self.last_commit_at, self._spent_before = now, spent
 
     def caught_up(self, chain: Sequence[Commit], counted: int) -> None:
         """The whole chain, as our disk or others showed it. `counted`: our sequences for the round
         that was under way, which may be in one that was found."""
         self._enter(chain, counted, 0, 0)
-        self.sequences_per_s, self.last_commit_at = 0.0, None
+        self.sequences_per_s, self.last_commit_at, self.use = 0.0, None, None
 
     def _enter(self, chain: Sequence[Commit], counted: int, joined: int, sequences: int) -> None:
         """Rounds that follow those with so many sequences of ours. What a former incarnation gave

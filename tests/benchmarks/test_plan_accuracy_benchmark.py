@@ -42,8 +42,8 @@ def test_every_amount_of_memory_is_foretold_and_measured() -> None:
         assert row["ratio"] == pytest.approx(quotient)
         assert row["ratio_own_seconds"] > 0
         assert row["ratio_lanes"] > 0
-        assert 0 < row["utilisation_foretold"] <= 1
-        assert 0 < row["utilisation"] <= 1
+        assert 0 < row["computing_foretold"] <= 1
+        assert 0 < row["computing"] <= 1
         assert row["micro_batches"] in (1, 2)
     assert len(rows[2]["resident"]) == rows[2]["sub_models"]
     assert len(rows[0]["resident"]) < rows[0]["sub_models"]

@@ -11,7 +11,7 @@ from atom.dashboard.feed import Seen
 from atom.dashboard.page import agreement, content, page
 from atom.dashboard.tables import MAX_ROWS
 from atom.swarm.chain.ledger import Ledger
-from atom.swarm.records.lease import PeerState
+from atom.swarm.records.lease import PeerState, RoundUse
 from atom.swarm.records.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
@@ -90,6 +90,15 @@ def test_a_strangers_text_is_text(field: str) -> None:
 def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     peer = a_peer(void_passes=12, void_cause="loss-not-finite")
     assert "void passes: 12, loss-not-finite" in Document(content(seen(a_view(peer)))).text
+
+
+def test_what_the_last_round_took_of_a_peer() -> None:
+    used, unknown = (
+        Document(content(seen(a_view(a_peer(last_round=use))))).texts
+        for use in (RoundUse(0.75, 3 << 29, 5 << 29), None)
+    )
+    assert {"75%", "1.5 GiB", "2.5 GiB"} <= set(used)
+    assert unknown.count("-") == used.count("-") + 3
 
 
 def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:

@@ -40,7 +40,7 @@ def test_strips_are_as_wide_as_asked(seed: int, columns: int) -> None:
     assert all(len(line) == columns for line in lines.values())
     assert set("".join(lines.values())) <= set(MARKS.values())
     busy = sum(mark != " " for mark in lines["compute"]) / columns
-    assert abs(busy - timeline.utilisation) <= 2 / columns
+    assert abs(busy - timeline.computing) <= 2 / columns
 
 
 def test_a_lane_that_works_in_short_spells_is_not_blank() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.chrome_trace import ROWS, chrome_trace
+from atom.swap.pass_shares import END, PassShares
 from atom.swap.schedule import (
     Drop,
     Forward,
@@ -25,7 +26,6 @@ from atom.swap.schedule import (
 )
 from atom.swap.stalls import Reason
 from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
-from atom.swap.utilisation import END, Utilisation
 
 
 def spans_by_row(trace: str) -> dict[str, list[dict[str, Any]]]:
@@ -117,7 +117,7 @@ def test_any_pass_is_well_formed_and_its_figures_add_up(
     durations = Durations(*(data.draw(column) for _ in range(4)))
     timeline = simulate(training_pass(shape, loaded), shape, durations)
     assert_well_formed(chrome_trace(timeline), timeline)
-    figures = Utilisation.of(timeline)
+    figures = PassShares.of(timeline)
     assert set(figures.waits_s) == {*(reason.name.lower() for reason in Reason), END}
     assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(timeline.seconds)
 
@@ -128,7 +128,7 @@ def test_figures_in_one_line() -> None:
         Span(Forward(0, 0), 1.0, 9.0),
         Span(GradientOut(0), 9.0, 10.0),
     )
-    figures = Utilisation.of(Timeline(spans))
+    figures = PassShares.of(Timeline(spans))
     assert figures.text() == (
         "the device computes 80.0% of 10.000 s; waits: start 10.0%, end 10.0%"
     )
@@ -138,10 +138,10 @@ def test_figures_in_one_line() -> None:
 
 
 def test_nothing_recorded_has_figures_too() -> None:
-    assert Utilisation.of(Timeline(())).text() == "the device computes 0.0% of 0.000 s"
+    assert PassShares.of(Timeline(())).text() == "the device computes 0.0% of 0.000 s"
 
 
 def test_a_real_pass_has_figures(recorded: Timeline) -> None:
-    figures = Utilisation.of(recorded)
+    figures = PassShares.of(recorded)
     assert 0 < figures.share <= 1
     assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(recorded.seconds)

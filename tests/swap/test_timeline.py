@@ -53,7 +53,7 @@ def test_three_sub_models_by_hand() -> None:
         (GradientOut(1), 12, 13), (Backward(0, 0), 12, 15), (GradientOut(0), 15, 16),
     ]  # fmt: skip
     assert timeline.seconds == 16
-    assert timeline.utilisation == 11 / 16
+    assert timeline.computing == 11 / 16
     assert stalls(timeline) == [
         Stall(0, Reason.START, 0, 2),
         Stall(1, Reason.LINK, 3, 4),
@@ -141,7 +141,7 @@ def test_an_evaluation_has_no_backward() -> None:
 
 def test_what_takes_no_time_passes_in_none() -> None:
     assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).seconds == 0
-    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).utilisation == 0
+    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).computing == 0
 
 
 @pytest.mark.parametrize(

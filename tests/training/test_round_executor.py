@@ -173,6 +173,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert not stage.replica.gradients.any()
     assert stage.replica.gradients_tag == stage.loader.dealt[-1] == head.digest
     stage.clock.advance(4.0)
+    stage.transport.bandwidth.carried(sent=300, received=200)
     stage.step(stage.commit(stage.hold(0.2), 10, STRANGER))
     assert stage.replica.ours == 0
     stats, told = stage.executor.stats, stage.told("round")
@@ -180,6 +181,9 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert [event["loss"] for event in told] == [4.0, 2.4]
     assert [event["sequences"] for event in told] == [6, 10]
     assert [event["tokens_per_s"] for event in told] == [0.0, 10 * 16 / 4.0]
+    assert "utilisation" not in told[0], "nobody saw it begin"
+    use = [told[1][key] for key in ("utilisation", "sent_bytes", "received_bytes")]
+    assert use == [0, 300, 200], "no pass"
     assert told[0]["digest"] == stepped.state_digest.hex()
 
 

@@ -98,8 +98,8 @@ def _work(info: Info) -> Iterator[Row]:
 def _device(info: Info) -> Iterator[Row]:
     turns = info.get("device_turns", {})
     said = [turns["device"]] if "device" in turns else []
-    if info.get("utilisation"):
-        said.append(_one_pass(info["utilisation"]))
+    if info.get("last_pass"):
+        said.append(_one_pass(info["last_pass"]))
     if said:
         yield "device", ": ".join(said)
     daemons = turns.get("runs", [])

@@ -36,7 +36,7 @@ def waiting_words(info: Mapping[str, Any]) -> str:
     """What the wait is for, by what `atom info` shows."""
     if info.get("paused"):
         return f"no pass begins: the daemon is paused {info['paused']}"
-    last = info.get("utilisation")
+    last = info.get("last_pass")
     if not last:
         return "waiting until the next pass has begun and ended"
     return f"recording the next pass; the last took {last['pass_seconds']:.1f} s"

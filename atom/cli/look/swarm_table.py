@@ -12,17 +12,20 @@ from rich.text import Text
 from atom.cli.look.onlooker import Sight
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.view import SwarmView, trained_on, void_text
+from atom.swarm.records.view import SwarmView, round_use, trained_on, void_text
 
 _DIGEST_CHARACTERS = 8
 _BAR_COLUMNS = 40
 
 _ANY = 10_000
 _COLUMNS = (
-    "name", "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "digest", "lease age",
+    "name", "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent",
+    "received", "digest", "lease age",
 )  # fmt: skip
-_NUMBERS = frozenset({"round", "mini-batches", "seq/s", "tokens/s", "lease age"})
-_FIRST_TO_GO = ("seq/s", "lease age", "tokens/s", "digest", "round")
+_NUMBERS = frozenset(_COLUMNS) - {"name", "peer", "state", "digest"}
+_FIRST_TO_GO = (
+    "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
+)  # fmt: skip
 _STATE_STYLES = {
     "starting": "yellow",
     "syncing": "yellow",
@@ -148,6 +151,7 @@ def _cells(peer: Lease, view: SwarmView, name: str) -> dict[str, Text]:
         "mini-batches": Text(f"{peer.sequences:,}", row),
         "seq/s": Text(f"{peer.sequences_per_s:,.1f}", row),
         "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
+        **{title: Text(text, row) for title, text in round_use(peer).items()},
         "digest": Text(digest[:_DIGEST_CHARACTERS] or "-", row),
         "lease age": Text(f"{age_s:.1f} s", aged),
     }

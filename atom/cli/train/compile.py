@@ -82,5 +82,5 @@ def _title(plan: Plan) -> str:
     return (
         f"{plan.run}: a pass of {count} micro-batch{'' if count == 1 else 'es'} through "
         f"{len(plan.choice.pieces)} sub-models on {plan.device.title}, {timeline.seconds:.3g} s, "
-        f"the device computes {timeline.utilisation:.0%} of the time"
+        f"the device computes {timeline.computing:.0%} of the time"
     )

@@ -162,7 +162,7 @@ def _pass(plan: Plan) -> RenderableType:
     timeline, choice = plan.choice.timeline, plan.choice
     table = _grid()
     table.add_row("takes", _seconds(timeline.seconds), f"seconds are {_seconds_from(plan)}")
-    busy = f"the device computes {timeline.utilisation:.0%} of the time"
+    busy = f"the device computes {timeline.computing:.0%} of the time"
     table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
     link = f"at {format_bytes(plan.device.link_bytes_per_s)}/s"
     table.add_row("loads", _seconds(timeline.busy_s("load")), f"{_loaded(choice, plan)} {link}")

@@ -37,6 +37,11 @@ _GAUGES = (
     ("loss", "atom_loss_nats", "Mean loss of the last committed round; of text, nats per token."),
     ("tokens_per_s", "atom_tokens_per_second", "This peer's speed over the last 30 s."),
 )
+_LAST_ROUND = (
+    ("utilisation", "atom_utilisation_ratio", "Of the last round's time: in passes."),
+    ("sent_bytes", "atom_round_sent_bytes", "To other peers, over the last round."),
+    ("received_bytes", "atom_round_received_bytes", "From other peers, over the last round."),
+)
 _TURNS = (
     ("share", "atom_device_share", "What this run's share of the device's time is counted by."),
     ("slot_s", "atom_device_slot_seconds", "How long a turn is at equal shares, as we wish it."),
@@ -132,6 +137,8 @@ class _InfoCollector(Collector):
         for key, name, meaning in _GAUGES:
             if info[key] is not None:
                 yield GaugeMetricFamily(name, meaning, info[key])
+        for key, name, meaning in _LAST_ROUND if info["last_round"] else ():
+            yield GaugeMetricFamily(name, meaning, info["last_round"][key])
         for key, name, meaning in _COUNTERS:
             # A better branch takes rounds back, and a fall would be read as a new beginning.
             self._highest[key] = max(info[key], self._highest.get(key, 0.0))
@@ -145,11 +152,11 @@ class _InfoCollector(Collector):
         for reason, count in info["passes_voided"].items():
             voided.add_metric([str(reason)], count)
         yield voided
-        yield from _utilisation(info["utilisation"])
+        yield from _last_pass(info["last_pass"])
         yield from _turns(info)
 
 
-def _utilisation(figures: Mapping[str, Any] | None) -> Iterator[Metric]:
+def _last_pass(figures: Mapping[str, Any] | None) -> Iterator[Metric]:
     """Of one pass of the last 30 s; nothing before the first."""
     if figures is None:
         return

@@ -45,6 +45,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         branches_before=len(head.branches[:-SHOWN]),
         void_passes=stats.void_in_a_row,
         void_cause=stats.void_cause,
+        last_round=stats.use,
     )
 
 
@@ -94,7 +95,8 @@ def info_of(
         "tokens_per_s": round(rate * parts.member.samples.tokens_per_sample, 1),
         "loss": stats.last and stats.last.loss,
         "passes_voided": dict(stats.void_passes),
-        "utilisation": parts.member.replica.watch.figures(),
+        "last_round": stats.use and stats.use._asdict(),
+        "last_pass": parts.member.replica.watch.figures(),
         "disk": disk_of(parts),
         "digest": machine.state_digest.hex() if machine else "",
         "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],

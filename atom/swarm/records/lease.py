@@ -45,6 +45,7 @@ LONGEST_ROUND_TRIP_S = 60.0
 SHORT_NAME_BYTES = 8
 
 Rate = Annotated[float, lambda number: 0 <= number <= MAX_RATE]
+Share = Annotated[float, lambda share: 0 <= share <= 1]
 Loss = Annotated[float, lambda number: abs(number) <= MAX_LOSS]
 ShortName = Annotated[bytes, lambda raw: len(raw) == SHORT_NAME_BYTES]
 Text = Annotated[str, lambda text: len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()]
@@ -106,6 +107,16 @@ class EndedAttempt(NamedTuple):
     """A named reason."""
 
 
+class RoundUse(NamedTuple):
+    """What the last round took of a peer, as it says. For display."""
+
+    utilisation: Share
+    """Of the time since the commit before: so much of it was in passes."""
+    sent_bytes: int
+    """By its line to other peers, whatever for."""
+    received_bytes: int
+
+
 def short_name(peer_id: str) -> bytes:
     """Eight bytes that name a peer well enough for a hint."""
     return blake3(peer_id.encode()).digest(length=SHORT_NAME_BYTES)
@@ -149,6 +160,8 @@ class Lease:
     """Its last passes in a row that counted for nothing."""
     void_cause: Word = ""
     """Of the last of them."""
+    last_round: RoundUse | None = None
+    """None: it has not seen a whole one yet."""
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from atom.base.units import format_bytes
 from atom.swarm.chain.commit import rank
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import DataAmount, Manifest
@@ -14,6 +15,16 @@ def void_text(in_a_row: int, cause: str) -> str:
     if in_a_row < 2:
         return ""
     return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
+
+
+def round_use(lease: Lease) -> dict[str, str]:
+    """What the last round took of a peer, in words: utilisation, sent, received."""
+    use = lease.last_round
+    return {
+        "utilisation": f"{use.utilisation:.0%}" if use else "-",
+        "sent": format_bytes(use.sent_bytes) if use else "-",
+        "received": format_bytes(use.received_bytes) if use else "-",
+    }
 
 
 def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
@@ -94,6 +105,7 @@ class SwarmView:
             "lease_age_s": self.age_s(lease),
             "void_passes": lease.void_passes,
             "void_cause": lease.void_cause,
+            "last_round": lease.last_round and lease.last_round._asdict(),
         }
 
 

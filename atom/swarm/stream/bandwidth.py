@@ -122,6 +122,9 @@ class Bandwidth:
     ) -> None:
         """None: no cap."""
         self.upload, self.download = TokenBucket(math.inf, 1.0), TokenBucket(math.inf, 1.0)
+        self._lock = threading.Lock()
+        self.sent_bytes = self.received_bytes = 0
+        """By all streams so far, without what TLS adds."""
         self.throttle = TransferThrottle()
         """Lets rings go before state transfers."""
         self.change(upload_bits_per_s, download_bits_per_s)
@@ -131,6 +134,11 @@ class Bandwidth:
         None: no cap."""
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
+
+    def carried(self, sent: int = 0, received: int = 0) -> None:
+        with self._lock:
+            self.sent_bytes += sent
+            self.received_bytes += received
 
 
 class ThrottledStream:
@@ -150,11 +158,13 @@ class ThrottledStream:
         for part in _slices(view, self._bandwidth.upload):
             self._take_turn(self._bandwidth.upload, len(part))
             self.below.send_all(part, patience)
+            self._bandwidth.carried(sent=len(part))
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
         for part in _slices(view, self._bandwidth.download):
             self.below.recv_into(part, patience)
+            self._bandwidth.carried(received=len(part))
             self._take_turn(self._bandwidth.download, len(part))
 
     def idle(self) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 from atom.base.clock import Clock
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.engine import Observer
+from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Observed
 from atom.swap.timeline import Recording, Span, Timeline
-from atom.swap.utilisation import Utilisation
 
 LOOK_S = 30.0
 _STEP_SPANS = 4096
@@ -67,12 +67,12 @@ class PassWatch:
         number, timeline, names = self._latest or (-1, Timeline(()), ())
         if number < ticket:
             return "", ""
-        return chrome_trace(timeline, names, title), Utilisation.of(timeline).text()
+        return chrome_trace(timeline, names, title), PassShares.of(timeline).text()
 
     def figures(self) -> dict[str, Any] | None:
-        """Of the latest pass looked at, as `Utilisation.to_json` has them; None: none yet."""
+        """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""
         latest = self._latest
-        return None if latest is None else Utilisation.of(latest[1]).to_json()
+        return None if latest is None else PassShares.of(latest[1]).to_json()
 
     def _with_steps(self, spans: list[Span]) -> Timeline:
         began = min((span.start_s for span in spans), default=0.0)

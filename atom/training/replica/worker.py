@@ -170,6 +170,8 @@ class Worker:
         self._urgent: deque[Callable[[], object]] = deque()
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
+        self.passes_s = 0.0
+        """In passes so far, but for those that were broken off."""
         self._retry_at = float("-inf")
         self._passes: deque[Pass] = deque(maxlen=32)
         self.pass_seconds = 0.0
@@ -272,16 +274,17 @@ class Worker:
             self.loader.put_back(micro_batches)
             return
         except PassVoided as void:
-            self._pass_ended()
+            self._pass_ended(started)
             self._on_void(void)
             return
-        self._pass_ended()
+        self._pass_ended(started)
         self._passes.append(Pass(started, self._last_pass_ended, result.sequences))
         self.pass_seconds = usual_pass_seconds(self._passes)
         self._on_pass()
 
-    def _pass_ended(self) -> None:
+    def _pass_ended(self, started: float) -> None:
         self._last_pass_ended, self.gate.device_taken = self._clock.now(), False
+        self.passes_s += self._last_pass_ended - started
 
     def should_stop(self) -> bool:
         """Is work on the device to be broken off? Closing, the gradients will not be asked for."""

@@ -26,7 +26,7 @@ def info(**more: Any) -> dict[str, Any]:
         "mini_batches": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
         "loss": 3.7321, "passes_voided": {"loss-not-finite": 0, "out-of-memory": 0},
-        "utilisation": {"pass_seconds": 0.006, "computing": 0.64,
+        "last_pass": {"pass_seconds": 0.006, "computing": 0.64,
                         "waiting": {"link": 0.0, "host": 0.208, "end": 0.031}},
         "disk": {"snapshots": [1050, 1000], "free_bytes": 67114246144, "paused": {}},
         "digest": "b4" * 32, "voters": [ME, OTHER], "peers": [OTHER],
@@ -102,7 +102,7 @@ def test_what_is_not_as_usual_is_said() -> None:
               "pause_for_gpu_programs": "no GPU"}  # fmt: skip
     run = {"run": "tiny", "turn": "waits", "share": 2.0, "last_hour_s": 1200.2}
     odd = info(
-        rounds=None, loss=None, utilisation=None, wishes=wishes, rounds_joined=1,
+        rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
         disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"}},
         device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},

@@ -15,7 +15,7 @@ class Daemon:
     def __init__(self, asked_before_it_ends: int) -> None:
         self.left = asked_before_it_ends
         self.tickets: list[int] = []
-        self.shown: dict[str, object] = {"paused": None, "utilisation": {"pass_seconds": 41.26}}
+        self.shown: dict[str, object] = {"paused": None, "last_pass": {"pass_seconds": 41.26}}
 
     def info(self) -> dict[str, object]:
         return self.shown
@@ -49,7 +49,7 @@ def test_the_next_pass_is_saved(
     ("info", "said"),
     [
         ({}, "recording the next pass; the last took 41.3 s"),
-        ({"utilisation": None}, "waiting until the next pass has begun and ended"),
+        ({"last_pass": None}, "waiting until the next pass has begun and ended"),
         ({"paused": "outside its hours"}, "no pass begins: the daemon is paused outside its hours"),
     ],
 )

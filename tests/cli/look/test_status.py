@@ -16,7 +16,7 @@ from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import PeerState
+from atom.swarm.records.lease import PeerState, RoundUse
 from tests.cli.swarm_sights import DIGEST, Village, sight
 from tests.swarm.directory_memory import MemoryDht
 
@@ -50,6 +50,15 @@ def test_the_table_shows_the_same() -> None:
         assert short_id(peer.peer_id) in text
     assert DIGEST.hex()[:8] in text
     assert "12.5" in text
+
+
+def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:
+    shown = sight(last_round=RoundUse(0.75, 3 << 29, 5 << 29))
+    wide = drawn(swarm(shown), width=160)
+    assert all(words in wide for words in ("utilisation", "75%", "1.5 GiB", "2.5 GiB"))
+    narrow = drawn(swarm(shown), width=100)
+    assert "75%" in narrow
+    assert "GiB" not in narrow
 
 
 def test_of_samples_that_are_no_text_no_tokens_are_told() -> None:
@@ -104,7 +113,7 @@ def test_narrow_screens_keep_what_matters() -> None:
 def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     diverged = sight(void_passes=1234, void_cause="loss-not-finite")
     said = "accumulating, void passes: 1,234, loss-not-finite"
-    assert said in drawn(swarm(diverged), width=130)
+    assert said in drawn(swarm(diverged), width=180)
     narrow = drawn(swarm(diverged), width=40)
     assert set(said.split()) <= set(narrow.split()), "below one another"
     for peer in diverged.view.peers:

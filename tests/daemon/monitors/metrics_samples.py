@@ -26,7 +26,8 @@ INFO: dict[str, Any] = {
     "peers": ["b", "c"],
     "disk": {"free_bytes": 10_000_000_000},
     "passes_voided": {"loss-not-finite": 2},
-    "utilisation": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
+    "last_round": {"utilisation": 0.875, "sent_bytes": 4096, "received_bytes": 2048},
+    "last_pass": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
     "state_directory": "/one",
     "device_turns": {
         "device": "cpu",

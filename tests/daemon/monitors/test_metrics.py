@@ -51,6 +51,8 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
     assert value(SCRAPE, "atom_passes_voided_total", reason="loss-not-finite") == [2]
     assert value(SCRAPE, "atom_device_waiting_ratio", reason="link") == [0.25]
     assert value(SCRAPE, "atom_swarm_tokens_per_second") == [3000]
+    assert value(SCRAPE, "atom_utilisation_ratio") == [0.875]
+    assert value(SCRAPE, "atom_round_sent_bytes") == [4096]
     assert value(SCRAPE, "atom_all_reduce_duration_seconds_sum") == [0.25]
     events = "atom_events_total"
     assert value(SCRAPE, events, event="attempt-ended", reason="ring-broken") == [1]
@@ -86,11 +88,12 @@ def test_a_better_branch_that_takes_rounds_back_lets_no_counter_fall() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    with scraped(INFO | {"loss": None, "utilisation": None}) as (metrics, scrape):
+    with scraped(INFO | {"loss": None, "last_pass": None, "last_round": None}) as (metrics, scrape):
         metrics.emit("round", **ROUND | {"reduce_seconds": 0.0})
         text = scrape()
     assert value(text, "atom_loss_nats") == []
     assert value(text, "atom_device_computing_ratio") == []
+    assert value(text, "atom_utilisation_ratio") == []
     assert value(text, "atom_all_reduce_duration_seconds_count") == [0]
 
 

@@ -36,6 +36,7 @@ from atom.swarm.records.lease import (
     NamedLink,
     PeerState,
     Reached,
+    RoundUse,
 )
 from atom.swarm.records.manifest import DataAmount, manifest_digest
 from tests.swarm.refusals import refusal
@@ -72,6 +73,7 @@ LONGEST: dict[str, Any] = {
     "ended_attempts": (EndedAttempt(MOST, max(Reason, key=len)),) * MAX_ENDED_ATTEMPTS,
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
+    "last_round": RoundUse(1.0, MOST, MOST),
 }
 
 
@@ -116,6 +118,16 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
         ({"owner": "nobody"}, Reason.MALFORMED),
         ({"expires_at": math.inf}, Reason.NOT_FINITE),
         ({"lease": a_lease("nobody")}, Reason.MALFORMED),
+        *(
+            ({"lease": a_lease(PEER.peer_id, last_round=use)}, reason)
+            for use, reason in [
+                (RoundUse(1.01, 0, 0), Reason.MALFORMED),
+                (RoundUse(-0.01, 0, 0), Reason.MALFORMED),
+                (RoundUse(math.nan, 0, 0), Reason.NOT_FINITE),
+                (RoundUse(0.5, 2**63, 0), Reason.MALFORMED),
+                (RoundUse(0.5, 0, 2**63), Reason.MALFORMED),
+            ]
+        ),
     ],
 )
 def test_well_signed_nonsense_is_refused(changes: dict[str, Any], reason: Reason) -> None:

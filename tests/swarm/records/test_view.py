@@ -5,7 +5,7 @@ from swarm_samples import HEAD, a_lease, a_manifest
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import Lease, PeerState, RoundUse
 from atom.swarm.records.view import SwarmView, preferred_head, view_swarm
 
 OTHER = b"x" * 32
@@ -53,7 +53,12 @@ def test_what_the_status_command_tells() -> None:
         "lease_age_s": 2.5,
         "void_passes": 0,
         "void_cause": "",
+        "last_round": None,
     }
+    used = view_of(a_lease(last_round=RoundUse(0.25, 4096, 2048))).to_json()["peers"][0]
+    assert used["last_round"] == {
+        "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
+    }  # fmt: skip
 
 
 def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:

@@ -81,6 +81,7 @@ def test_every_byte_passes_in_slices_if_there_is_a_cap_and_is_paid_for(
     assert bytes(received) == message
     assert sum(up.taken) == sum(down.taken) == len(message)
     assert max(up.taken) == max(down.taken) == most
+    assert bandwidth.sent_bytes == bandwidth.received_bytes == len(message)
     assert other.idle()
 
 

@@ -66,6 +66,7 @@ def test_what_is_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     assert scene.passed.wait(WAIT_S)
     assert scene.counted() == 24, "alone it trains exactly the global batch, then waits"
     assert (scene.worker.rate(), scene.worker.pass_seconds) == (12.0, 2.0)
+    assert scene.worker.passes_s == 2.0
 
 
 def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:

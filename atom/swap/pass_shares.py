@@ -11,7 +11,7 @@ END = "end"
 
 
 @dataclass(frozen=True)
-class Utilisation:
+class PassShares:
     """Seconds of one pass; computing and waits make up all of it."""
 
     seconds: float
@@ -21,7 +21,7 @@ class Utilisation:
     """By `Reason`, in small letters, and END. All of them, the absent ones with 0."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> "Utilisation":
+    def of(cls, timeline: Timeline) -> "PassShares":
         waits = {reason.name.lower(): s for reason, s in seconds_by_reason(timeline).items()}
         computed_until = max((span.end_s for span in timeline.lane("compute")), default=0.0)
         waits[END] = timeline.seconds - computed_until
