@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from home_scale import HEADER_BYTES
-from real_rounds import RING_ENDS
 
 Event = Mapping[str, Any]
 
@@ -56,18 +55,6 @@ def commits(log: Iterable[Event]) -> list[float]:
 def passes(log: Iterable[Event]) -> list[Span]:
     """Those that counted."""
     return [Span(event["began"], event["time"]) for event in log if event["event"] == "passed"]
-
-
-def exchanges(log: Iterable[Event]) -> list[Span]:
-    """From the start of each to the end of its round, by this peer's log."""
-    found, began = list[Span](), None
-    for event in log:
-        if event["event"] == "ringing":
-            began = event["time"]
-        elif event["event"] in RING_ENDS and began is not None:
-            found.append(Span(began, event["time"]))
-            began = None
-    return found
 
 
 def share(spans: Iterable[Span], window: Span) -> float:
@@ -124,27 +111,6 @@ def _payload_until(readings: Sequence[Reading], time: float) -> float:
         return before.payload
     share_of_it = min(max((time - before.time) / (after.time - before.time), 0.0), 1.0)
     return before.payload + share_of_it * (after.payload - before.payload)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What left one peer in a window, bytes without headers."""
-
-    total: float
-    quiet_per_s: float
-    """While no exchange was under way: the directory, leases, votes."""
-    exchanged: float
-    """The rest, if that goes on as much during exchanges."""
-
-
-def upload(readings: Sequence[Reading], log: Sequence[Event], window: Span) -> Upload:
-    during = [each for each in exchanges(log) if each.shared(window) > 0]
-    total = payload(readings, window)
-    clipped = [Span(max(e.start, window.start), min(e.stop, window.stop)) for e in during]
-    quiet_s = window.seconds - sum(each.seconds for each in clipped)
-    quiet = total - sum(payload(readings, each) for each in clipped)
-    quiet_per_s = quiet / quiet_s if quiet_s > 0 else 0.0
-    return Upload(total, quiet_per_s, total - quiet_per_s * window.seconds)
 
 
 def longest_gap(times: Sequence[float], since: float) -> float:

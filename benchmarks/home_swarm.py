@@ -27,12 +27,13 @@ A peer of a swarm of its own runs beside, on the same machine at the same time, 
 passes: that is `one alone`.
 
 busy: time in passes by the time that passed, of all peers, the least and the mean. upload: bytes
-that left a peer's line, by its counters, less 66 bytes of headers a packet; sum: all of it a round;
-exchange: less what leaves it a second while no exchange is under way; formula: 2 (n - 1) / n x
-numbers x bytes per number. With a peer that nobody can dial the others own larger parts, and the
-mean is what the formula says. late: what a pass took by what it was to take. load: of the
-machine, over one minute, at the end. states: heads whose digest several peers told, and how many
-of them differ.
+that left a peer's line a round, by the counters of its queues, less 66 bytes of headers a packet;
+exchange: those from or to a data port, which are the exchange, votes and states; the rest is the
+DHT's; formula: 2 (n - 1) / n x numbers x bytes per number. With a peer that nobody can dial the
+others own larger parts, and the mean is what the formula says. late: what a pass took by what it
+was to take. load: of the machine, over one minute, at the end. states: heads whose digest several
+peers told, and how many of them differ. joining, frozen, killed: the longest round around it, by
+the usual one.
 """
 
 import argparse
@@ -54,9 +55,9 @@ from home_figures import (
     longest_gap,
     neither,
     passes,
+    payload,
     sequences,
     share,
-    upload,
 )
 from home_scale import INNER_TOKENS, PARAMETERS, RealRound, small_round
 from home_world import FAULTS, Terms, World, after_rounds, elements_of, standing, strike
@@ -80,7 +81,11 @@ def main() -> None:
         raise SystemExit("error: networks of their own need root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks are taken down
     rows = list(itertools.product(options.peers, options.mbit, options.model))
-    measured = [one_row(*row, options) for row in rows]
+    measured = list[dict[str, Any]]()
+    for row in rows:
+        measured.append(one_row(*row, options))
+        cells = _cells(measured[-1])
+        sys.stderr.write(", ".join(f"{title} {cell}" for title, cell in cells.items()) + "\n")
     body = {
         "benchmark": "home-swarm",
         "rule": options.rule,
@@ -154,11 +159,10 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
     logs = [peer.events() for peer in present]
     busy = [share(passes(log), window) for log in logs]
     rest_s = statistics.mean(neither(log, window) for log in logs) / rounds
-    uploads = [
-        upload(world.readings[peer.name], log, window)
-        for peer, log in zip(present, logs, strict=True)
-    ]
-    exchanged = statistics.mean(each.exchanged for each in uploads) / rounds
+    sent = {
+        kind: [payload(world.readings[peer.name, kind], window) / rounds for peer in present]
+        for kind in ("port", "all")
+    }
     alone = _alone_per_s(world.alone, window)
     per_s = sequences(logs[0], window) / window.seconds
     return {
@@ -169,10 +173,9 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
         "busy": busy,
         "busy_real": _without(rest_s * (1 - 1 / small.real_seconds), busy, window.seconds / rounds),
         "late": statistics.mean(_durations(logs, window)) / small.pass_s,
-        "upload_bytes": statistics.mean(each.total for each in uploads) / rounds,
-        "quiet_bytes_per_s": statistics.mean(each.quiet_per_s for each in uploads),
-        "exchanged_bytes": [each.exchanged / rounds for each in uploads],
-        "of_formula": exchanged / small.upload_bytes(len(present)),
+        "upload_bytes": sent["all"],
+        "exchanged_bytes": sent["port"],
+        "of_formula": statistics.mean(sent["port"]) / small.upload_bytes(len(present)),
         "sequences_per_s": per_s,
         "alone_sequences_per_s": alone,
         "by_one_alone": per_s / alone,
@@ -257,7 +260,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "real": f"{row['busy_real']:.3f}",
         "tokens/s": f"{row['tokens_per_s']:.0f}",
         "by one alone": f"{row['by_one_alone']:.2f}",
-        "upload MB": f"{row['upload_bytes'] / 1e6:.2f}",
+        "upload MB": f"{statistics.mean(row['upload_bytes']) / 1e6:.2f}",
         "exchange MB": f"{statistics.mean(row['exchanged_bytes']) / 1e6:.2f}",
         "of formula": f"{row['of_formula']:.3f}",
         **faults,

@@ -25,9 +25,12 @@ from atom.models.gpt3 import GPT3Config, parameter_shapes
 HERE = str(Path(__file__).parent)
 PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
 LAYERS, HEADS, TOKENS, VOCABULARY = 2, 2, 8, 257
-READ_S = 0.1
+PORT = 7707
+"""Of gradients, states, votes; the DHT has another."""
+READ_S = 1.0
 BUFFERED_S, LEAST_BUFFER_BYTES = 0.32, 65536
 """Of a line: Linux's four megabytes are so much of 100 Mbit/s."""
+QUEUED_S = 0.2
 FAULTS = ("joining", "frozen", "killed")
 RUN = """\
 [run]
@@ -119,16 +122,17 @@ class World:
     alone: Peer
     places: dict[str, Home]
     """By the name of a peer of the swarm."""
-    readings: dict[str, list[Reading]] = field(default_factory=dict)
-    """Of their lines, by the same, as time goes on."""
+    readings: dict[tuple[str, str], list[Reading]] = field(default_factory=dict)
+    """Of their lines, as time goes on: by the same, and "port" (`PORT`'s) or "all"."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def read_lines(self) -> None:
         """Until `close`, on this thread."""
         while not self._over.wait(READ_S):
             for name, home in self.places.items():
-                reading = Reading(time.time(), *home.sent())
-                self.readings.setdefault(name, []).append(reading)
+                for kind, (count, packets) in home.counted().items():
+                    reading = Reading(time.time(), count, packets)
+                    self.readings.setdefault((name, kind), []).append(reading)
 
     def close(self) -> None:
         self._over.set()
@@ -155,13 +159,18 @@ def standing(terms: Terms) -> Iterator[World]:
         swarm.peers += late
         world = World(swarm, alone.founder, dict(zip(names, places, strict=False)))
         for home in world.places.values():
-            home.slow_down(f"{terms.small.mbit:.4f}mbit")
-            home.buffer(max(int(BUFFERED_S * terms.small.line_bytes_per_s), LEAST_BUFFER_BYTES))
+            _shape(home, terms.small.line_bytes_per_s)
         reader = threading.Thread(target=world.read_lines, daemon=True)
         reader.start()
         stack.callback(reader.join)
         stack.callback(world.close)
         yield world
+
+
+def _shape(home: Home, bytes_per_s: float) -> None:
+    home.slow_down(f"{bytes_per_s * 8:.0f}bit")
+    home.buffer(max(int(BUFFERED_S * bytes_per_s), LEAST_BUFFER_BYTES))
+    home.count(PORT, max(int(QUEUED_S * bytes_per_s), LEAST_BUFFER_BYTES))
 
 
 @contextmanager
@@ -171,6 +180,7 @@ def _swarm(folder: Path, terms: Terms, peers: int, names: Sequence[str]) -> Iter
     with swarm_in(folder, terms.run_text(folder.name, peers), names, "auto") as swarm:
         for peer in swarm.peers:
             peer.program = PROGRAM
+            peer.configure(f"data_port = {PORT}")
         yield swarm
 
 

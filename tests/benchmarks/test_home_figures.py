@@ -78,31 +78,14 @@ def test_a_round_counts_where_it_was_committed(figures: ModuleType) -> None:
     assert figures.longest_gap([1.0, 3.0, 4.0], since=3.5) == 1
 
 
-def test_what_leaves_during_exchanges_is_told_from_what_always_does(figures: ModuleType) -> None:
-    """100 bytes a second, and 1,000 in each exchange; every packet has a header, and one of two is
-    nothing else."""
-    log = [
-        event(12.0, "ringing"), event(14.0, "round"),
-        event(22.0, "ringing"), event(23.0, "ring-broken"),
-    ]  # fmt: skip
-    exchanged = {13: 500, 14: 1000, 23: 2000}
-    sent, readings = 0, []
-    for second in range(31):
-        sent = exchanged.get(second, sent)
-        packets = 10 * second
-        count = 100 * second + sent + figures.HEADER_BYTES * packets
-        readings.append(figures.Reading(float(second), count, packets))
-    found = figures.upload(readings, log, figures.Span(10.0, 29.5))
-    assert found.quiet_per_s == pytest.approx(100)
-    assert found.total == pytest.approx(2000 + 1950)
-    assert found.exchanged == pytest.approx(2000)
-
-
-def test_no_time_but_exchanges_is_all_theirs(figures: ModuleType) -> None:
-    readings = [figures.Reading(0.0, 0, 0), figures.Reading(10.0, 1000, 0)]
-    log = [event(0.0, "ringing"), event(10.0, "round")]
-    found = figures.upload(readings, log, figures.Span(2.0, 8.0))
-    assert (found.total, found.exchanged) == (pytest.approx(600), pytest.approx(600))
+def test_payload_is_without_headers_and_even_between_readings(figures: ModuleType) -> None:
+    """Two packets a second, one of which only acknowledges."""
+    readings = [
+        figures.Reading(float(second), 100 * second + 2 * second * figures.HEADER_BYTES, 2 * second)
+        for second in range(0, 31, 3)
+    ]
+    assert figures.payload(readings, figures.Span(10.0, 29.5)) == pytest.approx(1950)
+    assert figures.payload(readings, figures.Span(-5.0, 60.0)) == pytest.approx(3000)
 
 
 def test_states_are_compared_where_several_told_one(figures: ModuleType) -> None:

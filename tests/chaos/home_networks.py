@@ -2,6 +2,7 @@
 is dropped. Some have a slow line. Needs root, `ip` and `tc`."""
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ _SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
 _UDP = "match ip protocol 17 0xff"
 _OPEN = "parent 1: classid 1:1 htb"
 """What gets in where it is shut, to `tc`."""
+_AT_ONCE = "htb rate 10gbit burst 1mb cburst 1mb quantum 1514"
+_COUNTED = "10:1"
 
 
 @dataclass(frozen=True)
@@ -29,21 +32,33 @@ class Home:
     """The bridge's end of its line."""
     is_shut: bool = False
 
-    def sent(self) -> tuple[int, int]:
-        """What has left it so far: bytes, headers included, and packets."""
-        counters = Path("/sys/class/net", self.outer, "statistics")
-        received = (counters / f"rx_{what}" for what in ("bytes", "packets"))
-        count, packets = (int(counter.read_text(encoding="ascii")) for counter in received)
-        return count, packets
-
     def slow_down(self, rate: str) -> None:
         """Its line carries no more than that, in `tc`'s words, in either direction."""
-        shape = f"root tbf rate {rate} burst 16kb latency 200ms"
+        shape = f"root handle 1: tbf rate {rate} burst 16kb latency 200ms"
         _run(f"ip netns exec {self.namespace} tc qdisc replace dev eth0 {shape}")
         if self.is_shut:
             _run(f"tc class change dev {self.outer} {_OPEN} rate {rate} quantum 60000")
         else:
             _run(f"tc qdisc replace dev {self.outer} {shape}")
+
+    def count(self, port: int, queue_bytes: int) -> None:
+        """Of a line that was slowed down: what leaves by TCP from or to `port` is counted apart,
+        and takes turns with the rest. `queue_bytes`: of either that may wait."""
+        tc = f"ip netns exec {self.namespace} tc"
+        _run(f"{tc} qdisc add dev eth0 parent 1:1 handle 10: htb default 2")
+        for kind in (1, 2):
+            _run(f"{tc} class add dev eth0 parent 10: classid 10:{kind} {_AT_ONCE}")
+            _run(f"{tc} qdisc add dev eth0 parent 10:{kind} bfifo limit {queue_bytes}")
+        for end in ("sport", "dport"):
+            what = f"match ip {end} {port} 0xffff flowid {_COUNTED}"
+            _run(f"{tc} filter add dev eth0 parent 10: protocol ip prio 1 u32 {what}")
+
+    def counted(self) -> dict[str, tuple[int, int]]:
+        """Bytes, headers included, and packets that left since `count`: its `port`'s, and all."""
+        show = f"ip netns exec {self.namespace} tc -s -j qdisc show dev eth0"
+        found = json.loads(subprocess.run(show.split(), check=True, capture_output=True).stdout)
+        told = {each.get("parent"): (each["bytes"], each["packets"]) for each in found}
+        return {"port": told[_COUNTED], "all": told["1:1"]}
 
     def buffer(self, most_bytes: int) -> None:
         """No connection that begins in it now takes more than that before it was sent: on a line
