@@ -8,6 +8,10 @@ write it in plain PyTorch. Rows:
     reference     DiLoCo, nothing of ours
     float32, int8, int4     local steps with these codecs, by parts with owners
     muon          float32; Muon inside
+    sparse, sparse-32       of the mean 1/16 and 1/32 travel back; what was lost is offered again
+    sparse-kept, sparse-32-kept    the same; what a peer could not send stays in its weights
+    sparse-forgetful        sparse; every tenth round an owner's debts are lost with it
+    published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
     uneven        float32; speeds 1:2:4, in turn
     churning      float32; the first peer is away every third round, and comes back empty
 
@@ -24,36 +28,48 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from parity_model import Size, validation_loss
-from parity_sides import Play, ours, reference, synchronous
+from parity_sides import Play, ours, published, reference, synchronous
 from sides import machine, positive, publish
 from torch import Tensor
 
 from atom.optim.muon import Muon
 from atom.optim.rate import RateSettings
+from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.sparse import Sparse
 
 Side = Callable[[Play], Iterator[Tensor]]
 
 
 def uneven(play: Play) -> Iterator[Tensor]:
     speeds = itertools.islice(itertools.cycle((1, 2, 4)), play.peers)
-    return ours(play, "float32", tuple(speeds))
+    return ours(play, codec_named("float32"), tuple(speeds))
 
 
 def muon(play: Play) -> Iterator[Tensor]:
-    return ours(replace(play, optimizer=Muon), "float32")
+    return ours(replace(play, optimizer=Muon), codec_named("float32"))
+
+
+def by(name: str, **how: Any) -> Side:
+    return partial(ours, codec=codec_named(name), **how)
 
 
 SYNCHRONOUS = "synchronous"
 ROWS: dict[str, Side] = {
     SYNCHRONOUS: synchronous,
     "reference": reference,
-    **{name: partial(ours, codec_name=name) for name in ("float32", "int8", "int4")},
+    **{name: by(name) for name in ("float32", "int8", "int4", "sparse")},
+    "sparse-32": partial(ours, codec=Sparse(64, 128)),
+    "sparse-kept": partial(ours, codec=Sparse(), takes_back=True),
+    "sparse-32-kept": partial(ours, codec=Sparse(64, 128), takes_back=True),
+    "sparse-forgetful": by("sparse", forgets_every=10),
+    "published": published,
     "muon": muon,
     "uneven": uneven,
-    "churning": partial(ours, codec_name="float32", away_every=3),
+    "churning": by("float32", away_every=3),
 }
 
 

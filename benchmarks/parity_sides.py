@@ -19,7 +19,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import MASTER, StateForm
-from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.codec import Codec
 from atom.training.exchange import ErrorFeedback
 from atom.training.replica.local_steps import LocalSteps
 
@@ -136,6 +136,9 @@ class PlayedPeer:
             outer_momentum=play.outer_momentum,
         )  # fmt: skip
         self.feedback = ErrorFeedback(layout.total_elements) if codec.feeds_back else None
+        self.lost: Tensor | None = None
+        """What codecs took away in the last round; of its own part, of the mean."""
+        self.own = slice(0, 0)
         self.store.master.copy_(play.first_weights())
         self.rule.initialised()
 
@@ -153,7 +156,8 @@ class PlayedPeer:
         if self.feedback is None:
             return contribution, None
         self.feedback.fold(contribution)
-        return contribution, self.feedback.begin()
+        self.lost = self.feedback.begin()
+        return contribution, self.lost
 
     def commit(self, mean: Tensor, round: int, part: bool) -> None:
         if self.feedback is not None:
@@ -164,13 +168,29 @@ class PlayedPeer:
         self.stepper.wait()
         self.gradients.reset()
 
+    def take_back(self, sequences: int) -> None:
+        """What this peer did and could not send stays in its weights, and so in its next Δ: it
+        goes on from there. What it owes as an owner is offered again, as with every codec."""
+        assert self.lost is not None
+        done = self.lost / sequences
+        done[self.own] = 0
+        self.store.master.sub_(done)
+        kept = self.lost[self.own].clone()
+        self.lost.zero_()
+        self.lost[self.own] = kept
+
 
 def ours(
-    play: Play, codec_name: str, speeds: Sequence[int] = (), away_every: int = 0
+    play: Play,
+    codec: Codec,
+    speeds: Sequence[int] = (),
+    away_every: int = 0,
+    takes_back: bool = False,
+    forgets_every: int = 0,
 ) -> Iterator[Tensor]:
     """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
-    there for one, and comes back without its own state."""
-    codec = codec_named(codec_name)
+    there for one, and comes back without its own state. Every `forgets_every` rounds one, in turn,
+    loses what it owes as an owner and as a sender."""
     peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
     samples, speeds = play.samples(), speeds or (1,) * play.peers
     for round in range(1, play.rounds + 1):
@@ -184,9 +204,16 @@ def ours(
             _, found = gradients(play.size, arenas, tokens, targets)
             for n, gradient in zip(able, found, strict=True):
                 here[n].train(gradient, play.sequences)
-        mean = exchanged(here, codec)
-        for peer in here:
+        mean, counts = exchanged(here, codec), [peer.gradients.sequences for peer in here]
+        for peer, sequences in zip(here, counts, strict=True):
             peer.commit(mean, round, part=True)
+            if takes_back:
+                peer.take_back(sequences)
+        if forgets_every and round % forgets_every == 0:
+            forgetful = peers[round // forgets_every % play.peers]
+            assert forgetful.feedback is not None
+            forgetful.feedback.forget()
+            forgetful.rule.adopted(round)
         if away:
             for name, arena in peers[0].rule.shared().items():
                 arena.copy_(peers[1].rule.shared()[name])
@@ -203,21 +230,62 @@ def _steps(play: Play, speeds: Sequence[int]) -> list[int]:
 
 def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
     """The mean of their offers, as parts with owners make it: members encode what they send, the
-    owner of a part the mean; each keeps what that took away."""
+    owner of a part adds that to its own, and encodes the mean; each keeps what that took away."""
     scale = 1.0 / sum(peer.gradients.sequences for peer in peers)
     offers = [peer.offer() for peer in peers]
     elements = offers[0][0].numel()
-    scratch, arrived = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
-    total = torch.zeros(elements)
-    for values, lost in offers:
-        codec.decode(codec.encode(values, scratch, lost), arrived)
-        total += arrived
-    total *= scale
+    scratch, mean = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
     size = -(-elements // len(peers) // 16) * 16
-    for place, (_, lost) in enumerate(offers):
-        part = slice(place * size, min((place + 1) * size, elements))
-        rest = None if lost is None else torch.empty_like(total[part])
-        codec.decode(codec.encode(total[part], scratch, rest), arrived[part])
-        if lost is not None and rest is not None:
-            lost[part] += rest / scale
-    return arrived
+    for place, owner in enumerate(peers):
+        owner.own = part = slice(place * size, min((place + 1) * size, elements))
+        total, lost_by_owner = offers[place][0][part].clone(), offers[place][1]
+        for values, lost in offers[place + 1 :] + offers[:place]:
+            rest = None if lost is None else lost[part]
+            codec.add(codec.encode(values[part], scratch, rest), total, 1.0, total)
+        total *= scale
+        rest = None if lost_by_owner is None else lost_by_owner[part]
+        means = codec.of_means()
+        means.decode(means.encode(total, scratch, rest), mean[part])
+        if rest is not None:
+            rest /= scale
+    return mean
+
+
+def published(play: Play) -> Iterator[Tensor]:
+    """SparseLoCo (arXiv 2508.15706) as its paper has it, in plain PyTorch, without our codec: each
+    peer sends the largest 64 of 4,096 to everybody, with two levels of its own, and keeps 0.95 of
+    the rest; the mean of a number is over those that sent it, and there is no outer momentum."""
+    shared = play.first_weights()
+    peers = [shared.clone() for _ in range(play.peers)]
+    inner = [_plain_adamw(play.size, weights) for weights in peers]
+    owed = [torch.zeros_like(shared) for _ in peers]
+    samples = play.samples()
+    for round in range(1, play.rounds + 1):
+        for _ in range(play.inner_steps):
+            _, found = gradients(play.size, torch.stack(peers), *next(samples))
+            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
+                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+        total, senders = torch.zeros_like(shared), torch.zeros_like(shared)
+        for weights, rest in zip(peers, owed, strict=True):
+            rest.mul_(0.95).add_(shared - weights)
+            sent = _largest(rest)
+            rest -= sent
+            total += sent
+            senders += sent != 0
+        shared = shared - total / senders.clamp(min=1)
+        for weights in peers:
+            weights.copy_(shared)
+        yield shared
+
+
+def _largest(values: Tensor, kept: int = 64, chunk: int = 4096) -> Tensor:
+    sent = torch.zeros_like(values)
+    for piece, into in zip(values.split(chunk), sent.split(chunk), strict=True):
+        places = piece.abs().topk(min(kept, piece.numel())).indices
+        sizes = piece[places].abs()
+        high = sizes > sizes.mean()
+        for group in (high, ~high):
+            if group.any():
+                sizes[group] = sizes[group].mean()
+        into[places] = sizes * piece[places].sign()
+    return sent

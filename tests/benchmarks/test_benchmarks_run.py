@@ -50,6 +50,16 @@ def test_ring_beside_gloo() -> None:
             assert side["cpu_ms_per_mb"] > 0
 
 
+def test_codecs_beside_int4() -> None:
+    program = str(BENCHMARKS / "codecs.py")
+    body = run(program, "--elements", "8192", "--runs", "2", compares="x int4's speed")
+    assert list(body["results"]) == ["int4", "int8", "sparse", "sparse, of means"]
+    for result in body["results"].values():
+        assert 0 < result["bytes_per_number"] < 2
+        for what in ("encode", "add", "decode"):
+            check_timing(result[what], runs=2)
+
+
 def test_a_state_from_donors_who_train() -> None:
     program = str(BENCHMARKS / "state.py")
     body = run(
