@@ -20,6 +20,8 @@ class GradientArena:
     """Of `sequences`, those whose gradients `flat` holds: fewer after `spend`."""
     loss_sum: float = field(default=0.0, init=False)
     """Summed mean loss per sequence, nats."""
+    unspent_loss_sum: float = field(default=0.0, init=False)
+    """Of the `unspent`."""
     void: bool = field(default=False, init=False)
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
 
@@ -34,13 +36,15 @@ class GradientArena:
     @contextmanager
     def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
-        the pass resets the arena if `touched()` says that a part of it may be there; what was void
-        stays void."""
+        the pass costs what is unspent if `touched()` says that a part of it may be there; what was
+        void stays void."""
         try:
             yield
         except BaseException:
             if touched():
-                self.reset(self.tag)
+                self.sequences -= self.unspent
+                self.loss_sum -= self.unspent_loss_sum
+                self.spend()
             raise
         self.void = False
 
@@ -49,12 +53,18 @@ class GradientArena:
         self.sequences += sequences
         self.unspent += sequences
         self.loss_sum += loss_sum
+        self.unspent_loss_sum += loss_sum
 
     def spend(self) -> None:
         """A step of this peer's own has used the sums up; what was counted stays counted. Touches
         no memory, as `reset`."""
         self.void = True
-        self.unspent = 0
+        self.unspent, self.unspent_loss_sum = 0, 0.0
+
+    def taken(self, sequences: int, loss_sum: float) -> None:
+        """A round has so many of those that were counted; the others count for the next."""
+        self.sequences = max(self.sequences - sequences, 0)
+        self.loss_sum = max(self.loss_sum - loss_sum, 0.0) if self.sequences else 0.0
 
     def reset(self, tag: bytes = b"") -> None:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads

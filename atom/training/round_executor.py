@@ -27,7 +27,7 @@ from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.commit import Commit, Head, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -117,6 +117,8 @@ class RoundExecutor:
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
         self._settling.set_result(None)
+        self._offer: Tensor | None = None
+        """What the latest promise of ours is about."""
         self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
@@ -133,9 +135,10 @@ class RoundExecutor:
 
     def carry_out(self, action: Action) -> None:
         match action:
-            case Freeze(ballot):
-                self._hold(lambda: self._report_frozen(ballot))
+            case Freeze():
+                self._hold(lambda: self._report_frozen(action))
             case Thaw():
+                self._worker.submit(lambda: self._worker.count_beyond(0))
                 self._worker.release(ROUND)
             case StartExchange(members=members):
                 self._transport.known.in_ring(part.peer_id for part in members)
@@ -162,17 +165,20 @@ class RoundExecutor:
 
     # ---- counting
 
-    def _report_frozen(self, ballot: Ballot) -> None:
+    def _report_frozen(self, freeze: Freeze) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
         if replica.sequences:
-            sums = replica.contribution()
+            self._offer = replica.contribution()
             if self._feedback is not None:
-                self._feedback.fold(sums)
-            if not math.isfinite(largest_size(sums)):
+                self._feedback.fold(self._offer)
+            if not math.isfinite(largest_size(self._offer)):
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
-        self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
+        if freeze.goes_on and replica.overlaps:
+            self._worker.count_beyond(replica.sequences)
+            self._worker.release(ROUND)
+        self._post(Frozen(freeze.ballot, replica.sequences, replica.loss_sum))
 
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
@@ -193,7 +199,8 @@ class RoundExecutor:
 
     def _gradients(self, parent: bytes) -> Tensor:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
-        return self._replica.contribution()
+        assert self._offer is not None, "said with the promise"
+        return self._offer
 
     # ---- stepping
 
@@ -206,11 +213,13 @@ class RoundExecutor:
         assert result is not None, "only held results are applied"
         self._storage.record(commit, result)
         ours = value.given_by(self._me)
+        counted = self._replica.sequences
         self._replica.begin_step(result, value.gradient_norm, value.round, ours)
-        self.stats.committed(commit, self._replica.sequences, self._clock.now())
         if self._feedback is not None:
             self._feedback.committed(value.result_digest)
         self._start_round(head)
+        left = self._replica.sequences
+        self.stats.committed(commit, counted - left, self._clock.now())
         if self._clock.now() >= self._own_saved_at + self._own_every_s:
             self._save_own()
         if value.round != self._run.run.rounds:
@@ -283,8 +292,9 @@ class RoundExecutor:
 
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
-        self._replica.reset_gradients(head.digest)
-        self._worker.loader.deal(head)
+        self._replica.start_round(head.digest)
+        self._worker.count_beyond(0)
+        self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
 
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
@@ -348,14 +358,17 @@ class RoundExecutor:
         self._settling.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before = self._storage.journal.head
+        counted = self._worker.own_sequences(before.digest)
         problem = self._state_sync.run(wanted.donors, wanted.discard)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
         head, usable = self._storage.journal.head, self._state_sync.usable
         digest = self._state_digest() if usable else b""
         if head != before or (wanted.discard and not problem):
-            counted = self._worker.own_sequences(before.digest)
-            self.stats.caught_up(self._storage.journal.commits, counted)
+            if usable:
+                self._start_round(head)
+            left = self._worker.own_sequences(head.digest)
+            self.stats.caught_up(self._storage.journal.commits, counted - left)
             if usable:
                 self._begin_at(head, digest)
         self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
@@ -364,7 +377,6 @@ class RoundExecutor:
         """Counting for a head that others brought us to."""
         if self._feedback is not None:
             self._feedback.forget()
-        self._start_round(head)
         self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()

@@ -33,6 +33,23 @@ def test_what_a_peer_has_spent_stays_counted(arena: GradientArena) -> None:
     assert not arena.sums.any()
 
 
+def test_what_a_round_takes_leaves_the_rest_counted(arena: GradientArena) -> None:
+    arena.spend()
+    arena.count(2, 1.0)
+    arena.taken(6, 13.0)
+    assert (arena.sequences, arena.loss_sum, arena.unspent) == (2, 1.0, 2)
+    arena.taken(3, 5.0)
+    assert (arena.sequences, arena.loss_sum) == (0, 0.0), "it was in a round of another process"
+
+
+def test_a_pass_that_breaks_off_costs_nothing_that_is_spent(arena: GradientArena) -> None:
+    arena.spend()
+    arena.count(2, 1.0)
+    with pytest.raises(RuntimeError), arena.accumulating(lambda: True):
+        raise RuntimeError
+    assert (arena.sequences, arena.loss_sum, arena.unspent) == (6, 13.0, 0)
+
+
 @pytest.mark.parametrize("touched", [False, True])
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
 def test_a_pass_that_breaks_off_with_a_part_of_it_there_takes_all_with_it(

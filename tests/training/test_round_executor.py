@@ -113,6 +113,21 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stag
     assert stage.passed.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rule_that_overlaps_trains_on_under_the_exchange(stage: Stage, goes_on: bool) -> None:
+    stage.replica.overlaps = True
+    stage.train()
+    stage.passed.clear()
+    stage.executor.carry_out(Freeze(BALLOT, goes_on))
+    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    if goes_on:
+        assert stage.passed.wait(WAIT_S)
+    assert stage.on_worker(lambda: stage.replica.sequences) == (16 if goes_on else 8)
+    stage.executor.carry_out(Thaw())
+    stage.on_worker(lambda: None)
+    assert not stage.worker.has_work, "all of it counts for the next attempt, which is due"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()

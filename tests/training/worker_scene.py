@@ -45,6 +45,7 @@ class CountingReplica:
     def __init__(self) -> None:
         self.micro_batches, self.breakable = 8, True
         self.until_step: int | None = None
+        self.overlaps = False
         self.own: dict[str, Tensor] = {}
         self.adopted: tuple[dict[str, Tensor], bool] | None = None
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
@@ -80,6 +81,9 @@ class CountingReplica:
     def reset_gradients(self, tag: bytes = b"") -> None:
         self.gradients.zero_()
         self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
+
+    def start_round(self, tag: bytes) -> None:
+        self.reset_gradients(tag)
 
     def own_state(self) -> dict[str, Tensor]:
         return self.own
@@ -127,7 +131,7 @@ class SmallLoader:
         self.dealt: list[bytes] = []
         self.back: list[int] = []
 
-    def deal(self, head: Head) -> None:
+    def deal(self, head: Head, goes_on: bool = False) -> None:
         self.dealt.append(head.digest)
 
     def draw(self, micro_batches: int) -> list[Batch]:

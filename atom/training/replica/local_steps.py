@@ -9,16 +9,22 @@ round averages Δ = θ − its weights, weighted by sequences, and the *outer* r
 as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ and m. The weights that
 passes use and the inner optimizer's state are a peer's own.
 
+Inner steps go on while a round is decided. What a peer has is cut off first: Δ = θ − cut is its
+offer. It goes on where the round would lead if all others had come the same way:
+
+    ahead = θ − rate · (Δ + μ · (μ · m + Δ))     with its own Δ
+
 What a peer has done stays with it until a round has taken it. After a commit its weights are
 
-    θ_new + s · (weights − θ_old)
+    θ_new + (weights − ahead)    if the round took its latest offer
+    θ_new − s · Δ                else: s is the share of its sequences that no round has
 
-where s is the share of its sequences that the mean left out: 0 if all were in it, 1 if it had no
-part.
+where Δ is all that it has done since θ: (θ − cut) + (ahead − weights) if there is an offer.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
 
@@ -30,7 +36,7 @@ from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.gradients import GradientArena
 from atom.optim.optimizer import Part, StepTerms
 from atom.optim.rate import RateSettings, learning_rate
-from atom.optim.stepper import Stepper
+from atom.optim.stepper import Stepper, Update
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena
@@ -40,14 +46,19 @@ OUTER_MOMENTUM = "outer_momentum"
 WEIGHTS = frozenset({MASTER, HIGH, LOW})
 WAY, STEPS = "way", "steps"
 """Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken."""
+ARENAS = 4
+"""Of float32, beside the replica's: θ, m, the offer, and the weights when it was made."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
+Kept = Callable[[Part, Tensor], Tensor]
+"""What of a part with these weights a commit keeps, from θ on. New memory."""
 
 
 class LocalSteps(UpdateRule):
     """See the module, and docs/local-steps.md for owners."""
 
     same_steps: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -67,12 +78,13 @@ class LocalSteps(UpdateRule):
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.total_elements
-        self._theta, self._momentum, self._offer = (
-            allocate_host_memory(elements, torch.float32) for _ in range(3)
+        self._theta, self._momentum, self._offer, self._cut = (
+            allocate_host_memory(elements, torch.float32) for _ in range(ARENAS)
         )
         self._offered = 0
-        """So many times Δ are in `_offer` now. What else is in it is owed to earlier rounds: the
-        exchange adds there what its codec took away."""
+        """So many times Δ, from θ to `_cut`, are in `_offer` now; 0: there is no cut. What else is
+        in it is owed to earlier rounds: the exchange adds there what its codec took away."""
+        self._offered_loss_sum, self._offered_steps = 0.0, 0
         self._round = self._inner_steps = self._warm_up_steps = 0
 
     @classmethod
@@ -83,7 +95,7 @@ class LocalSteps(UpdateRule):
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout) -> int:
-        return 3 * torch.float32.itemsize * layout.total_elements
+        return ARENAS * torch.float32.itemsize * layout.total_elements
 
     def shared(self) -> Mapping[str, Tensor]:
         return {MASTER: self._theta, OUTER_MOMENTUM: self._momentum}
@@ -111,8 +123,9 @@ class LocalSteps(UpdateRule):
 
     def _forget(self, round: int) -> None:
         """Nothing is owed to anybody, and the inner optimizer knows nothing."""
+        self.gradients.reset(self.gradients.tag)
         self._offer.zero_()
-        self._offered = self._inner_steps = 0
+        self._offered = self._offered_steps = self._inner_steps = 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
 
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
@@ -131,7 +144,7 @@ class LocalSteps(UpdateRule):
         own = self._moments() | {STEPS: torch.tensor([self._inner_steps])}
         way = torch.zeros_like(self._theta)
         for part in self.stepper.parts:
-            torch.sub(part.of(self._theta), weights_of(part.stored), out=part.of(way))
+            part.of(way).copy_(self._delta(part, weights_of(part.stored), self._offered))
         return own | {WAY: way} if way.any() else own
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
@@ -165,7 +178,7 @@ class LocalSteps(UpdateRule):
     def _inner_step(self) -> None:
         """On all gradients at hand; fewer than an inner step wants lower its rate by as much. A
         gradient that is not finite is passed over."""
-        self._take_back_offer()
+        self.stepper.wait()
         gradients = self.gradients
         sums, sequences = gradients.sums, gradients.unspent
         norm = gradient_norm(sums) / sequences
@@ -179,52 +192,110 @@ class LocalSteps(UpdateRule):
         clip = clip_coefficient(norm, self.clip_norm)
         self.stepper.begin(sums, rate, self._inner_steps, clip / sequences)
 
+    # ---- all parts at once
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        assert not self._offered, "where the peer's own weights are kept meanwhile there is a cut"
+        if not self.gradients.sequences:
+            yield  # they are the shared ones; a step that is under way may go on
+            return
+        self.stepper.wait()
+        self._cut.copy_(self._theta)
+        self._in_all_parts(self._swap)
+        try:
+            yield
+        finally:
+            self._in_all_parts(self._swap)
+
+    def _swap(self, part: Part, offer: Tensor, step: StepTerms) -> None:
+        with part.weights() as weights:
+            before = weights.clone()
+            weights.copy_(part.of(self._cut))
+            part.of(self._cut).copy_(before)
+
+    def _in_all_parts(self, update: Update) -> None:
+        """Also given to `update`: the part's offer."""
+        self.stepper.begin(self._offer, self._outer_rate, self._round + 1, update=update)
+        self.stepper.wait()
+
     # ---- rounds
 
     def contribution(self) -> Tensor:
         if self.gradients.unspent:
             self._inner_step()
         self.stepper.wait()
-        if not self._offered:
-            self._offered = self.gradients.sequences
-            self._add_progress(self._offered)
+        sequences = self.gradients.sequences
+        if (self._offered, self._offered_steps) != (sequences, self._inner_steps):
+            self._in_all_parts(partial(self._offer_part, sequences))
+            self._offered, self._offered_steps = sequences, self._inner_steps
+            self._offered_loss_sum = self.gradients.loss_sum
         return self._offer
 
-    def _take_back_offer(self) -> None:
-        """Before the weights move: afterwards nobody can tell Δ from what is owed."""
-        self.stepper.wait()
-        if self._offered:
-            self._add_progress(-self._offered)
-            self._offered = 0
+    def _offer_part(self, sequences: int, part: Part, offer: Tensor, step: StepTerms) -> None:
+        """In `offer` may be one in vain, beside what is owed."""
+        theta, cut = part.of(self._theta), part.of(self._cut)
+        with part.weights() as weights:
+            delta = self._delta(part, weights, self._offered)
+            if self._offered:
+                offer.sub_(theta - cut, alpha=self._offered)
+            torch.sub(theta, delta, out=cut)
+            offer.add_(theta - cut, alpha=sequences)
+            weights.copy_(self._ahead(part))
 
-    def _add_progress(self, times: int) -> None:
-        for part in self.stepper.parts:
-            progress = part.of(self._theta) - weights_of(part.stored)
-            part.of(self._offer).add_(progress, alpha=times)
+    def _ahead(self, part: Part) -> Tensor:
+        """Where the weights are put when an offer is made."""
+        theta, cut = part.of(self._theta), part.of(self._cut)
+        return theta - self._outer_change(theta - cut, part.of(self._momentum).clone())
+
+    def _delta(self, part: Part, weights: Tensor, offered: int) -> Tensor:
+        """Of all that this peer has done since θ. New memory."""
+        theta = part.of(self._theta)
+        if not offered:
+            return theta - weights
+        return (self._ahead(part) - weights).add_(theta).sub_(part.of(self._cut))
+
+    def _outer_change(self, mean: Tensor, momentum: Tensor) -> Tensor:
+        """What the outer rule takes from θ; `momentum` becomes the next. Only single operations
+        that IEEE 754 rounds alike everywhere: θ and m are shared."""
+        momentum.mul_(self._outer_decay).add_(mean)
+        return torch.mul(momentum, self._outer_decay).add_(mean).mul_(self._outer_rate)
 
     def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
-        counted = self.gradients.sequences
-        if self.gradients.unspent:
-            self._inner_step()
-        if not ours:
-            self._take_back_offer()
-        left_out = 1.0 - ours / max(counted, ours, 1)
-        step = partial(self._outer_step, left_out)
+        gradients, offered = self.gradients, self._offered
+        left_out = 1.0 - ours / max(gradients.sequences, ours, 1)
+        loss_sum, kept = gradients.loss_sum * (1.0 - left_out), self._share(left_out, offered)
+        if ours == offered > 0:
+            loss_sum, kept = self._offered_loss_sum, self._since_offer()
+        step = partial(self._outer_step, kept, 0 if ours else offered, ours > 0)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
+        gradients.taken(ours, loss_sum)
         self._offered, self._round = 0, round
 
-    def _outer_step(self, left_out: float, part: Part, mean: Tensor, step: StepTerms) -> None:
-        """Only single operations that IEEE 754 rounds alike everywhere: θ and m are shared."""
-        theta, momentum = part.of(self._theta), part.of(self._momentum)
-        momentum.mul_(self._outer_decay).add_(mean)
-        change = torch.mul(momentum, self._outer_decay).add_(mean).mul_(step.learning_rate)
+    def _since_offer(self) -> Kept | None:
+        if self._inner_steps == self._offered_steps:
+            return None
+        return lambda part, weights: weights - self._ahead(part)
+
+    def _share(self, left_out: float, offered: int) -> Kept | None:
+        if not left_out:
+            return None
+        return lambda part, weights: self._delta(part, weights, offered).mul_(-left_out)
+
+    def _outer_step(
+        self, kept: Kept | None, in_vain: int, taken: bool, part: Part, mean: Tensor, _: StepTerms
+    ) -> None:
+        """`in_vain`: so many times Δ are to leave the offer. `taken`: all of it is."""
+        theta, momentum, offer = map(part.of, (self._theta, self._momentum, self._offer))
         with part.weights() as weights:
-            kept = (weights - theta).mul_(left_out) if left_out else None
-            theta.sub_(change)
+            own = kept(part, weights) if kept else None
+            if in_vain:
+                offer.sub_(theta - part.of(self._cut), alpha=in_vain)
+            theta.sub_(self._outer_change(mean, momentum))
             weights.copy_(theta)
-            if kept is not None:
-                weights.add_(kept)
-        if left_out < 1.0:
-            part.of(self._offer).zero_()
+            if own is not None:
+                weights.add_(own)
+        if taken:
+            offer.zero_()

@@ -150,8 +150,8 @@ class Replica:
         is under way, and ends after it.
 
         A pass that raises adds nothing; if a part of it had been added already, the gradients begin
-        anew, without those of earlier passes either. Weights are untouched. After one that was
-        cancelled while it was `breakable` the same call does the same later.
+        anew, without those of earlier passes that no step has used. Weights are untouched. After
+        one that was cancelled while it was `breakable` the same call does the same later.
 
         Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
         again; PassCancelled; ValueError; StepFailed when a step broke off; DeviceTaken; what the
@@ -182,7 +182,7 @@ class Replica:
         should_stop: Callable[[], bool],
     ) -> list[float]:
         engine, arena = self.engines.training, self._arena
-        if arena.sequences == 0:
+        if arena.unspent == 0:
             self._limits = self._limits.at_round_start()
         engine.loss_scale = self._limits.loss_scale
         engine.observer = self._observer or self.watch.begin()
@@ -204,7 +204,7 @@ class Replica:
     def breakable(self) -> bool:
         """May the pass under way be cancelled without losing any that was counted before it? Asked
         by its `should_stop`."""
-        return self._arena.sequences == 0 or not self.engines.training.leaving
+        return self._arena.unspent == 0 or not self.engines.training.leaving
 
     @property
     def elements(self) -> int:
@@ -229,13 +229,18 @@ class Replica:
 
     @property
     def gradients_tag(self) -> bytes:
-        """As given to `reset_gradients`: the head the gradients belong to."""
+        """As given to `start_round`: the head the gradients belong to."""
         return self._arena.tag
 
     @property
     def until_step(self) -> int | None:
         """How many sequences are of use to the next pass; None: as many as it takes."""
         return self._rule.until_step
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether passes may go on while `contribution()` is averaged."""
+        return self._rule.overlaps
 
     def drop_contribution(self) -> None:
         """It is not finite: what was counted since the last round counts for nothing."""
@@ -248,37 +253,50 @@ class Replica:
         gradients of before is not disturbed."""
         self._arena.reset(tag)
 
+    def start_round(self, tag: bytes) -> None:
+        """Counts for the state named by `tag` from now on: from zero or, if the rule `overlaps`,
+        from what no round has taken."""
+        if self._rule.overlaps:
+            self._arena.tag = tag
+        else:
+            self._arena.reset(tag)
+
     def evaluate(
         self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
     ) -> float:
-        """Mean loss per sequence. Touches neither gradients nor weights.
+        """Mean loss per sequence, with the weights that all peers share. Touches neither gradients
+        nor weights. Not while a contribution is averaged.
 
         When it is void, memory ran out: the same call tries again with fewer at a time. Raises: as
         `run_pass`.
         """
         self._stepper.require_whole()
         losses = list[float]()
-        while len(losses) < len(batches):
-            some = batches[len(losses) : len(losses) + self.micro_batches]
-            try:
-                with self.engines.using():
-                    losses += self.engines.evaluation.evaluate(some, should_stop)
-            except PassVoided as void:
-                raise self._learnt(void, len(some)) from void
+        with self._rule.shared_weights():
+            while len(losses) < len(batches):
+                some = batches[len(losses) : len(losses) + self.micro_batches]
+                losses += self._evaluated(some, should_stop)
         sequences, loss_sum = self._summed(batches, losses)
         return loss_sum / sequences
+
+    def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[float]:
+        try:
+            with self.engines.using():
+                return self.engines.evaluation.evaluate(batches, should_stop)
+        except PassVoided as void:
+            raise self._learnt(void, len(batches)) from void
 
     # --- stepping -----------------------------------------------------------------------------
 
     def begin_step(self, mean: Tensor, norm: float, round: int, ours: int = 0) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
-        stays until `reset_gradients`.
+        stays until `start_round`.
 
         Args:
             mean: flat float32 or bfloat16 [elements], the mean contribution, not changed. It
                 belongs to the step until `finish_step` has returned. It may be `contribution()`
-                itself, divided by the sequences: `reset_gradients`, then, before the next pass.
+                itself, divided by the sequences: `start_round`, then, before the next pass.
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
             ours: how many of this peer's sequences are in the mean.

@@ -7,7 +7,8 @@ and average weights now and then. `docs/contributor.md` shows how to add one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import Tensor
@@ -32,6 +33,9 @@ class UpdateRule(ABC):
 
     same_steps: ClassVar[bool] = True
     """Shared state follows from the optimizer's steps: they have the same bits on all peers."""
+    overlaps: ClassVar[bool] = False
+    """Passes go on while a contribution is averaged, and what no round has taken counts for the
+    next: `commit` tells `gradients` what was taken."""
 
     def __init__(
         self,
@@ -97,6 +101,12 @@ class UpdateRule(ABC):
 
     def dropped(self) -> None:  # noqa: B027 - a rule may have nothing to do
         """The contribution was not finite, and nobody gets it: own state is to begin anew."""
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        """Within it the weights that passes use are those that all peers share: for validation.
+        No contribution is being averaged, no pass runs."""
+        yield
 
     @property
     def until_step(self) -> int | None:

@@ -113,9 +113,22 @@ class BatchLoader:
         self._head: Head
         self._drawn = 0
 
-    def deal(self, head: Head) -> None:
-        """A new round: from the head's cursor on, in the order of the last round's members."""
-        self._head, self._drawn = head, 0
+    def deal(self, head: Head, goes_on: bool = False) -> None:
+        """A new round: from the head's cursor on, in the order of the last round's members.
+        `goes_on`: what was drawn before counts for it, and does not come again."""
+        first = self._first_after_drawn(head) if goes_on else 0
+        self._head, self._drawn = head, first
+
+    def _first_after_drawn(self, head: Head) -> int:
+        """The first draw at `head` that lies beyond all that were drawn. Guests draw elsewhere: a
+        member that was one, or becomes one, begins with its first."""
+        before, peer = self._head, self._peer_id
+        if not self._drawn or peer not in before.members or peer not in head.members:
+            return 0
+        draw = self._samples.sampler.draw_position
+        last = draw(before.cursor, before.members, peer, self._drawn - 1)
+        beyond = last - draw(head.cursor, head.members, peer, 0)
+        return max(beyond // len(head.members) + 1, 0)
 
     def draw(self, micro_batches: int) -> list[Batch]:
         """The next ones, as the model takes them. Raises: SourceError."""
@@ -167,6 +180,7 @@ class Worker:
         self.gate = RunGate(replica.engines, self.nudge)
         """Whether passes run, and why not."""
         self._holds: set[str] = {STARTING}
+        self._offered = 0
         self._urgent: deque[Callable[[], object]] = deque()
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
@@ -205,6 +219,11 @@ class Worker:
 
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
+
+    def count_beyond(self, offered: int) -> None:
+        """So many sequences of ours are being averaged: passes go on, up to a share beyond them. 0:
+        none are. On the worker's thread."""
+        self._offered = offered
 
     def nudge(self) -> None:
         """Look again whether there is something to train."""
@@ -255,10 +274,12 @@ class Worker:
         micro_batch, most = self.loader.micro_batch, self._replica.micro_batches
         if self._replica.until_step is not None:
             most = min(most, -(-self._replica.until_step // micro_batch))
+        # while a round is decided, nobody's count is for the next one yet
+        swarm = SwarmCount(peers=self.swarm.peers) if self._offered else self.swarm
         return next_pass(
-            self._replica.sequences,
+            self._replica.sequences - self._offered,
             self._last_pass_ended,
-            self.swarm,
+            swarm,
             self._policy,
             micro_batch,
             most,

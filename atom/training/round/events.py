@@ -81,7 +81,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Counting stands still for this ballot; the gradients in memory are these sequences'."""
+    """What is offered for this ballot stands still: it is of these sequences."""
 
     ballot: Ballot
     sequences: int
@@ -177,14 +177,18 @@ class Send:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Stop counting at the next pass boundary, then report `Frozen(ballot, …)`."""
+    """Cut off what is counted at the next pass boundary, then report `Frozen(ballot, …)`."""
 
     ballot: Ballot
+    goes_on: bool = True
+    """Passes for the round after this one are of use. If they would change what was cut off, they
+    wait all the same."""
 
 
 @dataclass(frozen=True)
 class Thaw:
-    """Counting may go on. Always after `StopExchange`: a ring must never read moving gradients."""
+    """Nothing is offered any more: all that is counted counts for the next attempt. Always after
+    `StopExchange`: an exchange must never read what moves."""
 
 
 @dataclass(frozen=True)

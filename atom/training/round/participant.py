@@ -150,7 +150,8 @@ class Participant:
         self._stop_exchange()
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
-        context.out.append(Freeze(ballot))
+        last = context.head.round + 1 == context.terms.last_round
+        context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         """Counting stands still for this ballot: now the promise can be said."""

@@ -18,7 +18,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.local_steps import WARM_UP_STEPS, LocalSteps
+from atom.training.replica.local_steps import ARENAS, WARM_UP_STEPS, LocalSteps
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.training.conftest import NewDevice
@@ -228,21 +228,79 @@ def test_what_a_round_left_out_is_in_the_next_one(new_replica: NewReplica) -> No
     assert left_out.contribution().norm() > 0.9 * SEQUENCES * own.norm()
 
 
-def test_what_came_after_an_offer_that_was_taken_stays(new_replica: NewReplica) -> None:
-    """Half of the sequences were in the mean: about half of the way is kept."""
+def train_on(replica: Replica, round: int, places: Sequence[int]) -> None:
+    """Passes after an offer was made."""
+    for place in places:
+        replica.run_pass([batch(round, 0, place)])
+    replica.finish_step()
+
+
+def ahead_of(replica: Replica, mean: Tensor) -> Tensor:
+    """Where the outer rule would lead with that mean."""
+    momentum = replica.state_arenas()["outer_momentum"] * OUTER_MOMENTUM + mean
+    return theta(replica) - OUTER_RATE * (mean + OUTER_MOMENTUM * momentum)
+
+
+def test_under_an_exchange_it_goes_on_ahead_and_keeps_what_it_does(new_replica: NewReplica) -> None:
+    """As the module says, and bit by bit: what was done since is added to the new weights."""
+    replica, other, joined = (new_replica() for _ in range(3))
+    play_round([replica, other, joined][:2], 1)
+    train(replica, 2, 0, 2)
+    train(other, 2, 1, 4)
+    mean, own = mean_of([replica, other]), mean_of([replica])
+    began = weights_in_place(replica)
+    torch.testing.assert_close(began, ahead_of(replica, own), rtol=0.0, atol=1e-6)
+    expected = ahead_of(replica, mean)
+    train_on(replica, 2, (2, 3, 4))
+    since = weights_in_place(replica) - began
+    take(replica, mean, 2, ours=2 * SEQUENCES)
+    take(other, mean, 2)
+    assert same(replica, other)
+    torch.testing.assert_close(theta(replica), expected, rtol=0.0, atol=1e-6)
+    assert torch.equal(weights_in_place(replica), theta(replica) + since)
+    assert torch.equal(weights_in_place(other), theta(other))
+    replica.start_round(b"next")
+    assert (replica.sequences, replica.until_step) == (3 * SEQUENCES, INNER - SEQUENCES)
+
+
+def test_an_offer_in_vain_is_in_the_next_one_with_what_came_since(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    first = mean_of([replica])
+    began = weights_in_place(replica)
+    train_on(replica, 1, (2, 3))
+    since = began - weights_in_place(replica)
+    torch.testing.assert_close(mean_of([replica]), first + since, rtol=0.0, atol=1e-6)
+    assert replica.sequences == 4 * SEQUENCES
+
+
+def test_of_an_earlier_offer_that_was_taken_the_rest_stays(new_replica: NewReplica) -> None:
+    """Half of the sequences were in the mean: about half of the way is kept, and of the count."""
     replica, other = new_replica(), new_replica()
     train(replica, 1, 0, 2)
     mean = mean_of([replica])
-    for place in (2, 3):
-        replica.run_pass([batch(1, 0, place)])
-    replica.finish_step()
-    own = theta(replica) - weights_in_place(replica)
+    train_on(replica, 1, (2, 3))
+    own = mean_of([replica])
     take(replica, mean, 1, ours=2 * SEQUENCES)
     take(other, mean, 1, ours=0)
     assert same(replica, other)
-    torch.testing.assert_close(
-        theta(replica) - weights_in_place(replica), own / 2, rtol=1e-4, atol=1e-7
-    )
+    way = theta(replica) - weights_in_place(replica)
+    torch.testing.assert_close(way, own / 2, rtol=1e-4, atol=1e-6)
+    assert replica.sequences == 2 * SEQUENCES
+
+
+def test_validation_sees_what_is_shared(new_replica: NewReplica) -> None:
+    """A peer that is on its way to the next round validates as one that is not."""
+    moved, other = new_replica(), new_replica()
+    train(moved, 1, 0, 2)
+    mean = mean_of([moved])
+    train_on(moved, 1, (2, 3))
+    take(moved, mean, 1, ours=2 * SEQUENCES)
+    take(other, mean, 1, ours=0)
+    before = weights_in_place(moved)
+    assert not torch.equal(before, theta(moved))
+    assert moved.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
+    assert torch.equal(weights_in_place(moved), before)
 
 
 def test_what_a_codec_took_away_outlives_an_attempt_in_vain(new_replica: NewReplica) -> None:
@@ -371,7 +429,7 @@ def test_what_it_keeps_is_reckoned_with() -> None:
     layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
     run, plain = parse_run_text(RUN), parse_run_text(RUN.split("update")[0])
     assert list(shared_state(run, layout)) == ["master", "outer_momentum"]
-    assert peer_bytes(run, layout) - peer_bytes(plain, layout) == 12 * 528
+    assert peer_bytes(run, layout) - peer_bytes(plain, layout) == 4 * ARENAS * 528
 
 
 RUN = """

@@ -86,6 +86,21 @@ def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:
     assert scene.counted() == 12
 
 
+def test_beyond_what_is_averaged_it_trains_a_share(scene: Scene) -> None:
+    """Whatever the others have counted: that is for the round under way."""
+    begun: queue.SimpleQueue[None] = queue.SimpleQueue()
+    scene.replica.during_pass = lambda should_stop: begun.put(None)
+    scene.worker.update_swarm(SwarmCount(16, 3, 100.0))
+    scene.replica.sequences = 8
+    scene.on_worker(lambda: scene.worker.count_beyond(8))
+    scene.worker.release("starting")
+    begun.get(timeout=WAIT_S)
+    assert scene.counted() == 8 + 8
+    assert not scene.worker.has_work
+    scene.on_worker(lambda: scene.worker.count_beyond(0))
+    assert not scene.worker.has_work, "the batch is met"
+
+
 def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
     gate = scene.worker.gate
     scene.begin_endless_pass()

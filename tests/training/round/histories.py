@@ -90,7 +90,7 @@ def _of_chance(seed: int, dice: random.Random) -> History:
         patience=dice.choice([PATIENT, HASTY]),
     )
     slow = _slow_peers(seed, setting.peers)
-    setting = replace(setting, slow_peers=slow, through_bytes=seed % 4 == 1)
+    setting = replace(setting, slow_peers=slow, through_bytes=seed % 4 == 1, overlaps=seed % 3 == 1)
     pause_s = dice.choice([0.7, 1.5, 3.0, 6.0, 6.0, 12.0])
     at_s, end_s = dice.choice([0.0, 5.0, 9.0]), dice.choice([30.0, 60.0, 120.0])
     strikes = []

@@ -81,9 +81,16 @@ def strangers(count: int) -> dict[str, Voter]:
 
 
 class Scene:
-    def __init__(self, head: Head = HEAD, state: bytes = STATE, mate_counts: int = 64) -> None:
+    def __init__(
+        self,
+        head: Head = HEAD,
+        state: bytes = STATE,
+        mate_counts: int = 64,
+        last_round: int | None = None,
+    ) -> None:
         self.now = 0.0
-        self.machine = RoundMachine(ME, head, state, Terms(GlobalBatch(BATCH)), US.sign, self.now)
+        terms = Terms(GlobalBatch(BATCH), last_round)
+        self.machine = RoundMachine(ME, head, state, terms, US.sign, self.now)
         self.leases = {voter.peer_id: lease(voter, 32) for voter in (MATE, GONE)}
         self.own, self.mate_counts = 32, mate_counts
         self.all: list[Action] = []

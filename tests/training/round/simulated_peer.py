@@ -213,8 +213,8 @@ class Process:
         match action:
             case Send():
                 self._send(action)
-            case Freeze(ballot):
-                self.gradients.freeze(ballot)
+            case Freeze():
+                self.gradients.freeze(action)
             case Thaw():
                 assert self.ring is None, "thawed under a running ring"
                 self.gradients.thaw()
@@ -266,11 +266,13 @@ class Process:
         assert action.parent == self.machine.head.digest == self.chain.head.digest
         assert action.parent == self.gradients.head, "a ring over another head's gradients"
         mine = [m.sequences for m in action.members if m.peer_id == self.peer_id]
-        assert mine == [self.sequences], "the ring's weight is not what is in memory"
+        offered = self.gradients.offered
+        weight = len(offered) * self.seat.pass_sequences
+        assert mine == [weight], "the ring's weight is not what is in memory"
         if action.ballot.coordinator == self.peer_id:
             self.swarm.witness.sees_trigger(action.parent, action.ballot, action.members)
         self.ring = action
-        self.swarm.rings.join(Runner(self, tuple(self.gradients.works)), action)
+        self.swarm.rings.join(Runner(self, offered), action)
 
     def _stop_ring(self, ballot: Ballot) -> None:
         if self.ring is not None:
@@ -293,7 +295,7 @@ class Process:
         assert self.chain.head.digest == action.commit.value.parent
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
-        self.gradients.drop(action.head)
+        self.gradients.drop(action.head, result.works)
         self.gradients.thaw()  # passes go on under the step
         chain = self.chain.after(action.commit, action.head, result)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
@@ -336,7 +338,8 @@ class Process:
         )
         found = next(better, None)
         if found is not None:
-            self.gradients.drop(found.head)
+            replayed = ours.head in found.heads and not action.discard
+            self.gradients.drop(found.head, found.works if replayed else None)
         self._adopt(found or ours)
         failed = () if found else action.donors
         self.handle(CaughtUp(self.chain.head, self.chain.state, failed))

@@ -142,7 +142,9 @@ class Rings:
     def _finish(self, runner: Runner, ring: _Ring, start: StartExchange) -> None:
         if runner.state != "running":
             return
-        assert runner.works == tuple(runner.process.gradients.works), "gradients moved under a ring"
+        assert runner.works == runner.process.gradients.offered, (
+            "what is offered moved under a ring"
+        )
         beside = _beside(start, runner.process.peer_id)
         culprits = [
             peer_id

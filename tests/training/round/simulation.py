@@ -61,6 +61,8 @@ class Setting:
     last_round: int | None = None
     through_bytes: bool = False
     patience: Patience = PATIENT
+    overlaps: bool = False
+    """Passes go on under an exchange, and what no round has taken counts for the next."""
     slow_peers: int = 0
     """So many, the last ones, are too slow for a ring."""
 

@@ -24,6 +24,8 @@ class Played(NamedTuple):
     """That were committed."""
     triggers: int = 0
     """All-reduces that were begun."""
+    overlapped: int = 0
+    """Rounds of a history in which passes go on under an exchange."""
     virtual_s: float = 0.0
     story: str = ""
     """Of the promise that broke."""
@@ -36,7 +38,8 @@ def played(seed: int) -> Played:
     except BrokenPromise:
         return Played(story=explained(history))
     seen = swarm.witness
-    return Played(seen.rounds, seen.triggers, swarm.agenda.now)
+    overlapped = seen.rounds * history.setting.overlaps
+    return Played(seen.rounds, seen.triggers, overlapped, swarm.agenda.now)
 
 
 def main() -> None:
@@ -57,10 +60,12 @@ def main() -> None:
         pool.terminate()
     hours = sum(one.virtual_s for one in all_played) / 3600
     triggers = sum(one.triggers for one in all_played)
+    overlapped = sum(one.overlapped for one in all_played)
     took_s, cores = time.monotonic() - began, os.cpu_count()
     sys.stdout.write(
-        f"{rounds} rounds in {len(all_played)} histories of {hours:.1f} hours, {triggers} triggers,"
-        f" none early, all promises kept; {took_s:.0f} s on {cores} cores\n"
+        f"{rounds} rounds, {overlapped} of them overlapped, in {len(all_played)} histories of"
+        f" {hours:.1f} hours, {triggers} triggers, none early, all promises kept; {took_s:.0f} s on"
+        f" {cores} cores\n"
     )
 
 

@@ -49,6 +49,7 @@ from atom.training.round.events import (
     ExchangeFailed,
     ExchangeFinished,
     Freeze,
+    LeaveRequested,
     Phase,
     ResultFetched,
     Send,
@@ -174,6 +175,19 @@ def test_a_ring_is_stopped_before_counting_is_frozen_anew() -> None:
     again = replace(BALLOT, attempt=BALLOT.attempt + 1)
     acts = scene.hear(Prepare(HEAD.digest, again))
     assert acts == [StopExchange(BALLOT), Freeze(again)]
+
+
+@pytest.mark.parametrize(
+    ("why", "goes_on"), [("", True), ("leaves", False), ("the last round", False)]
+)
+def test_beyond_the_last_round_of_the_run_or_ours_nothing_is_counted(
+    why: str, goes_on: bool
+) -> None:
+    scene = Scene(last_round=HEAD.round + 1 + (why != "the last round"))
+    if why == "leaves":
+        scene.tell(LeaveRequested())
+    acts = scene.hear(Prepare(HEAD.digest, BALLOT))
+    assert acts == [Freeze(BALLOT, goes_on)]
 
 
 # ---- the consequences
