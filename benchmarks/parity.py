@@ -10,6 +10,7 @@ write it in plain PyTorch. Rows:
     muon          float32; Muon inside
     sparse, sparse-32       of the mean 1/16 and 1/32 travel back; what was lost is offered again
     sparse-kept, sparse-32-kept    the same; what a peer could not send stays in its weights
+    sparse-senders          sparse; the mean of a number is over those that sent it
     sparse-forgetful        sparse; every tenth round an owner's debts are lost with it
     published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
     uneven        float32; speeds 1:2:4, in turn
@@ -65,6 +66,7 @@ ROWS: dict[str, Side] = {
     "sparse-32": partial(ours, codec=Sparse(64, 128)),
     "sparse-kept": partial(ours, codec=Sparse(), takes_back=True),
     "sparse-32-kept": partial(ours, codec=Sparse(64, 128), takes_back=True),
+    "sparse-senders": by("sparse", over_senders=True),
     "sparse-forgetful": by("sparse", forgets_every=10),
     "published": published,
     "muon": muon,

@@ -187,10 +187,11 @@ def ours(
     away_every: int = 0,
     takes_back: bool = False,
     forgets_every: int = 0,
+    over_senders: bool = False,
 ) -> Iterator[Tensor]:
     """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
     there for one, and comes back without its own state. Every `forgets_every` rounds one, in turn,
-    loses what it owes as an owner and as a sender."""
+    loses what it owes as an owner and as a sender. `over_senders`: see `over_its_senders`."""
     peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
     samples, speeds = play.samples(), speeds or (1,) * play.peers
     for round in range(1, play.rounds + 1):
@@ -204,7 +205,8 @@ def ours(
             _, found = gradients(play.size, arenas, tokens, targets)
             for n, gradient in zip(able, found, strict=True):
                 here[n].train(gradient, play.sequences)
-        mean, counts = exchanged(here, codec), [peer.gradients.sequences for peer in here]
+        average = over_its_senders if over_senders else exchanged
+        mean, counts = average(here, codec), [peer.gradients.sequences for peer in here]
         for peer, sequences in zip(here, counts, strict=True):
             peer.commit(mean, round, part=True)
             if takes_back:
@@ -249,6 +251,28 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
         if rest is not None:
             rest /= scale
     return mean
+
+
+def over_its_senders(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
+    """As `exchanged`, but the mean of a number is over those that sent it; so the owner of a part
+    encodes its own numbers like any other."""
+    offers = [peer.offer() for peer in peers]
+    elements, means = offers[0][0].numel(), codec.of_means()
+    scratch, arrived = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
+    total, senders = torch.zeros(elements), torch.zeros(elements)
+    for peer, (values, lost) in zip(peers, offers, strict=True):
+        codec.decode(codec.encode(values, scratch, lost), arrived)
+        total += arrived
+        senders += (arrived != 0) * peer.gradients.sequences
+    size = -(-elements // len(peers) // 16) * 16
+    for place, (_, lost) in enumerate(offers):
+        part = slice(place * size, min((place + 1) * size, elements))
+        rest = torch.empty_like(total[part])
+        mean = total[part] / senders[part].clamp(min=1)
+        means.decode(means.encode(mean, scratch, rest), arrived[part])
+        if lost is not None:
+            lost[part] += rest * senders[part]
+    return arrived
 
 
 def published(play: Play) -> Iterator[Tensor]:
