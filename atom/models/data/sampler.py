@@ -1,10 +1,9 @@
 """Who trains on which sample: pure functions of what all peers agree on.
 
-*Positions* count samples from the start of the run, epoch after epoch. Position p shows window
-`permutation(p mod N)` of epoch `p div N`, with a fresh random order per epoch. A round deals
-positions like cards: from the agreed cursor on, member r of n takes every n-th. Nobody has to be
-told, and no two members train on the same sample of an epoch; but one that drew ahead of its
-round may share a sample with another, when the members change.
+*Positions* count samples from the start of the run. Position p shows window `permutation(p mod N)`
+of epoch `p div N`, with a fresh random order per epoch. A round deals positions like cards: from
+the agreed cursor on, member r of n takes every n-th. Nobody has to be told, and no two
+members ever train on the same sample of an epoch, unless one drew ahead and the members changed.
 """
 
 import hashlib
