@@ -33,7 +33,7 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
-from atom.optim.adamw import MOMENTS, AdamW
+from atom.optim.adamw import MOMENTS, AdamW, AdamW8Bit
 from atom.optim.muon import orthogonal
 from atom.optim.optimizer import Part, StepTerms, optimizer_state
 from atom.optim.stepper import Stepper
@@ -151,6 +151,7 @@ def _sides(arenas: Arenas) -> Iterator[Side]:
         for dtype, name in ((wide, "float32"), (narrow, "bfloat16")):
             title = f"ours {form.value}, {name} gradient"
             yield _ours(title, arenas, form, narrow, dtype)
+    yield _eight_bits(arenas)
     yield _ours("ours exact, one thread, lock held", arenas, StateForm.EXACT, narrow, wide, True)
 
 
@@ -173,6 +174,23 @@ def _ours(
 
     moved_bytes = 2 * element_bytes + copied + gradient.itemsize
     return Side(name, moved_bytes, take, arenas.elements)
+
+
+def _eight_bits(arenas: Arenas) -> Side:
+    """Split weights, moments in 8 bits, bfloat16 gradient."""
+    layout, gradient = layout_of(arenas.elements), arenas.gradients[torch.bfloat16]
+    declared_state = optimizer_state(AdamW8Bit(), layout, StateForm.SPLIT)
+    store = HostStore.allocate(
+        layout, torch.bfloat16, form=StateForm.SPLIT, optimizer_state=declared_state
+    )
+    stepper = Stepper(store, AdamW8Bit(), BootClock())
+
+    def take(step: int) -> None:
+        stepper.begin(gradient, RATE, step)
+        stepper.wait()
+
+    moved_bytes = 2 * (4 + 2) + gradient.itemsize
+    return Side("ours 8 bits, split, bfloat16 gradient", moved_bytes, take, arenas.elements)
 
 
 class LockHeld(AdamW):

@@ -29,6 +29,7 @@ from atom.graph.ir import ParameterSpec
 from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
+    MOMENT_BLOCK,
     MOMENT_FORMATS,
     NO_WORKING_COPY,
     SPLIT_MASTER,
@@ -41,6 +42,8 @@ from atom.swap.host_store import WORKING
 from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+EXPONENTS = ("exp_avg_exponent", "exp_avg_sq_exponent")
+"""One for each block of moments in 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,24 @@ class AdamW(Optimizer):
         arguments.gradient = gradient.data_ptr()
         arguments.gradient_format = GRADIENT_FORMATS[gradient.dtype]
         arguments.moment_format = MOMENT_FORMATS[mean.dtype]
+        if mean.dtype == torch.uint8:
+            exponent, exponent_of_square = (part.state[name].data_ptr() for name in EXPONENTS)
+            arguments.exp_avg_exponent = exponent
+            arguments.exp_avg_sq_exponent = exponent_of_square
         _point_to_weights(arguments, part.stored)
         return arguments
+
+
+class AdamW8Bit(AdamW):
+    """Keeps both moments in 8 bits, and an exponent of 8 bits for each block of both. See
+    `host_kernels.c` for the numbers, docs/optimizer.md for what they do to training."""
+
+    def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
+        blocks = -(-math.prod(parameter.shape) // MOMENT_BLOCK)
+        return {
+            **dict.fromkeys(MOMENTS, StateTensor(parameter.shape, torch.uint8)),
+            **dict.fromkeys(EXPONENTS, StateTensor((blocks,), torch.uint8, MOMENT_BLOCK)),
+        }
 
 
 def _point_to_weights(arguments: AdamWArguments, stored: Mapping[str, Tensor]) -> None:

@@ -20,6 +20,8 @@ from atom.swap.host_store import (
 )
 from atom.swap.state_form import StateArena, StateForm
 
+STATE_DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.uint8
+"""In which an optimizer may keep state: digests, snapshots and transfers know these."""
 PIECE_ELEMENTS = 2**20  # of a stretch: about a millisecond's work, which threads share evenly
 
 
@@ -29,6 +31,9 @@ class StateTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    """One of `STATE_DTYPES`."""
+    block: int = 1
+    """So many of the parameter's elements, in order, share one of its elements: a power of two."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,10 @@ class Optimizer(ABC):
     """
 
     elementwise: ClassVar[bool] = False
-    """No element's update depends on another's, and all state has the parameter's shape: then large
-    parameters are updated in stretches, on several threads. Otherwise whole parameters are updated
-    one after the other."""
+    """No element's update depends on another's, and all state has the parameter's shape, or one
+    element for each block of the parameter's, in order: then large parameters are updated in
+    stretches of whole blocks, on several threads. Otherwise whole parameters are updated one after
+    the other."""
 
     reproducible: ClassVar[bool] = True
     """The same bits on every machine. Others go with update rules whose steps are a peer's own."""
@@ -113,13 +119,18 @@ class Optimizer(ABC):
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """All parameters' states as arenas. Raises: ValueError if a name has tensors of two types."""
+    """All parameters' states as arenas.
+
+    Raises: ValueError if a name has tensors of two types, or a type is none of `STATE_DTYPES`.
+    """
     shapes = dict[str, dict[str, tuple[int, ...]]]()
     dtypes = dict[str, torch.dtype]()
     for spec in layout.specs:
         for name, tensor in optimizer.state(spec, form).items():
             if dtypes.setdefault(name, tensor.dtype) != tensor.dtype:
                 raise ValueError(f"the optimizer's {name} is {dtypes[name]} and {tensor.dtype}")
+            if tensor.dtype not in STATE_DTYPES:
+                raise ValueError(f"the optimizer's {name} is {tensor.dtype}, which no state may be")
             shapes.setdefault(name, {})[spec.name] = tensor.shape
     return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
 
@@ -146,17 +157,22 @@ def parts_of(
 
 
 def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Iterator[Part]:
-    names = optimizer.state(spec, store.form)
-    state = {name: store.arenas[name].layout.view(store.state[name], spec.name) for name in names}
+    declared = optimizer.state(spec, store.form)
+    state = {
+        name: store.arenas[name].layout.view(store.state[name], spec.name) for name in declared
+    }
     stored = store.stored_weights(spec.name)
     if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS:
         yield Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
         return
-    assert all(tensor.shape == spec.shape for tensor in state.values()), "element-wise state"
     for start in range(0, spec.numel, PIECE_ELEMENTS):
         stop = min(start + PIECE_ELEMENTS, spec.numel)
-        some, place = (
-            {name: tensor.view(-1)[start:stop] for name, tensor in tensors.items()}
-            for tensors in (state, stored)
-        )
+        some = {name: _stretch(state[name], declared[name].block, start, stop) for name in state}
+        place = {name: _stretch(tensor, 1, start, stop) for name, tensor in stored.items()}
         yield Part(spec, spec.offset + start, spec.offset + stop, some, place)
+
+
+def _stretch(tensor: Tensor, block: int, start: int, stop: int) -> Tensor:
+    """What belongs to a parameter's elements [start, stop), of a tensor with one for each block."""
+    assert start % block == 0, "stretches are whole blocks"
+    return tensor.view(-1)[start // block : -(-stop // block)]

@@ -15,7 +15,7 @@
 
 enum gradient_format { GRADIENT_FLOAT32, GRADIENT_BFLOAT16 };
 enum master_format { MASTER_FLOAT32, MASTER_SPLIT };
-enum moment_format { MOMENT_FLOAT32, MOMENT_BFLOAT16 };
+enum moment_format { MOMENT_FLOAT32, MOMENT_BFLOAT16, MOMENT_8_BITS };
 enum working_format { WORKING_NONE, WORKING_BFLOAT16, WORKING_FLOAT16 };
 
 /* AdamW on a stretch of one parameter. Mirrored by atom/swap/host_kernels.py. Pointers are to its
@@ -23,8 +23,9 @@ enum working_format { WORKING_NONE, WORKING_BFLOAT16, WORKING_FLOAT16 };
 struct adamw {
     void *master;      /* float32, or the low halves, 16 bits */
     void *working;     /* nothing, the rounded copy, or the high halves, bfloat16 */
-    void *exp_avg;     /* float32 or bfloat16 */
+    void *exp_avg;     /* float32, bfloat16 or 8 bits */
     void *exp_avg_sq;  /* likewise */
+    uint8_t *exp_avg_exponent, *exp_avg_sq_exponent; /* of 8 bits: one for each block */
     const void *gradient;
     uint64_t noise_key; /* of the step, for moments that are rounded at random */
     int32_t gradient_format, master_format, moment_format, working_format;
@@ -72,6 +73,48 @@ INLINE uint32_t noise_of(uint32_t element, uint32_t key, uint32_t other_key) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = ((x ^ (x >> 15)) + other_key) * 0x846ca68bu;
     return x ^ (x >> 16);
+}
+
+/* Moments in 8 bits. A block of 256 elements shares an exponent, that of its largest number rounded
+ * up, as a float32 has it. A number keeps 3 bits of its mantissa and the distance of its exponent
+ * from the block's. Squares: no sign, 5 bits of exponent. Zero is 0, and nothing else becomes it: a
+ * square too small for the block becomes the smallest. Means: a sign, 4 bits of exponent, and below
+ * them evenly spaced numbers down to zero. Rounded up or down at random. */
+enum { BLOCK = 256, CUT_BITS = 20, LEAST_EXPONENT = 32 };
+
+/* Smaller exponents would give subnormal numbers. What has never been updated has exponent 0. */
+INLINE uint32_t at_least(uint32_t exponent) {
+    return exponent < LEAST_EXPONENT ? LEAST_EXPONENT : exponent;
+}
+
+INLINE uint32_t exponent_over(uint32_t largest_bits) {
+    return at_least((largest_bits + ((1u << CUT_BITS) - 1)) >> 23);
+}
+
+INLINE float square_of(uint32_t code, uint32_t exponent) {
+    uint32_t bits = (code + 8 * (exponent - 31)) << CUT_BITS;
+    return float_of(code == 0 ? 0 : bits);
+}
+
+INLINE uint32_t code_of_square(float value, uint32_t exponent, uint32_t noise) {
+    int32_t code = (int32_t)((bits_of(value) + noise) >> CUT_BITS) - (int32_t)(8 * (exponent - 31));
+    code = code < 1 ? 1 : code;
+    return bits_of(value) == 0 ? 0 : (uint32_t)code;
+}
+
+INLINE float mean_of(uint32_t code, uint32_t exponent) {
+    uint32_t size = code & 0x7fu, least = 8 * (exponent - 14);
+    float even = float_of((size + least) << CUT_BITS) - float_of(least << CUT_BITS);
+    uint32_t bits = size < 8 ? bits_of(even) : (size + least - 8) << CUT_BITS;
+    return float_of(bits | (code & 0x80u) << 24);
+}
+
+INLINE uint32_t code_of_mean(float value, uint32_t exponent, uint32_t noise) {
+    uint32_t bits = bits_of(value), size = bits & 0x7fffffffu, least = 8 * (exponent - 14);
+    uint32_t even = bits_of(float_of(size) + float_of(least << CUT_BITS));
+    uint32_t is_even = size < least << CUT_BITS;
+    uint32_t code = (((is_even ? even : size) + noise) >> CUT_BITS) - least + (is_even ? 0 : 8);
+    return code | (bits >> 24 & 0x80u);
 }
 
 /* Elements [start, stop). `first`: the number of element 0; those of the others share its upper 32
@@ -130,12 +173,74 @@ INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, ui
     }
 }
 
+/* Elements [start, stop), at most a block, whose moments are in 8 bits: the step is taken on wide
+ * ones beside it. The upper 32 bits of the block's first number decide the noise of all. */
+INLINE void adamw_block(const struct adamw *step, int64_t start, int64_t stop, uint64_t first,
+                        float decay, int gradient_format, int master_format, int working_format,
+                        void *restrict master, void *restrict working, uint8_t *restrict exp_avg,
+                        uint8_t *restrict exp_avg_sq, const void *restrict gradients) {
+    float means[BLOCK], squares[BLOCK];
+    uint8_t *of_means = step->exp_avg_exponent + start / BLOCK;
+    uint8_t *of_squares = step->exp_avg_sq_exponent + start / BLOCK;
+    const uint64_t key = mixed64(step->noise_key ^ mixed64((first + (uint64_t)start) >> 32));
+    const uint32_t low_key = (uint32_t)key, high_key = (uint32_t)(key >> 32);
+    uint32_t mean_exponent = at_least(*of_means), square_exponent = at_least(*of_squares);
+
+    for (int64_t i = start; i < stop; i++) {
+        means[i - start] = mean_of(exp_avg[i], mean_exponent);
+        squares[i - start] = square_of(exp_avg_sq[i], square_exponent);
+    }
+    adamw_loop(step, 0, stop - start, 0, decay, gradient_format, master_format, MOMENT_FLOAT32,
+               working_format, (char *)master + start * (master_format == MASTER_FLOAT32 ? 4 : 2),
+               (uint16_t *)working + start, means, squares,
+               (const char *)gradients + start * (gradient_format == GRADIENT_FLOAT32 ? 4 : 2));
+    uint32_t largest_mean = 0, largest_square = 0;
+    for (int64_t i = 0; i < stop - start; i++) {
+        uint32_t mean = bits_of(means[i]) & 0x7fffffffu, square = bits_of(squares[i]);
+        largest_mean = mean > largest_mean ? mean : largest_mean;
+        largest_square = square > largest_square ? square : largest_square;
+    }
+    *of_means = (uint8_t)(mean_exponent = exponent_over(largest_mean));
+    *of_squares = (uint8_t)(square_exponent = exponent_over(largest_square));
+    for (int64_t i = start; i < stop; i++) {
+        uint32_t noise = noise_of((uint32_t)first + (uint32_t)i, low_key, high_key);
+        uint32_t other = (noise >> 16) << 4;
+        exp_avg[i] = (uint8_t)code_of_mean(means[i - start], mean_exponent, (noise & 0xffffu) << 4);
+        exp_avg_sq[i] = (uint8_t)code_of_square(squares[i - start], square_exponent, other);
+    }
+}
+
 #define ADAMW_CASE(G, MASTER, MOMENT, WORKING)                                                   \
     if (s->gradient_format == G && s->master_format == MASTER && s->moment_format == MOMENT &&   \
         s->working_format == WORKING) {                                                          \
         adamw_loop(s, start, stop, first, decay, G, MASTER, MOMENT, WORKING, s->master, s->working,     \
                    s->exp_avg, s->exp_avg_sq, s->gradient);                                      \
         return 1;                                                                                \
+    }
+
+#define BLOCKS_CASE(G, MASTER, WORKING)                                                          \
+    if (s->gradient_format == G && s->master_format == MASTER && s->working_format == WORKING) { \
+        for (int64_t at = 0; at < count; at += BLOCK) {                                          \
+            int64_t end = at + BLOCK < count ? at + BLOCK : count;                               \
+            adamw_block(s, at, end, first, decay, G, MASTER, WORKING, s->master, s->working,     \
+                        s->exp_avg, s->exp_avg_sq, s->gradient);                                 \
+        }                                                                                        \
+        return 1;                                                                                \
+    }
+
+#define BLOCKS_CASES(G)                                                                          \
+    BLOCKS_CASE(G, MASTER_FLOAT32, WORKING_NONE)                                                 \
+    BLOCKS_CASE(G, MASTER_FLOAT32, WORKING_BFLOAT16)                                             \
+    BLOCKS_CASE(G, MASTER_FLOAT32, WORKING_FLOAT16)                                              \
+    BLOCKS_CASE(G, MASTER_SPLIT, WORKING_NONE)
+
+/* The same with moments in 8 bits; blocks count from the first element. */
+#define DEFINE_ADAMW_BLOCKS(NAME, ATTRIBUTE)                                                     \
+    ATTRIBUTE static int NAME(const struct adamw *s, int64_t count, uint64_t first,              \
+                              float decay) {                                                     \
+        BLOCKS_CASES(GRADIENT_FLOAT32)                                                           \
+        BLOCKS_CASES(GRADIENT_BFLOAT16)                                                          \
+        return 0;                                                                                \
     }
 
 #define ADAMW_CASES(G)                                                                           \
@@ -224,6 +329,7 @@ INLINE double sum_of_squares_loop(const void *restrict x, int format, int64_t co
 
 #define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
     DEFINE_ADAMW(adamw_##SUFFIX, ATTRIBUTE)                                                      \
+    DEFINE_ADAMW_BLOCKS(adamw_blocks_##SUFFIX, ATTRIBUTE)                                        \
     DEFINE_ADD(add_float32_##SUFFIX, add_float32_loop, float, ATTRIBUTE)                         \
     DEFINE_ADD(add_bfloat16_##SUFFIX, add_bfloat16_loop, uint16_t, ATTRIBUTE)                    \
     DEFINE_ADD_ROUNDED(add_rounded_##SUFFIX, ATTRIBUTE)                                          \
@@ -242,6 +348,8 @@ DEFINE_ALL(avx512, AVX512)
  * the weights are multiplied by. Returns 0 for formats that do not go together. */
 int32_t atom_adamw(const struct adamw *step, int64_t count, uint64_t first, float decay,
                    int32_t level) {
+    if (step->moment_format == MOMENT_8_BITS)
+        return CHOOSE(level, adamw_blocks)(step, count, first, decay);
     for (int64_t start = 0; start < count;) {
         uint64_t number = first + (uint64_t)start, border = ((number >> 32) + 1) << 32;
         uint64_t left = (uint64_t)(count - start), near = border - number;

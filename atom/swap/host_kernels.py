@@ -19,7 +19,9 @@ SOURCE = Path(__file__).with_name("host_kernels.c")
 LIBRARY = library_of(SOURCE)
 
 GRADIENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-MOMENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+MOMENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+MOMENT_BLOCK = 256
+"""Elements whose moments in 8 bits share an exponent."""
 WORKING_FORMATS = {torch.bfloat16: 1, torch.float16: 2}
 NO_WORKING_COPY = 0
 WHOLE_MASTER, SPLIT_MASTER = 0, 1
@@ -33,6 +35,8 @@ class AdamWArguments(ctypes.Structure):
         ("working", c_void_p),
         ("exp_avg", c_void_p),
         ("exp_avg_sq", c_void_p),
+        ("exp_avg_exponent", c_void_p),
+        ("exp_avg_sq_exponent", c_void_p),
         ("gradient", c_void_p),
         ("noise_key", c_uint64),
         ("gradient_format", c_int32),

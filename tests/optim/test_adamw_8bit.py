@@ -1,0 +1,241 @@
+"""Moments in 8 bits: plain PyTorch's steps, bit by bit; trained beside exact ones; saved."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
+
+from atom.config.load import parse_run_text
+from atom.daemon.fitting.device_choice import peer_bytes
+from atom.graph.ir import ParameterLayout, ParameterSpec, padded_elements
+from atom.optim import adamw
+from atom.optim import optimizer as optimizer_module
+from atom.optim import stepper as stepper_module
+from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW, AdamW8Bit, noise_key
+from atom.optim.optimizer import Optimizer, optimizer_state
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice
+from atom.swap.host_kernels import LIBRARY, MOMENT_BLOCK, HostKernels, host_kernels, load
+from atom.swap.state_form import StateForm
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica
+from atom.training.storage.run_storage import write_snapshot
+from tests.one_step import allocate_store, take_step
+from tests.swap.rounded_sums import noise_of
+from tests.training.small_replica import apply, batches, filled, program, same, step_once
+
+SHAPES = {"odd": (37, 53), "bias": (7,), "long": (2, 700)}
+LAYOUT = ParameterLayout.of(SHAPES)
+SETTINGS = {"betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.2, "seed": 5}
+RATE, STEPS, CLIP = 0.05, 5, 0.37
+RUN = """
+run = { name = "eight" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { name = "adamw-8bit", learning_rate = 1e-2 }
+"""
+
+
+@pytest.fixture(params=range(host_kernels().highest_level + 1))
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of instructions: plain ones, and whatever this processor has beyond."""
+    kernels = HostKernels(load(LIBRARY), request.param)
+    monkeypatch.setattr(adamw, "host_kernels", lambda: kernels)
+    return request.param
+
+
+# ---- the same formula in plain PyTorch
+
+
+def squares(exponent: int) -> Tensor:
+    """The numbers of the 256 codes, float64."""
+    code = torch.arange(256)
+    size = (8 + code % 8).double() / 8
+    value = torch.ldexp(size, code // 8 + exponent - 31 - 127)
+    value[0] = 0
+    return value
+
+
+def sizes_of_means(exponent: int) -> Tensor:
+    """The numbers of the 128 codes without a sign, float64."""
+    code = torch.arange(128)
+    even = torch.ldexp(code.double() / 8, torch.tensor(exponent - 14 - 127))
+    size = torch.ldexp((8 + code % 8).double() / 8, code // 8 - 1 + exponent - 14 - 127)
+    return torch.where(code < 8, even, size)
+
+
+def exponent_over(values: Tensor) -> int:
+    """Of the block's largest number, rounded up to 3 bits of mantissa; as a float32 has it."""
+    size, power = torch.frexp(values.abs().max().double())
+    eighths = torch.ceil(size * 16)
+    return max(int(power) - 1 + int(eighths == 16) + 127, 32) if size else 32
+
+
+def code_of(value: Tensor, table: Tensor, noise: Tensor) -> Tensor:
+    """The place in the table below the value, or the next with the probability of the rest."""
+    code = torch.searchsorted(table, value, right=True) - 1
+    below, above = table[code], table[(code + 1).clamp(max=len(table) - 1)]
+    share = torch.where(above > below, (value - below) / (above - below), 0.0)
+    return code + (share * 2**20 + noise * 16 >= 2**20)
+
+
+def encoded(mean: Tensor, square: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """A block's numbers, float32, as codes and exponents. `noise`: 32 bits each."""
+    exponents = exponent_over(mean), exponent_over(square)
+    table = sizes_of_means(exponents[0])
+    size, least = mean.abs(), table[8].float()
+    near = (size + least).double() - least  # rounded as float32 does
+    size = torch.where(size < least, near, size.double())
+    code = code_of(size, table, noise & 0xFFFF) + 128 * mean.signbit()
+    of_square = code_of(square.double(), squares(exponents[1]), noise >> 16).clamp(min=1)
+    return code, torch.where(square == 0, 0, of_square), *exponents
+
+
+class Plain:
+    """One parameter: PyTorch's fused step on wide moments, which are then put into 8 bits."""
+
+    def __init__(self, spec: ParameterSpec, weights: Tensor) -> None:
+        self.spec, padding = spec, padded_elements(spec.numel) - spec.numel
+        self.pad = lambda value: torch.nn.functional.pad(value.flatten(), (0, padding))
+        self.weights = self.pad(weights)
+        self.mean, self.square = (torch.zeros_like(self.weights) for _ in MOMENTS)
+        self.state: list[Tensor] = []
+
+    def step(self, gradient: Tensor, number: int) -> None:
+        decay = SETTINGS["weight_decay"] if len(self.spec.shape) > 1 else 0.0
+        torch_adamw(
+            [self.weights], [self.pad(gradient) * CLIP], [self.mean], [self.square], [],
+            [torch.tensor(float(number - 1))], fused=True, amsgrad=False, lr=RATE,
+            beta1=0.9, beta2=0.95, weight_decay=decay, eps=1e-8, maximize=False,
+        )  # fmt: skip
+        numbers = range(self.spec.offset, self.spec.offset + self.spec.numel)
+        noise = torch.tensor([noise_of(each, noise_key(5, number)) for each in numbers])
+        moments = (each[: self.spec.numel].split(MOMENT_BLOCK) for each in (self.mean, self.square))
+        blocks = list(map(encoded, *moments, noise.split(MOMENT_BLOCK)))
+        self.state = [torch.cat([block[n] for block in blocks]) for n in range(2)]
+        self.state += [torch.tensor([block[n] for block in blocks]) for n in (2, 3)]
+        wide = [
+            (torch.cat([sizes_of_means(e), -sizes_of_means(e)])[code], squares(f)[other])
+            for code, other, e, f in blocks
+        ]
+        means, squared = zip(*wide, strict=True)
+        self.mean, self.square = (self.pad(torch.cat(each)).float() for each in (means, squared))
+
+
+def normal(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Of very different sizes, and a few zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator) ** 9
+    return value * (torch.rand(shape, generator=generator) > 0.05)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
+def test_steps_are_plain_pytorchs_on_any_threads_and_instructions(
+    level: int, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: 3)
+    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 2 * MOMENT_BLOCK)
+    store = allocate_store(AdamW8Bit(**SETTINGS), LAYOUT, precision)
+    plain = {spec.name: Plain(spec, normal(spec.shape, spec.numel)) for spec in LAYOUT.specs}
+    for spec in LAYOUT.specs:
+        store.write_weights(spec.name, normal(spec.shape, spec.numel))
+    for number in range(1, STEPS + 1):
+        gradient = torch.zeros(LAYOUT.total_elements)
+        for spec in LAYOUT.specs:
+            given = normal(spec.shape, 1000 * number + spec.numel)
+            LAYOUT.view(gradient, spec.name).copy_(given)
+            plain[spec.name].step(given, number)
+        take_step(AdamW8Bit(**SETTINGS), store, gradient, RATE, number, CLIP)
+        for name, each in plain.items():
+            expected = each.weights[: each.spec.numel].view(each.spec.shape)
+            assert torch.equal(store.weights(name), expected), (name, number)
+            for kept, codes in zip((*MOMENTS, *EXPONENTS), each.state, strict=True):
+                ours = store.arenas[kept].layout.view(store.state[kept], name)
+                assert torch.equal(ours.flatten().long(), codes), (name, number, kept)
+
+
+@pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
+def test_split_weights_take_the_same_steps(form: StateForm) -> None:
+    forms = (StateForm.EXACT, form)
+    stores = [allocate_store(AdamW8Bit(), LAYOUT, torch.bfloat16, form=each) for each in forms]
+    for store in stores:
+        for number in range(1, 4):
+            gradient = normal((LAYOUT.total_elements,), number).bfloat16()
+            take_step(AdamW8Bit(), store, gradient, RATE, number)
+    for name in SHAPES:
+        assert torch.equal(*(store.weights(name) for store in stores))
+
+
+def test_a_square_never_becomes_zero_and_is_right_in_the_mean() -> None:
+    """Zero under a mean that is none would be a step without bounds."""
+    layout = ParameterLayout.of({"all": (MOMENT_BLOCK,)})
+    gradient = torch.full((MOMENT_BLOCK,), 0.37)
+    gradient[0], gradient[1], gradient[2] = 1e3, 1e-12, 0.0
+    found = []
+    for seed in range(200):
+        store = allocate_store(AdamW8Bit(betas=(0.0, 0.5), seed=seed), layout)
+        take_step(AdamW8Bit(betas=(0.0, 0.5), seed=seed), store, gradient, RATE, 1)
+        exponents = [int(store.state[name][0]) for name in EXPONENTS]
+        mean, square = (store.state[name].long() for name in MOMENTS)
+        assert square[1] > 0
+        assert (mean[2], square[2]) == (0, 0)
+        found.append(
+            torch.stack([sizes_of_means(exponents[0])[mean[3:]], squares(exponents[1])[square[3:]]])
+        )
+    mean, square = torch.stack(found).mean((0, 2))
+    assert float(mean) == pytest.approx(0.37, rel=0.01)
+    assert float(square) == pytest.approx(0.5 * 0.37**2, rel=0.005)
+
+
+# ---- in training
+
+
+@pytest.fixture
+def new_replica() -> Iterator[Callable[[Optimizer], Replica]]:
+    with closing(CpuDevice()) as device:
+        yield lambda optimizer: filled(
+            device, program(), rate=RateSettings(1e-3), optimizer=optimizer, clip_norm=1.0
+        )
+
+
+def test_training_is_as_good_as_with_exact_moments(
+    new_replica: Callable[[Optimizer], Replica],
+) -> None:
+    losses = []
+    for optimizer in (AdamW(), AdamW8Bit()):
+        replica = new_replica(optimizer)
+        for number in range(1, 41):
+            step_once(replica, batches(2, number % 4), number)
+            losses.append(replica.loss_sum / replica.sequences)
+    exact, eight_bits = sum(losses[36:40]), sum(losses[76:80])
+    assert exact < 0.97 * sum(losses[:4]), "it learns"
+    assert eight_bits == pytest.approx(exact, rel=0.002)
+
+
+def test_a_joiner_loads_its_snapshot_and_catches_up(
+    new_replica: Callable[[Optimizer], Replica], tmp_path: Path
+) -> None:
+    giver, joiner = new_replica(AdamW8Bit()), new_replica(AdamW8Bit())
+    for number in (1, 2):
+        step_once(giver, batches(1, number), number)
+    digest = state_digest(giver.state_arenas())
+    snapshot = write_snapshot(tmp_path, 2, b"h" * 32, digest, giver.state_arenas())
+    missed = [step_once(giver, batches(1, number), number) for number in (3, 4)]
+
+    joiner.load_state(snapshot.checked(digest), 2)
+    for number, mean in enumerate(missed, 3):
+        apply(joiner, mean, number)
+    assert same(joiner, giver)
+
+
+def test_two_bytes_a_weight_and_two_for_each_block() -> None:
+    layout = ParameterLayout.of({"matrix": (64, 256), "bias": (16,)})
+    arenas = optimizer_state(AdamW8Bit(), layout, StateForm.EXACT)
+    state_bytes = sum(arena.size_bytes for arena in arenas.values())
+    assert state_bytes == 2 * (64 * 256 + 16) + 2 * (64 + 16)
+    assert peer_bytes(parse_run_text(RUN), layout) == state_bytes + (4 + 4 + 8) * (64 * 256 + 16)
