@@ -15,6 +15,8 @@ write it in plain PyTorch. Rows:
     published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
     uneven        float32; speeds 1:2:4, in turn
     churning      float32; the first peer is away every third round, and comes back empty
+    late-1, -5, -15         float32; peers train on while a round is decided: so many inner steps
+    late-1-without-jump …   the same from their own weights, not from where the round may lead
 
     python benchmarks/parity.py --rounds 300 --seeds 1 --jobs 2
     python benchmarks/parity.py --rows synchronous int4 --inner-steps 100 --peers 8
@@ -33,7 +35,7 @@ from typing import Any
 
 import torch
 from parity_model import Size, validation_loss
-from parity_sides import Play, ours, published, reference, synchronous
+from parity_sides import Play, WithoutJump, ours, published, reference, synchronous
 from sides import machine, positive, publish
 from torch import Tensor
 
@@ -59,6 +61,7 @@ def by(name: str, **how: Any) -> Side:
 
 
 SYNCHRONOUS = "synchronous"
+LATE = (1, 5, 15)
 ROWS: dict[str, Side] = {
     SYNCHRONOUS: synchronous,
     "reference": reference,
@@ -72,6 +75,8 @@ ROWS: dict[str, Side] = {
     "muon": muon,
     "uneven": uneven,
     "churning": by("float32", away_every=3),
+    **{f"late-{steps}": by("float32", late=steps) for steps in LATE},
+    **{f"late-{n}-without-jump": by("float32", late=n, rule=WithoutJump) for n in LATE},
 }
 
 

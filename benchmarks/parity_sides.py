@@ -5,6 +5,7 @@ Nothing of the reference is ours but the model: it is the published algorithm as
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from parity_model import Size, drawn, gradients, text
@@ -14,7 +15,7 @@ from atom.base.clock import BootClock
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena
-from atom.optim.optimizer import Optimizer, optimizer_state
+from atom.optim.optimizer import Optimizer, Part, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
@@ -119,10 +120,17 @@ def _plain_step(
     optimizer.step()
 
 
+class WithoutJump(LocalSteps):
+    """Trains on from its own weights while a round is decided."""
+
+    def _ahead(self, part: Part) -> Tensor:
+        return part.of(self._cut).clone()
+
+
 class PlayedPeer:
     """A peer's real store, optimizer, update rule and error feedback; no engine, no network."""
 
-    def __init__(self, play: Play, codec: Codec) -> None:
+    def __init__(self, play: Play, codec: Codec, rule: type[LocalSteps]) -> None:
         layout = play.size.layout
         make: Callable[..., Optimizer] = play.optimizer
         optimizer = make(betas=BETAS, weight_decay=DECAY)
@@ -130,7 +138,7 @@ class PlayedPeer:
         self.store = HostStore.allocate(layout, optimizer_state=state)
         self.gradients = GradientArena(self.store.gradients)
         self.stepper = Stepper(self.store, optimizer, BootClock())
-        self.rule = LocalSteps(
+        self.rule = rule(
             self.store, self.gradients, self.stepper, play.rate, CLIP_NORM,
             inner_sequences=play.sequences, outer_rate=play.outer_rate,
             outer_momentum=play.outer_momentum,
@@ -159,14 +167,13 @@ class PlayedPeer:
         self.lost = self.feedback.begin()
         return contribution, self.lost
 
-    def commit(self, mean: Tensor, round: int, part: bool) -> None:
+    def commit(self, mean: Tensor, round: int, ours: int) -> None:
+        """`ours`: so many of its sequences are in the mean."""
         if self.feedback is not None:
-            self.feedback.written(RESULT if part else b"")
+            self.feedback.written(RESULT)
             self.feedback.committed(RESULT)
-        ours = self.gradients.sequences if part else 0
         self.rule.commit(mean, gradient_norm(mean), round, ours)
         self.stepper.wait()
-        self.gradients.reset()
 
     def take_back(self, sequences: int) -> None:
         """What this peer did and could not send stays in its weights, and so in its next Δ: it
@@ -188,27 +195,36 @@ def ours(
     takes_back: bool = False,
     forgets_every: int = 0,
     over_senders: bool = False,
+    late: int = 0,
+    rule: type[LocalSteps] = LocalSteps,
 ) -> Iterator[Tensor]:
     """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
     there for one, and comes back without its own state. Every `forgets_every` rounds one, in turn,
-    loses what it owes as an owner and as a sender. `over_senders`: see `over_its_senders`."""
-    peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
+    loses what it owes as an owner and as a sender. `over_senders`: see `over_its_senders`. A round
+    is decided `late`: so many inner steps of the next one are taken meanwhile."""
+    peers = [PlayedPeer(play, codec, rule) for _ in range(play.peers)]
     samples, speeds = play.samples(), speeds or (1,) * play.peers
+    average = over_its_senders if over_senders else exchanged
+    decide: Callable[[], Tensor] | None = None
     for round in range(1, play.rounds + 1):
         away = bool(away_every) and round % away_every == 0
         here = peers[1:] if away else peers
         steps = _steps(play, speeds[1:] if away else speeds)
         for tick in range(max(steps)):
+            if tick == late and decide is not None:
+                yield decide()
             able = [n for n, most in enumerate(steps) if tick < most]
             tokens, targets = (each[: len(able)] for each in next(samples))
             arenas = torch.stack([here[n].store.master for n in able])
             _, found = gradients(play.size, arenas, tokens, targets)
             for n, gradient in zip(able, found, strict=True):
                 here[n].train(gradient, play.sequences)
-        average = over_its_senders if over_senders else exchanged
         mean, counts = average(here, codec), [peer.gradients.sequences for peer in here]
+        if late:
+            decide = partial(decided, here, counts, mean, round)
+            continue
+        decided(here, counts, mean, round)
         for peer, sequences in zip(here, counts, strict=True):
-            peer.commit(mean, round, part=True)
             if takes_back:
                 peer.take_back(sequences)
         if forgets_every and round % forgets_every == 0:
@@ -221,6 +237,15 @@ def ours(
                 arena.copy_(peers[1].rule.shared()[name])
             peers[0].rule.adopted(round)
         yield peers[0].rule.shared()[MASTER]
+    if decide is not None:
+        yield decide()
+
+
+def decided(peers: Sequence[PlayedPeer], counts: Sequence[int], mean: Tensor, round: int) -> Tensor:
+    """What is shared from then on."""
+    for peer, ours in zip(peers, counts, strict=True):
+        peer.commit(mean, round, ours)
+    return peers[0].rule.shared()[MASTER]
 
 
 def _steps(play: Play, speeds: Sequence[int]) -> list[int]:
