@@ -93,7 +93,7 @@ class Sparse(Codec):
     """
 
     name = "sparse"
-    element_bytes = 1 / 32
+    element_bytes = 1 / 16
     feeds_back = True
     fixed_size = False
 
