@@ -29,7 +29,8 @@ passes: that is `one alone`.
 busy: time in passes by the time that passed, of all peers, the least and the mean. upload: bytes
 that left a peer's line a round, by the counters of its queues, less 66 bytes of headers a packet;
 exchange: those from or to a data port, which are the exchange, votes and states; the rest is the
-DHT's; formula: 2 (n - 1) / n x numbers x bytes per number. With a peer that nobody can dial the
+DHT's; formula: 2 (n - 1) / n x numbers x bytes per number, which for the sparse codec are those of
+numbers with a normal distribution, the mean of both ways. With a peer that nobody can dial the
 others own larger parts, and the mean is what the formula says. late: what a pass took by what it
 was to take. load: of the machine, over one minute, at the end. states: heads whose digest several
 peers told, and how many of them differ. joining, frozen, killed: the longest round around it, by
@@ -60,7 +61,16 @@ from home_figures import (
     share,
 )
 from home_scale import INNER_TOKENS, PARAMETERS, RealRound, small_round
-from home_world import FAULTS, Terms, World, after_rounds, elements_of, standing, strike
+from home_world import (
+    FAULTS,
+    Terms,
+    World,
+    after_rounds,
+    elements_of,
+    number_bytes,
+    standing,
+    strike,
+)
 from real_rounds import median_gap
 from sides import machine, positive, publish
 from swarm_of_processes import Peer
@@ -108,7 +118,7 @@ def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) ->
         parameters=PARAMETERS[model],
         steps=options.inner_steps if is_local else 1,
         line_bytes_per_s=mbit * 1e6 / 8,
-        number_bytes=codec.wire_bytes(elements) / elements,
+        number_bytes=number_bytes(codec),
         flops_per_s=options.useful_tflops * 1e12,
     )
     passes_a_round = (options.passes or options.inner_steps) if is_local else 1
@@ -126,7 +136,7 @@ def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) ->
     row = {"peers": peers, "mbit": mbit, "model": model, "small": asdict(small)}
     row["tokens_per_pass"] = real.steps * INNER_TOKENS / passes_a_round
     os.environ["ATOM_REAL_SEQUENCE_S"] = str(small.pass_s)
-    os.environ["ATOM_REAL_BUCKET_BYTES"] = str(elements // BUCKETS * codec.element_bytes)
+    os.environ["ATOM_REAL_BUCKET_BYTES"] = str(int(elements / BUCKETS * codec.element_bytes))
     with standing(terms) as world:
         present = world.swarm.peers[:peers]
         calm = train(world, present, terms, options.rounds)
@@ -203,12 +213,13 @@ def _durations(logs: Sequence[Sequence[Any]], window: Span) -> list[float]:
 
 
 def befall(
-    world: World, kind: str, present: Sequence[Peer], usual_s: float, bound_s: float
+    world: World, kind: str, present: list[Peer], usual_s: float, bound_s: float
 ) -> dict[str, Any]:
-    """Something happens to one peer; how long the others' longest round around it is."""
+    """Something happens to one peer; how long the others' longest round around it is. Who was
+    struck is not waited for any more, and is no longer in `present`."""
     since = time.time()
     victim = strike(world, kind, present)
-    others = [peer for peer in present if peer is not victim]
+    present[:] = others = [peer for peer in present if peer is not victim]
     took_part = None
     if kind == "joining":
         mark = len(commits(others[0].events()))
@@ -220,13 +231,16 @@ def befall(
         took_part = _took_part(victim)
     else:
         after_rounds(world, others, 2, bound_s)
-    until = time.time()
+    gap_s = longest_gap(commits(others[0].events()), since)
+    told = {"longest_s": gap_s, "ratio": gap_s / usual_s, "took_s": time.time() - since}
+    if took_part is not None:
+        told["took_part"] = took_part
     if kind == "frozen":
+        back_at = time.time()
         victim.thaw()
         after_rounds(world, others, 1, bound_s)
-    gap_s = longest_gap(commits(others[0].events()), since)
-    told = {"longest_s": gap_s, "ratio": gap_s / usual_s, "took_s": until - since}
-    return told if took_part is None else told | {"took_part": took_part}
+        told["back_ratio"] = longest_gap(commits(others[0].events()), back_at) / usual_s
+    return told
 
 
 def _took_part(peer: Peer) -> bool:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from home_figures import Reading, commits
 from home_scale import SmallRound
 
@@ -21,6 +22,7 @@ from swarm_of_processes import Peer, Swarm, gather, swarm_in
 
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3Config, parameter_shapes
+from atom.swarm.exchange.codec import Codec
 
 HERE = str(Path(__file__).parent)
 PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
@@ -31,6 +33,7 @@ READ_S = 1.0
 BUFFERED_S, LEAST_BUFFER_BYTES = 0.32, 65536
 """Of a line: Linux's four megabytes are so much of 100 Mbit/s."""
 QUEUED_S = 0.2
+SAMPLED = 1 << 20
 FAULTS = ("joining", "frozen", "killed")
 RUN = """\
 [run]
@@ -112,6 +115,15 @@ def elements_of(model_dim: int) -> int:
         sequence_tokens=TOKENS,
     )
     return ParameterLayout.of(parameter_shapes(config)).total_elements
+
+
+def number_bytes(codec: Codec) -> float:
+    """Of a number on the wire: the mean of both ways, to an owner and as a mean, of numbers with a
+    normal distribution; the worst case may be more."""
+    values = torch.randn(SAMPLED, generator=torch.Generator().manual_seed(1))
+    scratch = torch.empty(4 * SAMPLED, dtype=torch.uint8)
+    sizes = [each.encode(values, scratch).numel() for each in (codec, codec.of_means())]
+    return sum(sizes) / len(sizes) / SAMPLED
 
 
 @dataclass
