@@ -1,0 +1,73 @@
+"""docs/swap.md's table of host memory by optimizer, state and update rule is what plans reckon."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from atom.config.load import parse_run_text
+from atom.daemon.fitting.device_choice import peer_bytes
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT2_VOCABULARY, GPT3Config, parameter_shapes
+
+PAGE = Path(__file__).parents[3] / "docs" / "swap.md"
+RUN = """
+run = {{ name = "reckoned" }}
+data = {{ source = "python-stdlib" }}
+batch = {{ global_sequences = 8, micro_batch_sequences = 1 }}
+model = {{ family = "gpt3", size = "6.7b", precision = "bfloat16", vocabulary_size = 50304 }}
+optimizer.name = "{optimizer}"
+optimizer.state = "{state}"
+optimizer.gradients = "{gradients}"
+optimizer.learning_rate = 1
+update = {update}
+swarm = {{ codec = "{codec}" }}
+"""
+EVERY = '{ rule = "every-step" }'
+LOCAL = '{ rule = "local-steps", inner_sequences = 2 }'
+COLUMNS = [(EVERY, "bfloat16"), (EVERY, "int4"), (LOCAL, "bfloat16"), (LOCAL, "int4")]
+ROWS = [
+    ("adamw", "exact"), ("adamw", "split"), ("adamw", "half"), ("adamw-8bit", "split"),
+    ("muon", "split"), ("muon", "half"),
+]  # fmt: skip
+
+
+@cache
+def layout() -> ParameterLayout:
+    shapes = parameter_shapes(GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size="6.7b"))
+    matrices = {name for name in shapes if name.startswith("blocks") and len(shapes[name]) == 2}
+    return ParameterLayout.of(shapes, matrices)
+
+
+def reckoned(optimizer: str, state: str, update: str, codec: str) -> int:
+    """Bytes, with gradients in the fewest bits that go with the codec."""
+    gradients = "float32" if (update, codec) == (EVERY, "int4") else "bfloat16"
+    run = RUN.format(
+        optimizer=optimizer, state=state, gradients=gradients, update=update, codec=codec
+    )
+    return peer_bytes(parse_run_text(run), layout())
+
+
+def row(optimizer: str, state: str) -> str:
+    cells = []
+    for update, codec in COLUMNS:
+        if optimizer == "muon" and update == EVERY:
+            cells.append("refused")
+            continue
+        need_bytes = reckoned(optimizer, state, update, codec)
+        each = need_bytes / layout().total_elements
+        cells.append(f"{each:.1f}: {need_bytes / 1e9:.0f} GB")
+    return f"| `{optimizer}`, `{state}` | {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize(("optimizer", "state"), ROWS)
+def test_the_page_says_what_a_plan_reckons(optimizer: str, state: str) -> None:
+    assert row(optimizer, state) in PAGE.read_text().splitlines()
+
+
+def test_no_combination_of_the_table_trains_seven_billion_in_eighty_gigabytes() -> None:
+    """When this fails, the page has something better to say."""
+    least = min(
+        reckoned(*each, LOCAL, codec) for each in ROWS for codec in ("bfloat16", "float32", "int4")
+    )
+    assert least > 80e9
