@@ -70,6 +70,7 @@ class RoundStats:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.sequences_per_s = commit.value.sequences / seconds
             self.use = RoundUse(
+                seconds=round(seconds, 3),
                 utilisation=round(min((spent.passes_s - before.passes_s) / seconds, 1.0), 4),
                 sent_bytes=spent.sent_bytes - before.sent_bytes,
                 received_bytes=spent.received_bytes - before.received_bytes,

@@ -95,7 +95,7 @@ def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
 def test_what_the_last_round_took_of_a_peer() -> None:
     used, unknown = (
         Document(content(seen(a_view(a_peer(last_round=use))))).texts
-        for use in (RoundUse(0.75, 3 << 29, 5 << 29), None)
+        for use in (RoundUse(10.0, 0.75, 3 << 29, 5 << 29), None)
     )
     assert {"75%", "1.5 GiB", "2.5 GiB"} <= set(used)
     assert unknown.count("-") == used.count("-") + 3

@@ -79,6 +79,8 @@ class Cutter:
         self._evaluation = evaluation_graph(recipe, callbacks.note) if validated else None
         self._profile = profile_or_guess(graph, self._kind, callbacks.note, self._measuring)
         self._others_bytes = _own_bytes()
+        self.micro_batch_s: float | None = None
+        """Seconds, as cut last; None: they are not measured."""
 
     def cut(self, peer: PeerFile) -> Cut:
         """With the memory that this peer file allows, and all else as it was. From any thread.
@@ -95,6 +97,8 @@ class Cutter:
         require_host_memory(need_bytes, have_bytes, peer.host.memory_bytes)
         asked = self._question(allowed, have_bytes)
         choice = self._answer(asked, allowed)
+        if self._profile.source == "measured":
+            self.micro_batch_s = choice.seconds_per_micro_batch
         training = chosen_program(graph, choice)
         on_gpu = self._kind.type == "cuda"
         arenas = cut_arenas(training, choice, on_gpu, gradients(run))

@@ -21,6 +21,7 @@ from atom.daemon.peer.kept_contacts import known_contacts
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import check_trust, obtain_code
+from atom.daemon.peer.slow_joining import round_now, slow_joining
 from atom.daemon.turns.opening import open_turns
 from atom.daemon.turns.taking import DeviceTurns
 from atom.daemon.usable_memory import more_than_there_is, usable_memory
@@ -99,6 +100,11 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         code = obtain_code(run, manifest, options, box, lookout, box.events)
         member = enter_run(manifest, record, code, box, console)
         lookout.ask(lambda: directory.publish_manifest(member.record))
+        now = round_now(run, lookout.ask(directory.read_leases).values(), box.identity.peer_id)
+        micro_batch_s = member.built.cutter.micro_batch_s
+        network, elements = box.peer.network, member.replica.elements
+        if words := slow_joining(run, network, elements, micro_batch_s, now):
+            console.note(words)
         entrance = lookout.ask(directory.visible_addresses)
         ours = format_join_address(
             JoinAddress(tuple(entrance[:1]) or address.bootstrap, address.run, manifest.owner)

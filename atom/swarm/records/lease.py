@@ -110,8 +110,10 @@ class EndedAttempt(NamedTuple):
 class RoundUse(NamedTuple):
     """What the last round took of a peer, as it says. For display."""
 
+    seconds: Rate
+    """Since the commit before."""
     utilisation: Share
-    """Of the time since the commit before: so much of it was in passes."""
+    """So much of that time was in passes."""
     sent_bytes: int
     """By its line to other peers, whatever for."""
     received_bytes: int

@@ -53,7 +53,7 @@ def test_the_table_shows_the_same() -> None:
 
 
 def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:
-    shown = sight(last_round=RoundUse(0.75, 3 << 29, 5 << 29))
+    shown = sight(last_round=RoundUse(10.0, 0.75, 3 << 29, 5 << 29))
     wide = drawn(swarm(shown), width=160)
     assert all(words in wide for words in ("utilisation", "75%", "1.5 GiB", "2.5 GiB"))
     narrow = drawn(swarm(shown), width=100)

@@ -73,7 +73,7 @@ LONGEST: dict[str, Any] = {
     "ended_attempts": (EndedAttempt(MOST, max(Reason, key=len)),) * MAX_ENDED_ATTEMPTS,
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
-    "last_round": RoundUse(1.0, MOST, MOST),
+    "last_round": RoundUse(1e15, 1.0, MOST, MOST),
 }
 
 
@@ -121,11 +121,14 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
         *(
             ({"lease": a_lease(PEER.peer_id, last_round=use)}, reason)
             for use, reason in [
-                (RoundUse(1.01, 0, 0), Reason.MALFORMED),
-                (RoundUse(-0.01, 0, 0), Reason.MALFORMED),
-                (RoundUse(math.nan, 0, 0), Reason.NOT_FINITE),
-                (RoundUse(0.5, 2**63, 0), Reason.MALFORMED),
-                (RoundUse(0.5, 0, 2**63), Reason.MALFORMED),
+                (RoundUse(10.0, 1.01, 0, 0), Reason.MALFORMED),
+                (RoundUse(10.0, -0.01, 0, 0), Reason.MALFORMED),
+                (RoundUse(10.0, math.nan, 0, 0), Reason.NOT_FINITE),
+                (RoundUse(-1.0, 0.5, 0, 0), Reason.MALFORMED),
+                (RoundUse(1e16, 0.5, 0, 0), Reason.MALFORMED),
+                (RoundUse(math.inf, 0.5, 0, 0), Reason.NOT_FINITE),
+                (RoundUse(10.0, 0.5, 2**63, 0), Reason.MALFORMED),
+                (RoundUse(10.0, 0.5, 0, 2**63), Reason.MALFORMED),
             ]
         ),
     ],

@@ -55,9 +55,9 @@ def test_what_the_status_command_tells() -> None:
         "void_cause": "",
         "last_round": None,
     }
-    used = view_of(a_lease(last_round=RoundUse(0.25, 4096, 2048))).to_json()["peers"][0]
+    used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048))).to_json()["peers"][0]
     assert used["last_round"] == {
-        "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
+        "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
     }  # fmt: skip
 
 
