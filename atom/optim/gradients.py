@@ -9,12 +9,13 @@ import torch
 
 @dataclass
 class GradientArena:
-    """Sums over sequences since the last `reset`. Not synchronised: passes and reads take turns."""
+    """Sums over sequences since the last `reset`, or own step. Not synchronised: passes and reads
+    take turns."""
 
     flat: torch.Tensor
     """[total elements] float32 or bfloat16, on the host; summed into by the engine."""
     tag: bytes = b""
-    """Head of the state that the gradients were computed at: they are worthless at any other."""
+    """The head that they are counted for."""
     sequences: int = field(default=0, init=False)
     unspent: int = field(default=0, init=False)
     """Of `sequences`, those whose gradients `flat` holds: fewer after `spend`."""
@@ -60,6 +61,10 @@ class GradientArena:
         no memory, as `reset`."""
         self.void = True
         self.unspent, self.unspent_loss_sum = 0, 0.0
+
+    def restore(self, sequences: int, loss_sum: float) -> None:
+        """So many were counted, and spent, by an earlier process."""
+        self.sequences, self.loss_sum = sequences, loss_sum
 
     def taken(self, sequences: int, loss_sum: float) -> None:
         """A round has so many of those that were counted; the others count for the next."""

@@ -105,9 +105,12 @@ class Stepper:
 
         self._store.readiness = readiness
         count = step_threads(self._optimizer, self.parts)
-        self._threads = [threading.Thread(target=work, name="atom-optimizer") for _ in range(count)]
-        for thread in self._threads:
+        threads_of_step = [
+            threading.Thread(target=work, name="atom-optimizer") for _ in range(count)
+        ]
+        for thread in threads_of_step:
             thread.start()
+        self._threads = threads_of_step  # now that whoever waits, from any thread, may join them
 
     def wait(self) -> None:
         """Returns when no step is under way and the store is whole. Raises: StepFailed."""

@@ -27,7 +27,7 @@ from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Commit, Head, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -119,6 +119,8 @@ class RoundExecutor:
         self._settling.set_result(None)
         self._offer: Tensor | None = None
         """What the latest promise of ours is about."""
+        self._first_offer: int | None = None
+        """Sequences of the first one at this head, if passes went on beyond it."""
         self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
@@ -135,10 +137,13 @@ class RoundExecutor:
 
     def carry_out(self, action: Action) -> None:
         match action:
-            case Freeze():
-                self._hold(lambda: self._report_frozen(action))
+            case Freeze() if action.goes_on and self._replica.overlaps:
+                self._worker.submit(lambda: self._report_frozen(action.ballot))
+                self._worker.submit(self._train_beyond)
+            case Freeze(ballot):
+                self._hold(lambda: self._report_frozen(ballot))
             case Thaw():
-                self._worker.submit(lambda: self._worker.count_beyond(0))
+                self._worker.submit(lambda: self._worker.train_beyond(None))
                 self._worker.release(ROUND)
             case StartExchange(members=members):
                 self._transport.known.in_ring(part.peer_id for part in members)
@@ -165,7 +170,7 @@ class RoundExecutor:
 
     # ---- counting
 
-    def _report_frozen(self, freeze: Freeze) -> None:
+    def _report_frozen(self, ballot: Ballot) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
         if replica.sequences:
@@ -175,10 +180,13 @@ class RoundExecutor:
             if not math.isfinite(largest_size(self._offer)):
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
-        if freeze.goes_on and replica.overlaps:
-            self._worker.count_beyond(replica.sequences)
-            self._worker.release(ROUND)
-        self._post(Frozen(freeze.ballot, replica.sequences, replica.loss_sum))
+        self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
+
+    def _train_beyond(self) -> None:
+        """Beyond the first offer at this head: however many are in vain, no peer goes far."""
+        if self._first_offer is None:
+            self._first_offer = self._replica.sequences
+        self._worker.train_beyond(self._first_offer)
 
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
@@ -212,7 +220,7 @@ class RoundExecutor:
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._storage.record(commit, result)
-        ours = value.given_by(self._me)
+        ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
         self._replica.begin_step(result, value.gradient_norm, value.round, ours)
         if self._feedback is not None:
@@ -277,8 +285,10 @@ class RoundExecutor:
         if not self._state_sync.usable:
             return b""
         if (own := self._storage.own()) is not None:
+            head, incarnation, arenas = own
             with suppress(ValueError):  # of another optimizer: it begins anew
-                self._replica.adopt_own(own[1], own[0] == self._storage.journal.head.digest)
+                self._replica.adopt_own(arenas, head == self._storage.journal.head.digest)
+                self._state_sync.goes_on_from(incarnation)
         digest = self._state_digest()
         if not self._storage.snapshots():
             self._storage.snapshot(digest, self._replica.state_arenas())
@@ -288,12 +298,13 @@ class RoundExecutor:
         """What is this peer's own, at the journal's head. Nothing else uses the replica."""
         self._own_saved_at = self._clock.now()
         if self._state_sync.usable and (own := self._replica.own_state()):
-            self._storage.save_own(own)
+            self._storage.save_own(own, self._me.incarnation)
 
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
         self._replica.start_round(head.digest)
-        self._worker.count_beyond(0)
+        self._first_offer = None
+        self._worker.train_beyond(None)
         self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
 
     def _state_digest(self) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
@@ -50,9 +50,16 @@ class ScriptedStateSync:
         self.on_run: Callable[[], str | None] = lambda: None
         self.on_fetch: Callable[[], Tensor] = lambda: torch.ones(ELEMENTS)
         self.on_chain: Callable[[], Head]
+        self.former = b""
 
     def restore(self) -> None:
         self.restored = True
+
+    def goes_on_from(self, incarnation: bytes) -> None:
+        self.former = incarnation
+
+    def ours_in(self, value: Value) -> int:
+        return value.given_by(ME)
 
     def run(self, donors: Sequence[str], discard: bool) -> str:
         return self.on_run() or ""

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,29 @@ def test_a_rule_that_overlaps_trains_on_under_the_exchange(stage: Stage, goes_on
         assert stage.passed.wait(WAIT_S)
     assert stage.on_worker(lambda: stage.replica.sequences) == (16 if goes_on else 8)
     stage.executor.carry_out(Thaw())
-    stage.on_worker(lambda: None)
+    stage.on_worker()
     assert not stage.worker.has_work, "all of it counts for the next attempt, which is due"
+    stage.executor.carry_out(Freeze(replace(BALLOT, attempt=2), goes_on))
+    assert stage.next_event() == Frozen(
+        replace(BALLOT, attempt=2), 8 * (1 + goes_on), 16.0 * (1 + goes_on)
+    )
+    stage.on_worker()
+    assert not stage.worker.has_work, "a share beyond the first offer, however many there are"
+
+
+def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
+    stage.replica.overlaps = True
+    stage.train()
+    stage.passed.clear()
+    stage.executor.carry_out(Freeze(BALLOT))
+    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    assert stage.passed.wait(WAIT_S)
+    stage.step(stage.commit(stage.hold(1.0), 8))
+    assert stage.replica.ours == 8
+    assert stage.worker.own_sequences(stage.journal.head.digest) == 8
+    assert stage.loader.goes_on[-1], "its samples do not come again"
+    assert stage.executor.stats.sequences_committed == 8
+    assert stage.executor.stats.sequences_dropped == 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -287,12 +309,14 @@ def test_what_is_its_own_is_saved_every_so_often_and_at_the_end(stage: Stage) ->
     assert not path.exists()
     stage.clock.advance(1800.0)
     stage.step(stage.commit(stage.hold(2.0)))
-    head, arenas = stage.storage.own() or (b"", {})
-    assert (head, arenas["moments"].tolist()) == (stage.journal.head.digest, [1.0] * 3)
+    head, incarnation, arenas = stage.storage.own() or (b"", b"", {})
+    assert (head, incarnation) == (stage.journal.head.digest, ME.incarnation)
+    assert arenas["moments"].tolist() == [1.0] * 3
     assert path.name not in bytes(stage.blobs.chunk("snapshots", 0, 0)).decode("latin")
     stage.replica.own = {"moments": torch.zeros(3)}
     stage.close()
-    assert not (stage.storage.own() or (b"", arenas))[1]["moments"].any()
+    *_, arenas = stage.storage.own() or (arenas,)
+    assert not arenas["moments"].any()
 
 
 def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
@@ -302,6 +326,7 @@ def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
     stage.on_worker(stage.executor.begin)
     assert stage.replica.adopted is not None
     assert stage.replica.adopted[1], "the head is the same"
+    assert stage.state_sync.former == ME.incarnation, "what that process has offered is ours"
     stage.replica.own = {}
     stage.clock.advance(1800.0)
     stage.step(stage.commit(stage.hold(2.0)))

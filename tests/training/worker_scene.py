@@ -83,7 +83,10 @@ class CountingReplica:
         self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
 
     def start_round(self, tag: bytes) -> None:
-        self.reset_gradients(tag)
+        if self.overlaps:
+            self.gradients_tag = tag
+        else:
+            self.reset_gradients(tag)
 
     def own_state(self) -> dict[str, Tensor]:
         return self.own
@@ -99,6 +102,8 @@ class CountingReplica:
     ) -> None:
         assert round == self.round + 1
         self.ours = ours
+        if self.overlaps:
+            self.sequences -= ours
         assert self._step is None, "two steps at once"
         self._step, self.round = mean_gradient, round
         self.steps.append(round)
@@ -129,10 +134,12 @@ class SmallLoader:
 
     def __init__(self) -> None:
         self.dealt: list[bytes] = []
+        self.goes_on: list[bool] = []
         self.back: list[int] = []
 
     def deal(self, head: Head, goes_on: bool = False) -> None:
         self.dealt.append(head.digest)
+        self.goes_on.append(goes_on)
 
     def draw(self, micro_batches: int) -> list[Batch]:
         return [{"tokens": torch.zeros(self.micro_batch, 2)} for _ in range(micro_batches)]

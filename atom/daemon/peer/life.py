@@ -361,6 +361,7 @@ class Life:
         seconds = LEAVE_S if deadline_s is None else deadline_s
         self._leaving.begin(seconds, self.parts.executor.stats.sequences_dropped)
         self.parts.worker.submit(self._settle)  # before: with nothing counted, no pass begins
+        self.parts.worker.ends_with_round = True
         self.parts.pauses.end()
         if self._loop is not None:
             self._loop.leave()

@@ -44,8 +44,9 @@ from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
 WEIGHTS = frozenset({MASTER, HIGH, LOW})
-WAY, STEPS = "way", "steps"
-"""Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken."""
+WAY, STEPS, COUNT = "way", "steps", "count"
+"""Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken, and of how
+many sequences Δ is, with the sum of their losses."""
 ARENAS = 4
 """Of float32, beside the replica's: θ, m, the offer, and the weights when it was made."""
 WARM_UP_STEPS = 10
@@ -84,7 +85,7 @@ class LocalSteps(UpdateRule):
         self._offered = 0
         """So many times Δ, from θ to `_cut`, are in `_offer` now; 0: there is no cut. What else is
         in it is owed to earlier rounds: the exchange adds there what its codec took away."""
-        self._offered_loss_sum, self._offered_steps = 0.0, 0
+        self._offered_loss_sum = 0.0
         self._round = self._inner_steps = self._warm_up_steps = 0
 
     @classmethod
@@ -125,7 +126,7 @@ class LocalSteps(UpdateRule):
         """Nothing is owed to anybody, and the inner optimizer knows nothing."""
         self.gradients.reset(self.gradients.tag)
         self._offer.zero_()
-        self._offered = self._offered_steps = self._inner_steps = 0
+        self._offered = self._inner_steps = 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
 
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
@@ -141,7 +142,12 @@ class LocalSteps(UpdateRule):
 
     def own(self) -> Mapping[str, Tensor]:
         """The inner optimizer's state, its steps, and Δ if there is any."""
-        own = self._moments() | {STEPS: torch.tensor([self._inner_steps])}
+        count = self.gradients.sequences - self.gradients.unspent
+        loss_sum = self.gradients.loss_sum - self.gradients.unspent_loss_sum
+        own = self._moments() | {
+            STEPS: torch.tensor([self._inner_steps]),
+            COUNT: torch.tensor([count, loss_sum], dtype=torch.float64),
+        }
         way = torch.zeros_like(self._theta)
         for part in self.stepper.parts:
             part.of(way).copy_(self._delta(part, weights_of(part.stored), self._offered))
@@ -150,7 +156,8 @@ class LocalSteps(UpdateRule):
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
         moments = self._moments()
         wanted = {WAY: self._theta} if WAY in saved else {}
-        for name, arena in (moments | wanted | {STEPS: torch.zeros(1).long()}).items():
+        numbers = {STEPS: torch.zeros(1).long(), COUNT: torch.zeros(2).double()}
+        for name, arena in (moments | wanted | numbers).items():
             given = saved.get(name)
             if given is None or (given.shape, given.dtype) != (arena.shape, arena.dtype):
                 raise ValueError(f"the {name} of this peer's own is missing or does not fit")
@@ -161,6 +168,8 @@ class LocalSteps(UpdateRule):
             for name, value in self._by_name(self._theta - saved[WAY]).items():
                 self.store.write_weights(name, value)
             self.store.changed()
+            sequences, loss_sum = saved[COUNT].tolist()
+            self.gradients.restore(int(sequences), loss_sum)
 
     def _moments(self) -> dict[str, Tensor]:
         return {name: arena for name, arena in self.store.state.items() if name not in WEIGHTS}
@@ -200,19 +209,20 @@ class LocalSteps(UpdateRule):
         if not self.gradients.sequences:
             yield  # they are the shared ones; a step that is under way may go on
             return
-        self.stepper.wait()
-        self._cut.copy_(self._theta)
-        self._in_all_parts(self._swap)
+        self._in_all_parts(self._put_theta)
         try:
             yield
         finally:
-            self._in_all_parts(self._swap)
+            self._in_all_parts(self._put_back)
 
-    def _swap(self, part: Part, offer: Tensor, step: StepTerms) -> None:
+    def _put_theta(self, part: Part, offer: Tensor, step: StepTerms) -> None:
         with part.weights() as weights:
-            before = weights.clone()
+            part.of(self._cut).copy_(weights)
+            weights.copy_(part.of(self._theta))
+
+    def _put_back(self, part: Part, offer: Tensor, step: StepTerms) -> None:
+        with part.weights() as weights:
             weights.copy_(part.of(self._cut))
-            part.of(self._cut).copy_(before)
 
     def _in_all_parts(self, update: Update) -> None:
         """Also given to `update`: the part's offer."""
@@ -226,10 +236,9 @@ class LocalSteps(UpdateRule):
             self._inner_step()
         self.stepper.wait()
         sequences = self.gradients.sequences
-        if (self._offered, self._offered_steps) != (sequences, self._inner_steps):
+        if self._offered != sequences:
             self._in_all_parts(partial(self._offer_part, sequences))
-            self._offered, self._offered_steps = sequences, self._inner_steps
-            self._offered_loss_sum = self.gradients.loss_sum
+            self._offered, self._offered_loss_sum = sequences, self.gradients.loss_sum
         return self._offer
 
     def _offer_part(self, sequences: int, part: Part, offer: Tensor, step: StepTerms) -> None:
@@ -265,21 +274,20 @@ class LocalSteps(UpdateRule):
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
         gradients, offered = self.gradients, self._offered
-        left_out = 1.0 - ours / max(gradients.sequences, ours, 1)
-        loss_sum, kept = gradients.loss_sum * (1.0 - left_out), self._share(left_out, offered)
+        left_out = 1.0 - ours / max(gradients.sequences - gradients.unspent, ours, 1)
+        spent_loss_sum = gradients.loss_sum - gradients.unspent_loss_sum
+        loss_sum, kept = spent_loss_sum * (1.0 - left_out), self._kept_share(left_out, offered)
         if ours == offered > 0:
-            loss_sum, kept = self._offered_loss_sum, self._since_offer()
+            loss_sum, kept = self._offered_loss_sum, self._kept_since_offer
         step = partial(self._outer_step, kept, 0 if ours else offered, ours > 0)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
         self._offered, self._round = 0, round
 
-    def _since_offer(self) -> Kept | None:
-        if self._inner_steps == self._offered_steps:
-            return None
-        return lambda part, weights: weights - self._ahead(part)
+    def _kept_since_offer(self, part: Part, weights: Tensor) -> Tensor:
+        return weights - self._ahead(part)
 
-    def _share(self, left_out: float, offered: int) -> Kept | None:
+    def _kept_share(self, left_out: float, offered: int) -> Kept | None:
         if not left_out:
             return None
         return lambda part, weights: self._delta(part, weights, offered).mul_(-left_out)

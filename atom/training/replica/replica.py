@@ -214,7 +214,7 @@ class Replica:
     def contribution(self) -> Tensor:
         """What this peer gives to the round: flat [elements], live, the mean times `sequences`. Of
         the rule `EveryStep` the gradients, in the settings' numbers, summed over sequences.
-        Counting is frozen: it holds until the next pass."""
+        Between two passes; it holds as `UpdateRule.contribution` says."""
         if self._arena.void:
             self._stepper.rest()  # it may be at work on sums that are to be cleared
         return self._rule.contribution()
@@ -291,7 +291,7 @@ class Replica:
     def begin_step(self, mean: Tensor, norm: float, round: int, ours: int = 0) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
-        stays until `start_round`.
+        stays until `start_round`, or as much of it as the rule says.
 
         Args:
             mean: flat float32 or bfloat16 [elements], the mean contribution, not changed. It

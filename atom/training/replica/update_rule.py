@@ -120,9 +120,10 @@ class UpdateRule(ABC):
     def contribution(self) -> Tensor:
         """What is averaged: flat [elements], float32 or bfloat16, times the sequences counted.
 
-        Counting is frozen. Until the next pass it is the same memory with the same values, but for
-        what the exchange adds to it: a codec's debts of earlier rounds. They are to be in the next
-        contribution, too, if no commit takes this one.
+        Between two passes. Until the next pass, or if the rule `overlaps` until the next call or
+        commit, it is the same memory with the same values, but for what the exchange adds to it: a
+        codec's debts of earlier rounds. They are to be in the next contribution, too, if no commit
+        takes this one.
         """
 
     @abstractmethod

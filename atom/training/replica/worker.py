@@ -180,7 +180,9 @@ class Worker:
         self.gate = RunGate(replica.engines, self.nudge)
         """Whether passes run, and why not."""
         self._holds: set[str] = {STARTING}
-        self._offered = 0
+        self._offered: int | None = None
+        self.ends_with_round = False
+        """This peer leaves: it trains for no round after the one that is being decided."""
         self._urgent: deque[Callable[[], object]] = deque()
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
@@ -220,9 +222,9 @@ class Worker:
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
 
-    def count_beyond(self, offered: int) -> None:
-        """So many sequences of ours are being averaged: passes go on, up to a share beyond them. 0:
-        none are. On the worker's thread."""
+    def train_beyond(self, offered: int | None) -> None:
+        """A round is being decided: passes go on for the next one, up to a share beyond so many
+        sequences of ours. None: it is not, any more. On the worker's thread."""
         self._offered = offered
 
     def nudge(self) -> None:
@@ -274,10 +276,14 @@ class Worker:
         micro_batch, most = self.loader.micro_batch, self._replica.micro_batches
         if self._replica.until_step is not None:
             most = min(most, -(-self._replica.until_step // micro_batch))
-        # while a round is decided, nobody's count is for the next one yet
-        swarm = SwarmCount(peers=self.swarm.peers) if self._offered else self.swarm
+        counted, swarm = self._replica.sequences, self.swarm
+        if self._offered is not None:
+            if self.ends_with_round:
+                return 0
+            # nobody's count, as it is seen, is for the next round yet
+            counted, swarm = counted - self._offered, SwarmCount(peers=swarm.peers)
         return next_pass(
-            self._replica.sequences - self._offered,
+            counted,
             self._last_pass_ended,
             swarm,
             self._policy,

@@ -230,7 +230,7 @@ class KeepResults:
 
 @dataclass(frozen=True)
 class Apply:
-    """The round is decided: step with the held result, drop the gradients of its parent."""
+    """The round is decided: step with the held result; what it has taken counts no more."""
 
     commit: Commit
     head: Head

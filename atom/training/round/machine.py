@@ -3,8 +3,8 @@
 `handle(event, now)` returns actions and touches nothing outside the machine: no clock, no socket,
 no tensor. Safety rests on three rules alone: promises and accepted values are never forgotten
 within a head; a value accepted by anybody in a quorum is finished rather than recomputed; and
-gradients count only for the head they were computed on. Timeouts and leases decide when to try,
-never what is true; so a wrong timeout costs time, not correctness.
+what is offered counts only for the head that it was promised at. Timeouts and leases decide when
+to try, never what is true; so a wrong timeout costs time, not correctness.
 """
 
 from collections import deque

@@ -10,14 +10,14 @@ fetches the newest state that a commit vouches for, and replays the rounds since
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head, Voter
+from atom.swarm.chain.commit import Commit, Head, Value, Voter
 from atom.swarm.chain.commit_chain import certified_state, pages_beyond
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
@@ -59,7 +59,7 @@ class StateSync:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
-        self._me = me
+        self._mine = [me]
         self._replica = replica
         self._storage = storage
         self._journal = storage.journal
@@ -72,6 +72,15 @@ class StateSync:
         """Whether the replica holds the state of the journal's head."""
         self._walked = _Chain([], [storage.journal.genesis])
         """The chain that was checked last, as far as it was checked: it is not asked for again."""
+
+    def goes_on_from(self, incarnation: bytes) -> None:
+        """What an earlier process of this peer has offered is in the replica, which goes on with
+        its state."""
+        self._mine.append(replace(self._mine[0], incarnation=incarnation))
+
+    def ours_in(self, value: Value) -> int:
+        """How many of its sequences are of what is, or was, in the replica."""
+        return sum(map(value.given_by, self._mine))
 
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
@@ -234,8 +243,7 @@ class StateSync:
         result = self.fetch_result(value.result_digest, peers)
         if value.round > self._journal.head.round:
             self._storage.record(commit, result)
-        ours = value.given_by(self._me)
-        self._replica.begin_step(result, value.gradient_norm, value.round, ours)
+        self._replica.begin_step(result, value.gradient_norm, value.round, self.ours_in(value))
         self._replica.finish_step()
         self._results.keep(frozenset())
 

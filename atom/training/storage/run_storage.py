@@ -186,18 +186,20 @@ class RunStorage:
 
     # ---- what is this peer's own
 
-    def save_own(self, arenas: Mapping[str, Tensor]) -> None:
+    def save_own(self, arenas: Mapping[str, Tensor], incarnation: bytes) -> None:
         """For this peer's next start, in place of the last; it is offered to nobody."""
-        path, head = self._folder / OWN, {"head": self.journal.head.digest.hex()}
-        self.room.attempt(SNAPSHOTS, lambda: write_tensors(path, arenas, head, synced=True))
+        path, head = self._folder / OWN, self.journal.head.digest
+        metadata = {"head": head.hex(), "incarnation": incarnation.hex()}
+        self.room.attempt(SNAPSHOTS, lambda: write_tensors(path, arenas, metadata, synced=True))
 
-    def own(self) -> tuple[bytes, dict[str, Tensor]] | None:
-        """The digest of the head that it was saved at, and the arenas. None: there is nothing that
-        can be read."""
+    def own(self) -> tuple[bytes, bytes, dict[str, Tensor]] | None:
+        """What was saved last: the digest of the head that it was at, the incarnation that it was
+        of, and the arenas. None: there is nothing that can be read."""
         try:
             with safe_open(self._folder / OWN, framework="pt") as file:
-                head = bytes.fromhex((file.metadata() or {})["head"])
-            return head, read_tensors(self._folder / OWN)
+                told = file.metadata() or {}
+            head, incarnation = (bytes.fromhex(told[name]) for name in ("head", "incarnation"))
+            return head, incarnation, read_tensors(self._folder / OWN)
         except (OSError, SafetensorError, StorageError, KeyError, ValueError):
             return None
 

@@ -16,6 +16,7 @@ from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
+from atom.swap.engine import PassCancelled
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.local_steps import ARENAS, WARM_UP_STEPS, LocalSteps
@@ -289,6 +290,61 @@ def test_of_an_earlier_offer_that_was_taken_the_rest_stays(new_replica: NewRepli
     assert replica.sequences == 2 * SEQUENCES
 
 
+def test_of_an_earlier_offer_only_what_is_stepped_counts(new_replica: NewReplica) -> None:
+    """A pass that no step has used yet is no part of Δ."""
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    mean = mean_of([replica])
+    train_on(replica, 1, (2, 3))
+    own = mean_of([replica])
+    train_on(replica, 1, (4,))
+    take(replica, mean, 1, ours=2 * SEQUENCES)
+    way = theta(replica) - weights_in_place(replica)
+    torch.testing.assert_close(way, own / 2, rtol=1e-4, atol=1e-6)
+    assert replica.sequences == 3 * SEQUENCES
+
+
+def test_left_out_with_an_offer_it_offers_the_same_again(new_replica: NewReplica) -> None:
+    replica, other = new_replica(), new_replica()
+    train(replica, 1, 0, 2)
+    own = mean_of([replica])
+    train(other, 1, 1, 4)
+    take(replica, mean_of([other]), 1, ours=0)
+    replica.start_round(b"next")
+    torch.testing.assert_close(mean_of([replica]), own, rtol=0.0, atol=1e-6)
+    assert replica.sequences == 2 * SEQUENCES
+
+
+def test_under_an_offer_all_that_was_done_is_saved(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    replica.contribution()
+    train_on(replica, 1, (2, 3))
+    saved = replica.own_state()
+    assert saved["count"].tolist() == [4 * SEQUENCES, replica.loss_sum]
+    torch.testing.assert_close(saved["way"], mean_of([replica]), rtol=0.0, atol=1e-6)
+
+
+def test_of_losses_too_what_is_taken_goes(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    mean, before = mean_of([replica]), replica.loss_sum
+    train_on(replica, 1, (2,))
+    since = replica.loss_sum - before
+    take(replica, mean, 1, ours=2 * SEQUENCES)
+    assert replica.loss_sum == pytest.approx(since)
+
+
+def test_a_validation_that_breaks_off_leaves_the_weights(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    replica.finish_step()
+    before = weights_in_place(replica)
+    with pytest.raises(PassCancelled):
+        replica.evaluate([batch(9, 9, 9)], lambda: True)
+    assert torch.equal(weights_in_place(replica), before)
+
+
 def test_validation_sees_what_is_shared(new_replica: NewReplica) -> None:
     """A peer that is on its way to the next round validates as one that is not."""
     moved, other = new_replica(), new_replica()
@@ -336,6 +392,8 @@ def test_it_goes_on_where_it_was(new_replica: NewReplica, form: StateForm) -> No
     second.load_state(first.state_arenas(), 1)
     second.adopt_own(own, is_here=True)
     torch.testing.assert_close(weights(second), weights(first), rtol=0.0, atol=1e-7)
+    assert (second.sequences, second.loss_sum) == (first.sequences, first.loss_sum)
+    assert second.sequences == 2 * SEQUENCES
     train(second, 3, 0, 2)
     train(first, 3, 0, 2)
     for replica in (first, second):
@@ -353,6 +411,7 @@ def test_at_another_head_only_its_optimizer_goes_on(new_replica: NewReplica) -> 
     assert torch.equal(weights_in_place(second), theta(second))
     again = dict(second.own_state())
     assert again.keys() == own.keys() - {"way"}, "there is no way of its own to save"
+    assert not again.pop("count").any()
     assert all(torch.equal(again[name], own[name]) for name in again)
 
 
@@ -364,6 +423,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(new_replica: NewReplic
     for wrong in (
         {**own, "way": own["way"][1:]},
         {**own, "steps": torch.zeros(2)},
+        {**own, "count": torch.zeros(2)},
         {name: tensor for name, tensor in own.items() if name != "exp_avg"},
     ):
         with pytest.raises(ValueError, match="does not fit"):
