@@ -35,6 +35,8 @@ ASSUMED_BYTES_PER_S = 12.5e6
 """Of a line that nobody has measured: 100 Mbit/s."""
 TIMES_FASTER = 4.0
 """Than any that was measured a line is taken to be that never held an exchange up."""
+ALIKE = 0.75
+"""Lines that explain so much of what the slowest one does are slow like it."""
 WORTHWHILE = 0.9
 WORTHWHILE_S = 0.05
 SHARES = 1000
@@ -130,21 +132,19 @@ def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
     sender and receiver, how fast a way went where it held an exchange up.
 
     One such way says nothing about the two at its ends; a line is slow if it explains two or more.
-    The line that explains most comes first: a way to it says nothing about the other end.
+    The lines that explain most come first, all that are alike: a way to them says nothing about the
+    other end.
     """
     left, found = dict(ways), dict[str, float]()
     while True:
-        touching = {peer: _touching(left, peer) for pair in left for peer in pair}
-        several = {peer: rates for peer, rates in touching.items() if len(rates) > 1}
-        if not several:
+        touching = {peer: [left[w] for w in left if peer in w] for way in left for peer in way}
+        explains = {p: sum(1 / r for r in rates) for p, rates in touching.items() if len(rates) > 1}
+        if not explains:
             return found
-        worst = max(several, key=lambda peer: (sum(1 / rate for rate in several[peer]), peer))
-        found[worst] = max(several[worst])
-        left = {pair: rate for pair, rate in left.items() if worst not in pair}
-
-
-def _touching(ways: Mapping[tuple[str, str], float], peer: str) -> list[float]:
-    return [rate for pair, rate in ways.items() if peer in pair]
+        least = ALIKE * max(explains.values())
+        worst = {peer for peer, explained in explains.items() if explained >= least}
+        found |= {peer: max(touching[peer]) for peer in worst}
+        left = {way: rate for way, rate in left.items() if worst.isdisjoint(way)}
 
 
 def _rates(lines: Sequence[Line]) -> list[float]:
