@@ -16,7 +16,6 @@ write it in plain PyTorch. Rows:
     uneven        float32; speeds 1:2:4, in turn
     churning      float32; the first peer is away every third round, and comes back empty
     late-1, -5, -15         float32; peers train on while a round is decided: so many inner steps
-    late-1-without-jump …   the same from their own weights, not from where the round may lead
 
     python benchmarks/parity.py --rounds 300 --seeds 1 --jobs 2
     python benchmarks/parity.py --rows synchronous int4 --inner-steps 100 --peers 8
@@ -35,7 +34,7 @@ from typing import Any
 
 import torch
 from parity_model import Size, validation_loss
-from parity_sides import Play, WithoutJump, ours, published, reference, synchronous
+from parity_sides import Play, ours, published, reference, synchronous
 from sides import machine, positive, publish
 from torch import Tensor
 
@@ -76,7 +75,6 @@ ROWS: dict[str, Side] = {
     "uneven": uneven,
     "churning": by("float32", away_every=3),
     **{f"late-{steps}": by("float32", late=steps) for steps in LATE},
-    **{f"late-{n}-without-jump": by("float32", late=n, rule=WithoutJump) for n in LATE},
 }
 
 

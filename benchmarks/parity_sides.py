@@ -15,7 +15,7 @@ from atom.base.clock import BootClock
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena
-from atom.optim.optimizer import Optimizer, Part, optimizer_state
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
@@ -120,17 +120,10 @@ def _plain_step(
     optimizer.step()
 
 
-class WithoutJump(LocalSteps):
-    """Trains on from its own weights while a round is decided."""
-
-    def _ahead(self, part: Part) -> Tensor:
-        return part.of(self._cut).clone()
-
-
 class PlayedPeer:
     """A peer's real store, optimizer, update rule and error feedback; no engine, no network."""
 
-    def __init__(self, play: Play, codec: Codec, rule: type[LocalSteps]) -> None:
+    def __init__(self, play: Play, codec: Codec) -> None:
         layout = play.size.layout
         make: Callable[..., Optimizer] = play.optimizer
         optimizer = make(betas=BETAS, weight_decay=DECAY)
@@ -138,7 +131,7 @@ class PlayedPeer:
         self.store = HostStore.allocate(layout, optimizer_state=state)
         self.gradients = GradientArena(self.store.gradients)
         self.stepper = Stepper(self.store, optimizer, BootClock())
-        self.rule = rule(
+        self.rule = LocalSteps(
             self.store, self.gradients, self.stepper, play.rate, CLIP_NORM,
             inner_sequences=play.sequences, outer_rate=play.outer_rate,
             outer_momentum=play.outer_momentum,
@@ -196,13 +189,12 @@ def ours(
     forgets_every: int = 0,
     over_senders: bool = False,
     late: int = 0,
-    rule: type[LocalSteps] = LocalSteps,
 ) -> Iterator[Tensor]:
     """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
     there for one, and comes back without its own state. Every `forgets_every` rounds one, in turn,
     loses what it owes as an owner and as a sender. `over_senders`: see `over_its_senders`. A round
     is decided `late`: so many inner steps of the next one are taken meanwhile."""
-    peers = [PlayedPeer(play, codec, rule) for _ in range(play.peers)]
+    peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
     samples, speeds = play.samples(), speeds or (1,) * play.peers
     average = over_its_senders if over_senders else exchanged
     decide: Callable[[], Tensor] | None = None

@@ -9,21 +9,15 @@ round averages Δ = θ − its weights, weighted by sequences, and the *outer* r
 as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ and m. The weights that
 passes use and the inner optimizer's state are a peer's own.
 
-Inner steps go on while a round is decided. What a peer has is cut off first: Δ = θ − cut is its
-offer. It goes on where the round would lead if all others had come the same way:
+Inner steps go on while a round is decided. What a peer has is cut off first: θ − cut is its offer.
+What it has done stays with it until a round has taken it. After a commit its weights are
 
-    ahead = θ − rate · (Δ + μ · (μ · m + Δ))     with its own Δ
-
-What a peer has done stays with it until a round has taken it. After a commit its weights are
-
-    θ_new + (weights − ahead)    if the round took its latest offer
-    θ_new − s · Δ                else: s is the share of its sequences that no round has
-
-where Δ is all that it has done since θ: (θ − cut) + (ahead − weights) if there is an offer.
+    θ_new + (weights − cut)          if the round took its latest offer
+    θ_new + s · (weights − θ_old)    else: s is the share of its sequences that no round has
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
@@ -51,8 +45,6 @@ ARENAS = 4
 """Of float32, beside the replica's: θ, m, the offer, and the weights when it was made."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
-Kept = Callable[[Part, Tensor], Tensor]
-"""What of a part with these weights a commit keeps, from θ on. New memory."""
 
 
 class LocalSteps(UpdateRule):
@@ -150,7 +142,7 @@ class LocalSteps(UpdateRule):
         }
         way = torch.zeros_like(self._theta)
         for part in self.stepper.parts:
-            part.of(way).copy_(self._delta(part, weights_of(part.stored), self._offered))
+            torch.sub(part.of(self._theta), weights_of(part.stored), out=part.of(way))
         return own | {WAY: way} if way.any() else own
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
@@ -237,73 +229,56 @@ class LocalSteps(UpdateRule):
         self.stepper.wait()
         sequences = self.gradients.sequences
         if self._offered != sequences:
-            self._in_all_parts(partial(self._offer_part, sequences))
+            for part in self.stepper.parts:
+                self._offer_part(part, sequences)
             self._offered, self._offered_loss_sum = sequences, self.gradients.loss_sum
         return self._offer
 
-    def _offer_part(self, sequences: int, part: Part, offer: Tensor, step: StepTerms) -> None:
-        """In `offer` may be one in vain, beside what is owed."""
-        theta, cut = part.of(self._theta), part.of(self._cut)
-        with part.weights() as weights:
-            delta = self._delta(part, weights, self._offered)
-            if self._offered:
-                offer.sub_(theta - cut, alpha=self._offered)
-            torch.sub(theta, delta, out=cut)
-            offer.add_(theta - cut, alpha=sequences)
-            weights.copy_(self._ahead(part))
-
-    def _ahead(self, part: Part) -> Tensor:
-        """Where the weights are put when an offer is made."""
-        theta, cut = part.of(self._theta), part.of(self._cut)
-        return theta - self._outer_change(theta - cut, part.of(self._momentum).clone())
-
-    def _delta(self, part: Part, weights: Tensor, offered: int) -> Tensor:
-        """Of all that this peer has done since θ. New memory."""
-        theta = part.of(self._theta)
-        if not offered:
-            return theta - weights
-        return (self._ahead(part) - weights).add_(theta).sub_(part.of(self._cut))
-
-    def _outer_change(self, mean: Tensor, momentum: Tensor) -> Tensor:
-        """What the outer rule takes from θ; `momentum` becomes the next. Only single operations
-        that IEEE 754 rounds alike everywhere: θ and m are shared."""
-        momentum.mul_(self._outer_decay).add_(mean)
-        return torch.mul(momentum, self._outer_decay).add_(mean).mul_(self._outer_rate)
+    def _offer_part(self, part: Part, sequences: int) -> None:
+        """In the offer may be one in vain, beside what is owed."""
+        theta, offer, cut = map(part.of, (self._theta, self._offer, self._cut))
+        if self._offered:
+            offer.sub_(theta - cut, alpha=self._offered)
+        cut.copy_(weights_of(part.stored))
+        offer.add_(theta - cut, alpha=sequences)
 
     def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
         gradients, offered = self.gradients, self._offered
-        left_out = 1.0 - ours / max(gradients.sequences - gradients.unspent, ours, 1)
+        spent = gradients.sequences - gradients.unspent
         spent_loss_sum = gradients.loss_sum - gradients.unspent_loss_sum
-        loss_sum, kept = spent_loss_sum * (1.0 - left_out), self._kept_share(left_out, offered)
-        if ours == offered > 0:
-            loss_sum, kept = self._offered_loss_sum, self._kept_since_offer
-        step = partial(self._outer_step, kept, 0 if ours else offered, ours > 0)
+        left_out, since = 1.0 - ours / max(spent, ours, 1), ours == offered > 0
+        loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
+        step = partial(self._outer_step, since, 1.0 if since else left_out, offered, ours > 0)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
         self._offered, self._round = 0, round
 
-    def _kept_since_offer(self, part: Part, weights: Tensor) -> Tensor:
-        return weights - self._ahead(part)
-
-    def _kept_share(self, left_out: float, offered: int) -> Kept | None:
-        if not left_out:
-            return None
-        return lambda part, weights: self._delta(part, weights, offered).mul_(-left_out)
-
     def _outer_step(
-        self, kept: Kept | None, in_vain: int, taken: bool, part: Part, mean: Tensor, _: StepTerms
+        self,
+        since: bool,
+        share: float,
+        offered: int,
+        taken: bool,
+        part: Part,
+        mean: Tensor,
+        step: StepTerms,
     ) -> None:
-        """`in_vain`: so many times Δ are to leave the offer. `taken`: all of it is."""
-        theta, momentum, offer = map(part.of, (self._theta, self._momentum, self._offer))
+        """Keeps a `share` of what was done `since` the cut, else since θ; and of the offer, if it
+        was not `taken`, what is owed. θ and m are shared: only single operations, which IEEE 754
+        rounds alike everywhere."""
+        theta, momentum, offer, cut = map(
+            part.of, (self._theta, self._momentum, self._offer, self._cut)
+        )
         with part.weights() as weights:
-            own = kept(part, weights) if kept else None
-            if in_vain:
-                offer.sub_(theta - part.of(self._cut), alpha=in_vain)
-            theta.sub_(self._outer_change(mean, momentum))
+            kept = (weights - (cut if since else theta)).mul_(share) if share else None
+            if taken:
+                offer.zero_()
+            elif offered:
+                offer.sub_(theta - cut, alpha=offered)
+            momentum.mul_(self._outer_decay).add_(mean)
+            theta.sub_(torch.mul(momentum, self._outer_decay).add_(mean).mul_(step.learning_rate))
             weights.copy_(theta)
-            if own is not None:
-                weights.add_(own)
-        if taken:
-            offer.zero_()
+            if kept is not None:
+                weights.add_(kept)

@@ -236,28 +236,19 @@ def train_on(replica: Replica, round: int, places: Sequence[int]) -> None:
     replica.finish_step()
 
 
-def ahead_of(replica: Replica, mean: Tensor) -> Tensor:
-    """Where the outer rule would lead with that mean."""
-    momentum = replica.state_arenas()["outer_momentum"] * OUTER_MOMENTUM + mean
-    return theta(replica) - OUTER_RATE * (mean + OUTER_MOMENTUM * momentum)
-
-
-def test_under_an_exchange_it_goes_on_ahead_and_keeps_what_it_does(new_replica: NewReplica) -> None:
+def test_under_an_exchange_it_goes_on_and_keeps_what_it_does(new_replica: NewReplica) -> None:
     """As the module says, and bit by bit: what was done since is added to the new weights."""
-    replica, other, joined = (new_replica() for _ in range(3))
-    play_round([replica, other, joined][:2], 1)
+    replica, other = new_replica(), new_replica()
+    play_round([replica, other], 1)
     train(replica, 2, 0, 2)
     train(other, 2, 1, 4)
-    mean, own = mean_of([replica, other]), mean_of([replica])
-    began = weights_in_place(replica)
-    torch.testing.assert_close(began, ahead_of(replica, own), rtol=0.0, atol=1e-6)
-    expected = ahead_of(replica, mean)
+    mean = mean_of([replica, other])
+    cut = weights_in_place(replica)
     train_on(replica, 2, (2, 3, 4))
-    since = weights_in_place(replica) - began
+    since = weights_in_place(replica) - cut
     take(replica, mean, 2, ours=2 * SEQUENCES)
     take(other, mean, 2)
     assert same(replica, other)
-    torch.testing.assert_close(theta(replica), expected, rtol=0.0, atol=1e-6)
     assert torch.equal(weights_in_place(replica), theta(replica) + since)
     assert torch.equal(weights_in_place(other), theta(other))
     replica.start_round(b"next")
