@@ -59,7 +59,8 @@ def _bring_back_one_who_belongs(swarm: Swarm) -> None:
     while True:
         head = max((process.chain.head for process in swarm.living), key=lambda h: h.rank)
         belong = {voter.peer_id for voter in head.voters} | set(head.members)
-        if any(p.peer_id in belong and not p.leaving for p in swarm.living):
+        there = [p for p in swarm.living if p.chain.head == head and not p.leaving]
+        if any(p.peer_id in belong for p in there):
             return
         gone = [s for s in swarm.seats if s.peer_id in belong and s.process is None]
         if not gone:
