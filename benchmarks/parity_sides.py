@@ -82,18 +82,24 @@ def reference(play: Play) -> Iterator[Tensor]:
         [shared], lr=play.outer_rate, momentum=play.outer_momentum, nesterov=True
     )
     peers = [shared.detach().clone() for _ in range(play.peers)]
-    inner = [_plain_adamw(play.size, weights) for weights in peers]
-    samples = play.samples()
-    for round in range(1, play.rounds + 1):
-        for _ in range(play.inner_steps):
-            _, found = gradients(play.size, torch.stack(peers), *next(samples))
-            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
-                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+    for _ in _plain_rounds(play, peers):
         shared.grad = shared.detach() - torch.stack(peers).mean(0)
         outer.step()
         for weights in peers:
             weights.copy_(shared.detach())
         yield shared.detach()
+
+
+def _plain_rounds(play: Play, peers: Sequence[Tensor]) -> Iterator[int]:
+    """Takes the inner steps of each round on all peers' weights, in place; then yields it."""
+    inner = [_plain_adamw(play.size, weights) for weights in peers]
+    samples = play.samples()
+    for round in range(1, play.rounds + 1):
+        for _ in range(play.inner_steps):
+            _, found = gradients(play.size, torch.stack(list(peers)), *next(samples))
+            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
+                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+        yield round
 
 
 def _plain_adamw(size: Size, weights: Tensor) -> tuple[torch.optim.AdamW, list[Tensor]]:
@@ -298,14 +304,8 @@ def published(play: Play) -> Iterator[Tensor]:
     the rest; the mean of a number is over those that sent it, and there is no outer momentum."""
     shared = play.first_weights()
     peers = [shared.clone() for _ in range(play.peers)]
-    inner = [_plain_adamw(play.size, weights) for weights in peers]
     owed = [torch.zeros_like(shared) for _ in peers]
-    samples = play.samples()
-    for round in range(1, play.rounds + 1):
-        for _ in range(play.inner_steps):
-            _, found = gradients(play.size, torch.stack(peers), *next(samples))
-            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
-                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+    for _ in _plain_rounds(play, peers):
         total, senders = torch.zeros_like(shared), torch.zeros_like(shared)
         for weights, rest in zip(peers, owed, strict=True):
             rest.mul_(0.95).add_(shared - weights)

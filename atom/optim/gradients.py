@@ -43,8 +43,7 @@ class GradientArena:
             yield
         except BaseException:
             if touched():
-                self.sequences -= self.unspent
-                self.loss_sum -= self.unspent_loss_sum
+                self.taken(self.unspent, self.unspent_loss_sum)
                 self.spend()
             raise
         self.void = False
@@ -62,14 +61,15 @@ class GradientArena:
         self.void = True
         self.unspent, self.unspent_loss_sum = 0, 0.0
 
-    def restore(self, sequences: int, loss_sum: float) -> None:
-        """So many were counted, and spent, by an earlier process."""
-        self.sequences, self.loss_sum = sequences, loss_sum
+    @property
+    def spent(self) -> tuple[int, float]:
+        """Sequences that own steps have used, of those counted, and their loss sum."""
+        return self.sequences - self.unspent, self.loss_sum - self.unspent_loss_sum
 
     def taken(self, sequences: int, loss_sum: float) -> None:
-        """A round has so many of those that were counted; the others count for the next."""
+        """So many of those that were counted are in a round, or lost; the others stay counted."""
         self.sequences = max(self.sequences - sequences, 0)
-        self.loss_sum = max(self.loss_sum - loss_sum, 0.0) if self.sequences else 0.0
+        self.loss_sum = self.loss_sum - loss_sum if self.sequences else 0.0
 
     def reset(self, tag: bytes = b"") -> None:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads

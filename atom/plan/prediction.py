@@ -131,11 +131,6 @@ class Gain:
         """What all are worth together, in boxes like this one."""
         return self.swarm / self.alone
 
-    @property
-    def by_this_peer(self) -> float:
-        """Negative where the swarm would be faster without it."""
-        return self.swarm - self.without
-
 
 def gain(choice: Choice, work: Work, surroundings: Surroundings) -> Gain:
     def tokens_per_s(peers: int) -> float:

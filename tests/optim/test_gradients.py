@@ -38,8 +38,15 @@ def test_what_a_round_takes_leaves_the_rest_counted(arena: GradientArena) -> Non
     arena.count(2, 1.0)
     arena.taken(6, 13.0)
     assert (arena.sequences, arena.loss_sum, arena.unspent) == (2, 1.0, 2)
+    assert arena.spent == (0, 0.0)
     arena.taken(3, 5.0)
     assert (arena.sequences, arena.loss_sum) == (0, 0.0), "it was in a round of another process"
+
+
+def test_a_sum_of_losses_may_be_negative(arena: GradientArena) -> None:
+    arena.count(2, -20.0)
+    arena.taken(6, 13.0)
+    assert (arena.sequences, arena.loss_sum) == (2, -20.0)
 
 
 def test_a_pass_that_breaks_off_costs_nothing_that_is_spent(arena: GradientArena) -> None:

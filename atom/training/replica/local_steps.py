@@ -134,11 +134,9 @@ class LocalSteps(UpdateRule):
 
     def own(self) -> Mapping[str, Tensor]:
         """The inner optimizer's state, its steps, and Δ if there is any."""
-        count = self.gradients.sequences - self.gradients.unspent
-        loss_sum = self.gradients.loss_sum - self.gradients.unspent_loss_sum
         own = self._moments() | {
             STEPS: torch.tensor([self._inner_steps]),
-            COUNT: torch.tensor([count, loss_sum], dtype=torch.float64),
+            COUNT: torch.tensor(self.gradients.spent, dtype=torch.float64),
         }
         way = torch.zeros_like(self._theta)
         for part in self.stepper.parts:
@@ -161,7 +159,8 @@ class LocalSteps(UpdateRule):
                 self.store.write_weights(name, value)
             self.store.changed()
             sequences, loss_sum = saved[COUNT].tolist()
-            self.gradients.restore(int(sequences), loss_sum)
+            self.gradients.count(int(sequences), loss_sum)
+            self.gradients.spend()
 
     def _moments(self) -> dict[str, Tensor]:
         return {name: arena for name, arena in self.store.state.items() if name not in WEIGHTS}
@@ -246,8 +245,7 @@ class LocalSteps(UpdateRule):
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
         gradients, offered = self.gradients, self._offered
-        spent = gradients.sequences - gradients.unspent
-        spent_loss_sum = gradients.loss_sum - gradients.unspent_loss_sum
+        spent, spent_loss_sum = gradients.spent
         left_out, since = 1.0 - ours / max(spent, ours, 1), ours == offered > 0
         loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
         step = partial(self._outer_step, since, 1.0 if since else left_out, offered, ours > 0)

@@ -154,7 +154,7 @@ class Participant:
         context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
-        """Counting stands still for this ballot: now the promise can be said."""
+        """What is offered stands still: now the promise can be said."""
         context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
