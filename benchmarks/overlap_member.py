@@ -29,9 +29,10 @@ from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.codec import EXACT
 from atom.swarm.exchange.reduction import Terms
 from atom.swarm.exchange.speeds import SpeedBook
-from atom.swarm.state.arenas import arena_digest, state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, GradientEncoding
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -206,7 +207,7 @@ class Rounds:
         self._replica.initialise(lambda _, shape: torch.full(shape, 0.01))
         self._replica.reset_gradients(PARENT)
         self._replica.run_pass(self._batches)
-        self._results = Results(folder, self.elements)
+        self._results = Results(folder, self.elements, EXACT)
         self._order = order
         self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self._exchange = Exchange(
@@ -227,21 +228,18 @@ class Rounds:
         outcome = self._outcomes.get(timeout=PATIENCE_S)
         assert isinstance(outcome, ExchangeFinished), outcome
         ended = self._clock.now()
-        assert arena_digest(self._result(outcome)) == outcome.digest
+        result = self._results.get(outcome.digest)
+        assert result is not None
+        assert state_digest(result.arenas) == outcome.digest
         hashed_s = self._clock.now() - ended
         return outcome, RingSample(ended - began, ended - self._speeds.summed_at, hashed_s)
-
-    def _result(self, finished: ExchangeFinished) -> torch.Tensor:
-        result = self._results.get(finished.digest)
-        assert result is not None
-        return result
 
     def after_commit(self, side: str, piece_elements: int, finished: ExchangeFinished) -> Sample:
         """The step, and the first pass of the next round after it or over it."""
         optimizer.PIECE_ELEMENTS = stepper.PIECE_ELEMENTS = piece_elements
         steps = self._replica._stepper
         steps._parts = optimizer.parts_of(steps._optimizer, steps._store)
-        mean, round_number = self._result(finished), self._replica.round + 1
+        mean, round_number = self._results.numbers(finished.digest), self._replica.round + 1
         self._recording.spans.clear()
         began = self._clock.now()
         self._replica.begin_step(mean, finished.norm, round_number)

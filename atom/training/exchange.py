@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from atom.swarm.exchange.channels import Channels
 from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
-from atom.swarm.state.arenas import LandingDigest
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
@@ -168,6 +169,12 @@ class Exchange:
         with run.reading:
             pass
 
+    def fetching_pace(self) -> Pace:
+        """Of what a result takes, no slower than an exchange may be."""
+        pace, elements = self.speeds.pace(), self._results.elements
+        share = self._encoding.codec.average_bytes(elements) / (4 * elements)
+        return replace(pace, bytes_per_s=share * pace.bytes_per_s)
+
     def close(self) -> None:
         if self._run is not None:
             self.stop(self._run.ballot)
@@ -194,26 +201,21 @@ class Exchange:
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Over open channels. Holds the result if all went well."""
-        result = torch.empty(self._results.elements)
-        with closing(LandingNorm(result)) as norm, closing(LandingDigest(result)) as digest:
-
-            def landed(start: int, stop: int) -> None:
-                """Reckoned while the rest is still on its way."""
-                norm.landed(start, stop)
-                digest.landed(start, stop)
-
+        numbers = torch.empty(self._results.elements)
+        with closing(LandingNorm(numbers)) as norm:
             gives = start.members[terms.rank].sequences > 0
             source = self._gradients(start.parent) if gives else None
             feedback = self._encoding.feedback if gives else None
             residual = feedback.begin() if feedback else None
             began = self._clock.now()
-            all_reduce(Arenas(source, result, residual, landed), terms, channels, run.cancelled)
+            arenas = Arenas(source, numbers, residual, norm.landed)
+            result = all_reduce(arenas, terms, channels, run.cancelled)
             took_s = self._clock.now() - began
             if channels.right:
-                self.speeds.finished(terms, channels, result.numel(), took_s)
-            finished = ExchangeFinished(run.ballot, digest.digest(), norm.norm())
+                self.speeds.finished(terms, channels, numbers.numel(), took_s)
+            finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm.norm())
         self.seconds = {finished.digest: took_s}
-        self._results.hold(finished.digest, result)
+        self._results.hold(finished.digest, result, numbers)
         if feedback:
             feedback.written(finished.digest)
         return finished

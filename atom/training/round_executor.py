@@ -20,9 +20,7 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.config.run_file import RunFile
-from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.readiness import StepFailed
@@ -217,12 +215,11 @@ class RoundExecutor:
         then it asks for nothing that would have to wait."""
         self._settling.result()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
-        result = self._results.get(value.result_digest)
-        assert result is not None, "only held results are applied"
-        self._storage.record(commit, result)
+        mean = self._results.numbers(value.result_digest)  # only held results are applied
+        self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
-        self._replica.begin_step(result, value.gradient_norm, value.round, ours)
+        self._replica.begin_step(mean, value.gradient_norm, value.round, ours)
         if self._feedback is not None:
             self._feedback.committed(value.result_digest)
         self._start_round(head)
@@ -342,17 +339,16 @@ class RoundExecutor:
         averaged it."""
         pace, patience_s = Pace(), HASTE_S
         if wanted.committed:
-            pace, patience_s = self.exchange.speeds.pace(), PATIENCE_S
+            pace, patience_s = self.exchange.fetching_pace(), PATIENCE_S
         give_up_at = self._clock.now() + patience_s
         while True:
             try:
-                result = self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
+                self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
                 break
             except (PeerRefused, OSError):
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise
-        if not math.isfinite(gradient_norm(result)):
-            raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
+        self._results.check(wanted.digest)
         return ResultFetched(wanted.digest, is_here=True)
 
     def _fetch_chain(self, donor: str) -> None:

@@ -21,6 +21,7 @@ from atom.swarm.exchange.allreduce import (
     all_reduce,
     open_exchange,
 )
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Pace
@@ -75,14 +76,18 @@ class Swarm:
         cancelled: threading.Event | None = None,
         residual: Tensor | None = None,
         landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
+        kept: list[EncodedMean] | None = None,
         **changes: Any,
     ) -> Tensor:
-        """`changes` of the usual terms."""
+        """`changes` of the usual terms. `kept`: what stays of the exchange goes there, too."""
         result = torch.full((elements if source is None else source.numel(),), float("nan"))
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         arenas = Arenas(source, result, residual, landed(result))
-        all_reduce(arenas, terms, channels, cancelled)
+        encoded = all_reduce(arenas, terms, channels, cancelled)
+        assert torch.equal(encoded.decode(terms.codec.of_means(), len(result)), result)
+        if kept is not None:
+            kept.append(encoded)
         return result
 
     def average(

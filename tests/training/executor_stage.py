@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
+from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
-from atom.swarm.state.arenas import arena_digest, state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.swarm.stream.frames import Pace
 from atom.training.exchange import GradientEncoding
@@ -25,6 +25,7 @@ from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.means import encoded
 from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 
 IDENTITY = Identity.create()
@@ -48,9 +49,9 @@ class ScriptedStateSync:
         self.usable = True
         self.restored = False
         self.on_run: Callable[[], str | None] = lambda: None
-        self.on_fetch: Callable[[], Tensor] = lambda: torch.ones(ELEMENTS)
         self.on_chain: Callable[[], Head]
         self.former = b""
+        self.on_fetch: Callable[[bytes], None]
 
     def restore(self) -> None:
         self.restored = True
@@ -67,8 +68,8 @@ class ScriptedStateSync:
     def proven_head(self, donor: str) -> Head:
         return self.on_chain()
 
-    def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
-        return self.on_fetch()
+    def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> None:
+        self.on_fetch(digest)
 
 
 class Stage(WorkerScene):
@@ -81,7 +82,7 @@ class Stage(WorkerScene):
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal(folder / "chain.bin", self.start)
-        self.results = Results(folder / "results", ELEMENTS)
+        self.results = Results(folder / "results", ELEMENTS, EXACT)
         self.snapshots = folder / "snapshots"
         self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
@@ -117,8 +118,8 @@ class Stage(WorkerScene):
 
     def hold(self, value: float) -> bytes:
         """A held result with every element at `value`."""
-        result = torch.full((ELEMENTS,), value)
-        name = arena_digest(result)
+        result = encoded(torch.full((ELEMENTS,), value))
+        name = state_digest(result.arenas)
         self.results.hold(name, result)
         return name
 

@@ -12,11 +12,13 @@ from atom.optim.clipping import gradient_norm
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
-from atom.swarm.state.arenas import arena_digest, state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.swarm.chain_samples import a_commit, beginning
+from tests.swarm.means import encoded
 from tests.training.small_replica import FIRST_VALUE, RATE, program
 
 ROUNDS = 5
@@ -39,13 +41,13 @@ class Run:
     heads: list[Head]
     commits: list[Commit] = field(default_factory=list)
     states: list[Mapping[str, Tensor]] = field(default_factory=list)
-    results: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    results: list[EncodedMean] = field(default_factory=lambda: [encoded(torch.empty(0))])
 
     def digest(self, round_number: int) -> bytes:
         return state_digest(self.states[round_number])
 
     def result_digest(self, round_number: int) -> bytes:
-        return arena_digest(self.results[round_number])
+        return state_digest(self.results[round_number].arenas)
 
     def chain(self, length: int = ROUNDS) -> bytes:
         return chain_bytes(self.commits[:length])
@@ -70,7 +72,8 @@ def run() -> Run:
     for number in range(1, ROUNDS + 1):
         made.states.append(copied(replica))
         result = torch.randn(replica.elements, generator=generator)
-        norm, digest = gradient_norm(result), arena_digest(result)
+        norm, travelled = gradient_norm(result), encoded(result)
+        digest = state_digest(travelled.arenas)
         changes = {"result_digest": digest, "parent_state_digest": made.digest(number - 1)}
         voters = PEERS[: min(number, 2)]
         commit = a_commit(
@@ -80,7 +83,7 @@ def run() -> Run:
         replica.finish_step()
         made.commits.append(commit)
         made.heads.append(made.heads[-1].after(commit.value))
-        made.results.append(result)
+        made.results.append(travelled)
     made.states.append(copied(replica))
     return made
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Contribution, Head
 from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training import round_executor
@@ -199,8 +199,6 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     result = stage.hold(0.25)
     commit = stage.commit(result, sequences=6)
     head = stage.start.after(commit.value)
-    stage.results.save(result, torch.full((ELEMENTS,), 0.25))
-    stage.results.keep(set())
     stepped = stage.step(commit)
     assert stepped == Stepped(head.digest, state_digest(stage.replica.arenas))
     assert stage.replica.ours == 6
@@ -228,7 +226,7 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     """No file is made of what may never be committed. Nor is anything written over while somebody
     may read it."""
     committed, other, unwanted = (stage.hold(value) for value in (0.25, 0.5, 0.75))
-    chunk = bytes(stage.blobs.chunk(f"result/{committed.hex()}", 0, 0))
+    chunk = bytes(stage.blobs.chunk(f"result/{committed.hex()}", 1, 0))
     assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
     assert stage.stored() == []
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
@@ -238,7 +236,7 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     stage.step(stage.commit(committed))
     assert [arena() for arena in arenas] == [None, None]
     assert not stage.serves(f"result/{other.hex()}")
-    assert bytes(stage.blobs.chunk(f"result/{committed.hex()}", 0, 0)) == chunk, "from disk"
+    assert bytes(stage.blobs.chunk(f"result/{committed.hex()}", 1, 0)) == chunk, "from disk"
 
 
 def test_snapshots_and_validations_are_due_by_the_schedule(new_stage: NewStage) -> None:
@@ -460,11 +458,16 @@ def test_closing_sees_a_step_to_its_end(new_stage: NewStage) -> None:
 # ---- fetching
 
 
-def raises(fault: Exception) -> Callable[[], Any]:
-    def fail() -> Any:
+def raises(fault: Exception) -> Callable[..., Any]:
+    def fail(*asked: object) -> Any:
         raise fault
 
     return fail
+
+
+def not_finite(stage: Stage, digest: bytes) -> None:
+    wires = torch.full((ELEMENTS,), math.inf).view(torch.uint8)
+    stage.results.hold(digest, EncodedMean(wires, torch.tensor([ELEMENTS, wires.numel()])))
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -473,9 +476,10 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 ) -> None:
     answers = iter([raises(PeerRefused(Reason.NOT_FOUND)), raises(OSError("gone"))] * 2)
     monkeypatch.setattr(round_executor, "PAUSE_S", 0.0)
-    stage.state_sync.on_fetch = lambda: next(answers, lambda: torch.ones(ELEMENTS))()
-    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), committed))
-    assert stage.next_event() == ResultFetched(b"r" * 32, is_here=True)
+    stage.state_sync.on_fetch = lambda digest: next(answers, lambda: stage.hold(1.0))()
+    wanted = stage.hold(1.0)
+    stage.executor.carry_out(FetchResult(wanted, ("a",), committed))
+    assert stage.next_event() == ResultFetched(wanted, is_here=True)
 
 
 @pytest.mark.parametrize(
@@ -484,15 +488,22 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
         raises(MemoryError()),
         raises(PeerRefused(Reason.NOT_FOUND)),
         raises(ConnectionError("gone")),
-        lambda: torch.full((ELEMENTS,), math.inf),
     ],
-    ids=["no memory", "refused", "cut off", "not finite"],
+    ids=["no memory", "refused", "cut off"],
 )
 def test_whatever_ends_a_fetch_the_round_hears_of_it(
     stage: Stage, fetch: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_executor, "PATIENCE_S", 0.0)
     stage.state_sync.on_fetch = stage.state_sync.on_chain = fetch
+    stage.executor.carry_out(WANTED)
+    assert stage.next_event() == NOT_HERE
+    assert kinds(stage) == ["fetch-failed"]
+
+
+def test_a_fetched_result_that_says_nothing_is_none(stage: Stage) -> None:
+    """However many accepted it: they might be in league."""
+    stage.state_sync.on_fetch = lambda digest: not_finite(stage, digest)
     stage.executor.carry_out(WANTED)
     assert stage.next_event() == NOT_HERE
     assert kinds(stage) == ["fetch-failed"]
@@ -508,7 +519,7 @@ def test_where_a_chain_leads_is_told_if_it_holds(stage: Stage, holds: bool) -> N
 def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
     asked = threading.Event()
 
-    def fail() -> Tensor:
+    def fail(digest: bytes) -> None:
         asked.set()
         raise ConnectionError("gone")
 

@@ -25,8 +25,7 @@ from atom.plan.advice import Advice
 from atom.plan.choice import Choice
 from atom.plan.mode import Recommendation
 from atom.plan.prediction import Gain, RoundPrediction, Surroundings, Work
-
-FLOAT32_BYTES = torch.float32.itemsize
+from atom.swarm.exchange.codec import codec_named
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class DiskPlan:
     snapshot_bytes: int
     """The kept ones, and the one being written."""
     result_bytes: int
-    """Averaged gradients since the snapshot before the last: what joiners catch up from."""
+    """Averages since the snapshot before the last: what joiners catch up from."""
     have_bytes: int
     """Free now, or taken by what there is of these already."""
 
@@ -125,13 +124,14 @@ def host_plan(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
 
 def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
     """What there will be in the state directory `root`, and what room there is for it."""
-    arena = graph.layout.total_elements * FLOAT32_BYTES
+    means = codec_named(run.swarm.codec).of_means()
+    result_bytes = means.wire_bytes(graph.layout.total_elements)
     kept = peer.state.snapshots
     state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
     own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
         snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes,
-        result_bytes=kept * run.snapshot.every_rounds * arena,
+        result_bytes=kept * run.snapshot.every_rounds * result_bytes,
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

@@ -32,8 +32,6 @@ BOUNDARY_SHARE = 0.8
 """Of the host memory left beside the replica, for values between sub-models that wait there."""
 LEAST_HOST_BYTES = 256 << 20
 WEIGHT_TITLES = {MASTER: "master weights", HIGH: "high halves", LOW: "low halves"}
-RESULT_ARENAS = 2
-"""Averaged gradients held at once: the one being voted on, and the next."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +121,16 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
     ]
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
     elements, float32_bytes = layout.total_elements, torch.float32.itemsize
+    codec = codec_named(run.swarm.codec)
+    travelled = codec.of_means().wire_bytes(elements)
     arenas += [
         ("working copy", working_copy_bytes(precision, form) * elements),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
-        *((f"averaged gradients {n + 1}", float32_bytes * elements) for n in range(RESULT_ARENAS)),
-    ]
+        ("average", float32_bytes * elements),
+        *((f"average {n + 1} as it travelled", travelled) for n in range(2 - codec.exact)),
+    ]  # the one voted on and the next; an exact one is no more than its numbers
     arenas.append(("update rule's own", update_rule(run).own_bytes(layout)))
-    if codec_named(run.swarm.codec).feeds_back:  # what it takes away, until it is given back
+    if codec.feeds_back:  # what it takes away, until it is given back
         arenas.append(("lost in rounding", float32_bytes * elements))
     return [(what, size) for what, size in arenas if size > 0]
 

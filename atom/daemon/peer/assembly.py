@@ -140,7 +140,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 
 def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
-    donors = _donors(base)
+    donors = _donors(base, storage.results)
     batch = member.run.batch
     loader = BatchLoader(member.samples, box.identity.peer_id, batch.micro_batch_sequences)
     policy = BATCH_POLICIES[DEFAULT_POLICY](batch.global_sequences)
@@ -156,17 +156,18 @@ def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
 
 def _storage(given: Assembly, events: EventSink) -> RunStorage:
     box, member = given.box, given.member
-    results = Results(box.state.results, member.replica.elements)
+    codec = codec_named(member.run.swarm.codec)
+    results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, given.console.note)
     return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
 
 
-def _donors(base: _Base) -> PeerDonors:
+def _donors(base: _Base, results: Results) -> PeerDonors:
     box, member, console = base.given.box, base.given.member, base.given.console
     return PeerDonors(
         base.transport,
-        member.replica.elements,
+        results.usual_bytes,
         sum(arena.size_bytes for arena in member.replica.state_form.values()),
         box.state.downloads,
         Watch(

@@ -16,6 +16,7 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms, tell_broken
@@ -39,8 +40,9 @@ _GRACE_S = 1.0
 
 def all_reduce(
     arenas: Arenas, terms: Terms, channels: Channels, cancelled: threading.Event | None = None
-) -> None:
-    """result = scale · Σ sources over the members: in a ring, or by parts with owners.
+) -> EncodedMean:
+    """result = scale · Σ sources over the members: in a ring, or by parts with owners. Returns what
+    it was decoded from, the same bytes on all of them.
 
     `channels` come from `open_exchange` and are closed when this returns or raises; its
     threads are gone by then. After a failure the contents of `result` and `residual` mean nothing;
@@ -56,27 +58,26 @@ def all_reduce(
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
-        return
+        return reduction.wires.encoded()
     try:
         _run(reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise reduction.failure
+    return reduction.wires.encoded()
 
 
 def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
     """What the threads run: one per connection and direction."""
     plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
-    sender: Callable[[Reduction, Channel, Iterable[Step]], Half] = Sender
     receiver: Callable[[Reduction, Channel, Iterable[Step]], Half] = Receiver
     if isinstance(plan, PartsPlan):
-        own = OwnPart(reduction, plan)
-        sender, receiver = partial(Sender, sums=own.sum), partial(PartsReceiver, own)
+        receiver = partial(PartsReceiver, OwnPart(reduction, plan))
     sends = zip(channels.right, rights, strict=True)
     receives = zip(channels.left, lefts, strict=True)
     return [
-        *(sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
+        *(Sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
         *(receiver(reduction, left, plan.stream(peer, rank)) for left, peer in receives),
     ]
 

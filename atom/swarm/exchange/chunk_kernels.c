@@ -13,7 +13,6 @@
 #include "../../base/kernel.h"
 
 enum { BLOCK = 1024, SMALL_BLOCK = 64 }; /* numbers that share a scale: of eight bits, of four */
-enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
 #define SMALLEST_SCALE 0x1p-100f
@@ -137,51 +136,36 @@ INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t co
     return worst >= INFINITE;
 }
 
-/* Whether an encoder may have written a block with this scale, whose largest step is this: a scale above zero
- * makes the largest number +-most, and then decoding is exact and is undone by encoding. */
-INLINE int32_t canonical(float scale, int32_t largest_step, int32_t most) {
-    return scale >= SMALLEST_SCALE ? largest_step == most : bits_of(scale) == 0 && largest_step == 0;
-}
-
 INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
-    int32_t worst = 0, sound = 1;
+    int32_t worst = 0;
     for (int64_t start = 0; start < all; start += BLOCK) {
         const float scale = from_bfloat16(parts.scales[start / BLOCK]);
         const int8_t *restrict steps = parts.steps + start;
         float *restrict out = all_out + start;
         const int64_t count = in_block(start, all, BLOCK);
-        int32_t largest_step = 0;
         for (int64_t i = 0; i < count; i++) {
-            const int32_t step = steps[i];
-            out[i] = (float)step * scale;
+            out[i] = (float)steps[i] * scale;
             worst = larger(worst, size_of(out[i]));
-            largest_step = larger(largest_step, step < 0 ? -step : step);
         }
-        sound &= canonical(scale, largest_step, MOST_8);
     }
-    if (worst >= INFINITE) return NOT_FINITE;
-    return sound ? NUMBERS : NOT_CANONICAL;
+    return worst >= INFINITE;
 }
 
 INLINE int32_t decode_int4(const void *wire, float *restrict all_out, int64_t all) {
     const struct int4_wire parts = int4_parts(wire, all);
-    int32_t worst = 0, sound = 1, steps[SMALL_BLOCK];
+    int32_t worst = 0, steps[SMALL_BLOCK];
     for (int64_t start = 0; start < all; start += SMALL_BLOCK) {
         const float scale = from_bfloat16(parts.scales[start / SMALL_BLOCK]);
         float *restrict out = all_out + start;
         const int64_t count = in_block(start, all, SMALL_BLOCK);
-        int32_t largest_step = 0;
         unpack(parts.pairs + start / 2, steps, count);
         for (int64_t i = 0; i < count; i++) {
             out[i] = (float)steps[i] * scale;
             worst = larger(worst, size_of(out[i]));
-            largest_step = larger(largest_step, steps[i] < 0 ? -steps[i] : steps[i]);
         }
-        sound &= canonical(scale, largest_step, MOST_4) && (count % 2 == 0 || steps[count] == 0);
     }
-    if (worst >= INFINITE) return NOT_FINITE;
-    return sound ? NUMBERS : NOT_CANONICAL;
+    return worst >= INFINITE;
 }
 
 /* ---- To the wire. lost = values - what will be decoded, unless it is NULL. */

@@ -23,7 +23,6 @@ _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
 _DECODE = (c_void_p, c_void_p, c_int64, c_int32)
 _CHECK = (c_void_p, c_int64, c_float, c_int32)
-_NOT_CANONICAL = 2
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
@@ -32,7 +31,7 @@ class NotFinite(ArithmeticError):
 
 
 class NotCanonical(ArithmeticError):
-    """Bytes that no encoder writes: passed on, they would become others, and other numbers."""
+    """Bytes that no encoder writes."""
 
 
 class ChunkKernels:
@@ -71,15 +70,10 @@ class ChunkKernels:
             raise NotFinite
 
     def decode(self, wire_format: str, wire: Tensor, out: Tensor) -> None:
-        """Writes the numbers in `wire`, others' memory, to `out`.
-
-        Raises: NotFinite or NotCanonical, afterwards.
-        """
+        """Writes the numbers in `wire`, others' memory, to `out`. Raises: NotFinite, afterwards."""
         count, decode = out.numel(), self._decode[wire_format]
-        target = _address(out, count)
-        wrong = decode(wire.data_ptr(), target, count, self._level)
-        if wrong:
-            raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
+        if decode(wire.data_ptr(), _address(out, count), count, self._level):
+            raise NotFinite
 
     def require_finite(self, values: Tensor, largest: float = LARGEST_FLOAT32) -> None:
         """Raises: NotFinite, also for what is beyond ± `largest`."""

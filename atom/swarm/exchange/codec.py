@@ -1,8 +1,8 @@
 """How numbers look on the wire: encoded once by their sender, decoded once by their receiver.
 
-A codec may take any number of bytes. One whose bytes are of a fixed size, and the same again when
-what was decoded is encoded, may also be used in a ring, which encodes a chunk anew at every hop;
-any other only travels in parts with owners.
+A mean is encoded once, by its owner, and all decode the same bytes. A codec may take any number of
+bytes. One whose bytes are of a fixed size may also be used in a ring, which encodes a partial sum
+anew at every hop; any other only travels in parts with owners.
 """
 
 from abc import ABC, abstractmethod
@@ -29,11 +29,18 @@ class Codec(ABC):
     feeds_back: bool
     """Whether it takes away so much that this should be added to the next round's gradients."""
     fixed_size: bool = True
-    """Whether a ring may use it: `wire_bytes` is the exact size, and encoding is idempotent."""
+    """Whether a ring may use it: `wire_bytes` is the exact size."""
+    exact: bool = False
+    """Whether numbers are on the wire as they are in memory."""
 
     def wire_bytes(self, elements: int) -> int:
         """The most that `elements`, a multiple of 16, take on the wire; at most four each."""
         return int(self.element_bytes * elements)
+
+    def fits(self, length: int, elements: int) -> bool:
+        """Whether `elements` may take so many bytes."""
+        most = self.wire_bytes(elements)
+        return length == most if self.fixed_size else 0 <= length <= most
 
     def of_means(self) -> "Codec":
         """The codec in which an owner sends the mean of its part, where that is another one."""
@@ -74,6 +81,7 @@ class Float32(Codec):
     name = "float32"
     element_bytes = 4
     feeds_back = False
+    exact = True
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         return values.view(torch.uint8)
@@ -109,7 +117,7 @@ class _Rounded(Codec):
 
 class BFloat16(_Rounded):
     """Half the bytes; rounds to 8 significant bits at every hop of the reduction, once overall in
-    the gather (rounding to nearest even is idempotent)."""
+    the gather."""
 
     name = "bfloat16"
     element_bytes = 2
@@ -123,15 +131,9 @@ class Int8(_Rounded):
         q     = x · fp32(1/scale), rounded to the nearest integer, ties to even: -127 … 127
         x'    = q · scale
 
-    Every operation is one IEEE rounding in fp32, so all machines encode alike. The scale has eight
-    significant bits and the block's largest number becomes ±127; so q · scale is exact, and
-    encoding x' finds the same scale and the same q: that is what makes the codec idempotent. (With
-    a scale in fp32 it is not.) Blocks whose scale would fall below 2^-100 become zeros. On the
-    wire: the scales of all blocks, then all q. The last block of a chunk may be shorter.
-
-    The same number could be written with another scale as well. Whoever passes that on writes it
-    anew, and so other members would hold other numbers: decoding refuses what encoding never gives
-    (a block with a scale but without ±127, one without a scale that is not all zeros, -128).
+    Every operation is one IEEE rounding in fp32, so all machines encode alike, and q · scale is
+    exact. Blocks whose scale would fall below 2^-100 become zeros. On the wire: the scales of all
+    blocks, then all q. The last block of a chunk may be shorter.
 
     A quarter of fp32's bytes, at an error of up to 1/254 of the block's largest number per hop.
     """
@@ -149,7 +151,7 @@ class Int4(_Rounded):
 
     On the wire: the scales of all blocks, then a byte for every two steps, each plus 8. The low
     bits are a number's of the first half of a block, the high ones its fellow's of the second half;
-    of an odd block the last one has none, and a step of 0 stands for it. -8 is refused, too.
+    of an odd block the last one has none.
 
     About an eighth of fp32's bytes (17 bits for four numbers), at an error of up to 1/14 of the
     block's largest number per hop.

@@ -16,21 +16,17 @@ from atom.swarm.stream.frames import Channel
 
 
 class OwnPart:
-    """The encoded contributions to our own part until they are summed, and the encoded sums until
-    everybody has them: nobody contributes to a slot's next chunk before it has its last sum."""
+    """The encoded contributions to our own part, until they are summed: nobody contributes to a
+    slot's next chunk before it has the last one's sum."""
 
     def __init__(self, reduction: Reduction, plan: PartsPlan) -> None:
         self._reduction, self._plan, terms = reduction, plan, reduction.terms
         self.peers = [terms.members[rank] for rank in plan.peers(terms.rank)]
         """In the order in which their contributions are added: each is a lane."""
         slots = WINDOW * plan.owned_chunks if plan.shares[terms.rank] else 0
-        held, summed = (
-            codec.wire_bytes(plan.chunk_elements) for codec in (terms.codec, reduction.of_means)
-        )
-        self._held = torch.empty(len(self.peers), slots, held, dtype=torch.uint8)
-        self._summed = torch.empty(slots, summed, dtype=torch.uint8)
+        most = terms.codec.wire_bytes(plan.chunk_elements)
+        self._held = torch.empty(len(self.peers), slots, most, dtype=torch.uint8)
         self._arrived: list[dict[int, Tensor]] = [{} for _ in range(slots)]
-        self._sums: dict[int, Tensor] = {}
 
     def room(self, step: Step, lane: int) -> Tensor:
         """Where the contribution of the `lane`-th peer belongs (uint8)."""
@@ -57,11 +53,7 @@ class OwnPart:
                 before = ((self.peers[each], arrived[each]) for each in range(lane + 1))
                 raise reduction.spoilt(failure, before, step) from None
             addend = total
-        self._sums[slot] = reduction.round(total, step.start, self._summed[slot])
-
-    def sum(self, step: Step) -> Tensor:
-        """The encoded sum of a chunk that is added up."""
-        return self._sums[self._plan.slot(step.number)]
+        reduction.round(step)
 
 
 class PartsReceiver(Receiver):

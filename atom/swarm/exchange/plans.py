@@ -32,7 +32,8 @@ BUCKET_BYTES = 16 * 1024 * 1024
 decoded, added and encoded before the line runs dry."""
 WINDOW = 2
 """Buckets whose contributions an owner holds."""
-_CHUNK_ELEMENTS = 512 * 1024
+MOST_ELEMENTS = 512 * 1024
+"""Of a chunk."""
 _CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
 
@@ -113,6 +114,13 @@ class Plan(ABC):
         for index, start in enumerate(range(begin, end, self.chunk_elements)):
             yield first + index, start, min(start + self.chunk_elements, end)
 
+    def means(self) -> Iterator[Step]:
+        """Every chunk of the mean, in the order of elements."""
+        for bucket in range(self.buckets):
+            for owner in range(self.members):
+                for number, start, stop in self.chunks(bucket, owner):
+                    yield Step(number, True, 0, start, stop)
+
 
 class RingPlan(Plan):
     """All shares are alike: the parts are the segments."""
@@ -165,7 +173,7 @@ def chunk_elements(segment_elements: int) -> int:
     """As large as leaves four chunks to a segment: what a chunk costs beside its bytes counts on
     fast links, and a member stands still if a segment is too few of them."""
     quarter = segment_elements // 4 // _CHUNK_UNIT * _CHUNK_UNIT
-    return min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
+    return min(max(quarter, _CHUNK_UNIT), MOST_ELEMENTS)
 
 
 def chunk_header(tag: bytes, step: Step) -> bytes:

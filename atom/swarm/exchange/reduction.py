@@ -15,6 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
+from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason
@@ -153,6 +154,7 @@ class Reduction:
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
         self.of_means = self.terms.codec.of_means()
+        self.wires = MeanWires(self.plan, self.of_means, self.arenas.result)
 
     @property
     def _chunk(self) -> int:
@@ -272,7 +274,8 @@ class Reduction:
         return ExchangeBroken(suspect, reason, f"in elements from {step.start}")
 
     def alone(self) -> None:
-        """A single member: nothing travels, nothing is lost. Raises: ExchangeBroken."""
+        """A single member: nothing travels, but its mean is what a swarm's would be. Raises:
+        ExchangeBroken."""
         result, source = self.arenas.result, self.arenas.source
         if source is None:
             result.zero_()
@@ -285,16 +288,19 @@ class Reduction:
         except NotFinite:
             detail = "in our own part"
             raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
+        for step in self.plan.means():
+            self.round(step)
 
-    def round(self, mean: Tensor, start: int, scratch: Tensor) -> Tensor:
-        """The owner's last touch: what everybody else will decode. Returns its bytes. Raises: as
-        `encode`."""
-        wire = self.encode(self.of_means, mean, start, scratch)
+    def round(self, step: Step) -> None:
+        """The owner's last touch: the mean of a chunk becomes what everybody else will decode.
+        Raises: as `encode`."""
+        mean = self.arenas.result[step.start : step.stop]
+        wire = self.encode(self.of_means, mean, step.start, self.wires.room(step))
         self.of_means.decode(wire, mean)
-        lost = self._lost(mean, start)
+        lost = self._lost(mean, step.start)
         if lost is not None:
             numpy.multiply(lost.numpy(), numpy.float32(1 / self.terms.scale), out=lost.numpy())
-        return wire
+        self.wires.put(step, wire)
 
     def _lost(self, values: Tensor, start: int) -> Tensor | None:
         residual = self.arenas.residual

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -44,17 +44,6 @@ class Half(ABC):
 class Sender(Half):
     """Sends what goes over one connection, each chunk as soon as what it needs has arrived."""
 
-    def __init__(
-        self,
-        reduction: Reduction,
-        channel: Channel,
-        steps: Iterable[Step],
-        sums: Callable[[Step], Tensor] | None = None,
-    ) -> None:
-        """`sums`: by parts, the encoded sum of a chunk that we own."""
-        super().__init__(reduction, channel, steps)
-        self._sums = sums
-
     def run(self) -> None:
         reduction = self.reduction
         beat_s = reduction.terms.progress_timeout_s / 4
@@ -82,12 +71,10 @@ class Sender(Half):
     def _encoded(self, step: Step) -> Tensor:
         """The chunk's bytes. Raises: ExchangeBroken."""
         reduction = self.reduction
-        if step.gather and self._sums:
-            return self._sums(step)
-        sum_so_far = reduction.arenas.result[step.start : step.stop]
         if step.gather:
-            return reduction.of_means.encode(sum_so_far, self._scratch)
+            return reduction.wires.chunk(step)
         if step.hop:
+            sum_so_far = reduction.arenas.result[step.start : step.stop]
             return reduction.encode(reduction.terms.codec, sum_so_far, step.start, self._scratch)
         return reduction.encoded_part(step, self._scratch)
 
@@ -134,21 +121,27 @@ class Receiver(Half):
         return ExchangeBroken(self.channel.peer_id, reason, detail)
 
     def _store(self, step: Step) -> None:
-        terms, out = self.reduction.terms, self.reduction.arenas.result[step.start : step.stop]
-        target = out if step.gather else self._sum[: step.stop - step.start]
-        codec = self.reduction.codec(step)
-        arrived = self._receive(step, codec.wire(target, self._scratch))
+        reduction, codec = self.reduction, self.reduction.codec(step)
+        out = reduction.arenas.result[step.start : step.stop]
+        room = reduction.wires.room(step) if step.gather else self._room(step)
+        arrived = self._receive(step, room)
         try:
             if step.gather:
-                codec.decode(arrived, target)
+                codec.decode(arrived, out)
+                reduction.wires.put(step, arrived)
                 return
-            factor = terms.scale if step.last_sum else 1.0
-            codec.add(arrived, self.reduction.part(step), factor, out)
+            factor = reduction.terms.scale if step.last_sum else 1.0
+            codec.add(arrived, reduction.part(step), factor, out)
             if step.last_sum:
-                self.reduction.round(out, step.start, self._scratch)
+                reduction.round(step)
         except (NotFinite, NotCanonical) as failure:
             came = [(self.channel.peer_id, arrived)]
-            raise self.reduction.spoilt(failure, came, step) from None
+            raise reduction.spoilt(failure, came, step) from None
+
+    def _room(self, step: Step) -> Tensor:
+        """For a partial sum."""
+        numbers = self._sum[: step.stop - step.start]
+        return self.reduction.terms.codec.wire(numbers, self._scratch)
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
@@ -164,8 +157,7 @@ class Receiver(Half):
             words = self.channel.recv_rest(length, patience)
             raise parse_broken(words, terms.members)
         size = length - len(expected)
-        fixed = self.reduction.codec(step).fixed_size
-        fits = size == into.numel() if fixed else 0 <= size <= into.numel()
+        fits = self.reduction.codec(step).fits(size, step.stop - step.start)
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:

@@ -14,7 +14,6 @@ from blake3 import blake3
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
-from atom.base.landing import LandedBlocks
 from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import canonical_digest
@@ -92,33 +91,6 @@ def decode_manifest(raw: bytes, max_bytes: int) -> BlobManifest:
     if manifest.byte_count > max_bytes:
         raise PeerRefused(Reason.TOO_LARGE, f"{manifest.byte_count} bytes, at most {max_bytes}")
     return manifest
-
-
-class LandingDigest:
-    """The digest of a flat host tensor whose parts become final one by one.
-
-    A chunk is hashed, on threads of this object's own, when all of it has landed. The same bytes as
-    `arena_digest`, in whatever order and pieces it lands.
-    """
-
-    def __init__(self, arena: Tensor) -> None:
-        """Hashes on as many threads as PyTorch may use."""
-        view, width = bytes_of(arena), arena.element_size()
-
-        def hashed(start: int, stop: int) -> bytes:
-            return chunk_digest(view[start * width : stop * width], threads=1)
-
-        threads, chunk_elements = torch.get_num_threads(), CHUNK_BYTES // width
-        self._arena = arena
-        self._chunks = LandedBlocks(arena.numel(), chunk_elements, hashed, threads, "atom-digest")
-        self.landed = self._chunks.landed
-        self.close = self._chunks.close
-
-    def digest(self) -> bytes:
-        """Waits for the last chunks. What has not landed counts as it is now. Call once, at the
-        end."""
-        arena, chunks = self._arena, b"".join(self._chunks.found())
-        return ArenaManifest("", dtype_name(arena), arena.numel(), chunks).digest()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

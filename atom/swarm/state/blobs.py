@@ -27,8 +27,6 @@ MAX_REQUEST_BYTES = 1024
 UPLOADS, UPLOADS_PER_PEER = 16, 4
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
-RESULT_ARENA = "result"
-"""Name of the one arena of a blob that is one averaged result."""
 _IDLE_S = 15.0
 """So long after its last request a channel is kept."""
 _SEND_SILENCE_S = 15.0

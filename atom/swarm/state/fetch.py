@@ -92,17 +92,15 @@ class Wanted:
 def fetch(
     transport: Transport,
     wanted: Wanted,
-    into: Path | Mapping[str, Tensor],
+    into: Path | None,
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Mapping[str, Tensor]:
     """The arenas of a complete, checked blob. `into`: a directory (one file per arena; an
-    interrupted fetch goes on there), or tensors to fill (all that the blob must have, by name).
-    After a failure their contents are a mixture and good only for going on.
+    interrupted fetch goes on there); None: into memory.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
-    TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError, MismatchError for
-    a target that does not fit.
+    TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError.
     """
     watch, started = watch or Watch(), time.monotonic()
     target = _Fetch(transport, wanted, into, watch).run(stop or threading.Event())
@@ -200,7 +198,7 @@ class _Fetch:
         self,
         transport: Transport,
         wanted: Wanted,
-        into: Path | Mapping[str, Tensor],
+        into: Path | None,
         watch: Watch,
     ) -> None:
         self._transport, self._wanted = transport, wanted

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from atom.base.disk_words import why_not_written
-from atom.base.errors import MismatchError, StorageError
+from atom.base.errors import StorageError
 from atom.swarm.state.arenas import (
     DTYPES,
     ArenaManifest,
     BlobManifest,
     bytes_of,
     chunk_digest,
-    dtype_name,
 )
 from atom.swarm.stream.frames import Interrupted
 
@@ -89,14 +88,12 @@ class Target:
     def __init__(
         self,
         manifest: BlobManifest,
-        into: Path | Mapping[str, Tensor],
+        into: Path | None,
         given_bytes: Mapping[str, int],
         stop: threading.Event,
     ) -> None:
-        """Chunks that are in place already lack nothing. Raises: StorageError, MismatchError,
-        Interrupted."""
-        arenas = self.arenas = _in_files(manifest, into) if isinstance(into, Path) else into
-        _check_given(manifest, arenas)
+        """Chunks that are in place already lack nothing. Raises: StorageError, Interrupted."""
+        arenas = self.arenas = _in_memory(manifest) if into is None else _in_files(manifest, into)
         self.given_bytes = given_bytes
         """Donor → what came from it, second copies of a piece included."""
         self.total_bytes = manifest.byte_count
@@ -131,6 +128,13 @@ class Target:
         return self._views[piece[0]][start:stop]
 
 
+def _in_memory(manifest: BlobManifest) -> Mapping[str, Tensor]:
+    return {
+        arena.name: torch.zeros(arena.elements, dtype=DTYPES[arena.dtype])
+        for arena in manifest.arenas
+    }
+
+
 def _in_files(manifest: BlobManifest, folder: Path) -> Mapping[str, Tensor]:
     numbered = enumerate(manifest.arenas)
     return {arena.name: _mapped(arena, folder / f"arena-{number}") for number, arena in numbered}
@@ -158,14 +162,3 @@ def _reserve(path: Path, count: int) -> None:
         raise StorageError(
             f"cannot reserve {count:,} bytes in {path.parent}: {why_not_written(error)}", hint
         ) from error
-
-
-def _check_given(manifest: BlobManifest, given: Mapping[str, Tensor]) -> None:
-    wanted = {arena.name: (arena.dtype, arena.elements) for arena in manifest.arenas}
-    found = {name: (dtype_name(tensor), tensor.numel()) for name, tensor in given.items()}
-    if wanted != found:
-        names = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
-        raise MismatchError(
-            f"the swarm's state differs from this program's in {', '.join(names[:5])}",
-            "compare the program hash and the versions with the run's",
-        )

@@ -11,8 +11,8 @@ import torch
 
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import PAGE_BYTES, Ask
-from atom.swarm.state.arenas import DIGEST_BYTES, named_digest
-from atom.swarm.state.blobs import RESULT_ARENA
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.state.arenas import DIGEST_BYTES
 from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -27,15 +27,15 @@ class PeerDonors:
     def __init__(
         self,
         transport: Transport,
-        elements: int,
+        result_bytes: int,
         state_bytes: int,
         downloads: Path,
         watch: Watch,
     ) -> None:
-        """`elements`: of one result. `downloads`: where a state of `state_bytes` lies until it is
-        whole. `watch`: hears also of lies."""
+        """`result_bytes`: what one result takes, but for a few per chunk. `downloads`: where a
+        state of `state_bytes` lies until it is whole. `watch`: hears also of lies."""
         self._transport = transport
-        self._elements = elements
+        self._max_result_bytes = result_bytes + result_bytes // 64 + (1 << 20)
         self._max_bytes = state_bytes + (1 << 20)
         self._downloads = downloads
         self._watch = watch
@@ -64,15 +64,12 @@ class PeerDonors:
         wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, self._max_bytes)
         return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
-    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
         """`pace`: the least that must come; None: as long as anything comes."""
-        named = named_digest({RESULT_ARENA: digest})
-        most = 4 * self._elements + (1 << 20)
-        wanted = Wanted(f"result/{digest.hex()}", peers, named, most, pace)
+        most = self._max_result_bytes
+        wanted = Wanted(f"result/{digest.hex()}", peers, digest, most, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
-        result = torch.zeros(self._elements)
-        fetch(self._transport, wanted, {RESULT_ARENA: result}, self.stop, quiet)
-        return result
+        return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
 
     def keep_only(self, heads: Collection[Head] = ()) -> None:
         """Whatever was downloaded may go, but for the states at these heads."""

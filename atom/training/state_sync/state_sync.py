@@ -12,9 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Head, Value, Voter
@@ -114,7 +112,7 @@ class StateSync:
                 self._follow(chain, [*dict.fromkeys([donor, *donors])], discard)
                 self._storage.room.attempt(DOWNLOADS, self._donors.keep_only)
                 return ""
-            except (PeerRefused, OSError, ValueError, MismatchError) as problem:
+            except (PeerRefused, OSError, ValueError) as problem:
                 problems.append(f"{donor}: {problem}")
         return "; ".join(problems) or "no donors"
 
@@ -123,16 +121,11 @@ class StateSync:
         leads. From any thread. Raises: PeerRefused, OSError."""
         return self._chain_of(donor).heads[-1]
 
-    def fetch_result(
-        self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
-    ) -> torch.Tensor:
+    def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
         held from now on. From any thread. Raises: PeerRefused, OSError."""
-        result = self._results.get(digest)
-        if result is None:
-            result = self._donors.result(digest, peers, pace)
+        result = self._results.get(digest) or self._donors.result(digest, peers, pace)
         self._results.hold(digest, result)
-        return result
 
     # ---- from our own disk
 
@@ -200,7 +193,7 @@ class StateSync:
     def _worth_replaying(self) -> int:
         """So many results have at most as many bytes as a state."""
         state = self._replica.state_arenas().values()
-        return sum(arena.nbytes for arena in state) // self._results.arena_bytes
+        return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
     def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
         return certified_state(round_number, self._first.digest, commits)
@@ -240,10 +233,11 @@ class StateSync:
 
     def _step(self, commit: Commit, peers: Sequence[str]) -> None:
         value = commit.value
-        result = self.fetch_result(value.result_digest, peers)
+        self.fetch_result(value.result_digest, peers)
+        mean = self._results.numbers(value.result_digest)
         if value.round > self._journal.head.round:
-            self._storage.record(commit, result)
-        self._replica.begin_step(result, value.gradient_norm, value.round, self.ours_in(value))
+            self._storage.record(commit)
+        self._replica.begin_step(mean, value.gradient_norm, value.round, self.ours_in(value))
         self._replica.finish_step()
         self._results.keep(frozenset())
 

@@ -1,59 +1,82 @@
 """Averaged results: in memory until their round is over, on disk until a snapshot covers them.
 
-A result is named by its digest and never changes once it has its name, so it can be handed to
-anyone who asks for that digest. Its memory is not used again: somebody may still be reading it.
+A result is kept in the bytes that travelled, is named by their digest, and never changes once it
+has its name, so it can be handed to anyone who asks for that digest. Its memory is not used again:
+somebody may still be reading it.
 """
 
 import threading
 from collections.abc import Set
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from atom.base.errors import StorageError
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.leftover import remove_leftover
-from atom.swarm.state.arenas import arena_digest
-from atom.swarm.state.blobs import RESULT_ARENA
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import read_tensors, write_tensors
 
 
 class Results:
-    """Thread-safe. Tensors are flat float32 [elements] on the host."""
+    """Thread-safe."""
 
-    def __init__(self, folder: Path, elements: int) -> None:
+    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
+        """`elements`: of each result. `codec`: of the run."""
         self.folder = folder
         self.elements = elements
-        self.arena_bytes = 4 * elements
-        """Of one result."""
+        self.codec = codec.of_means()
+        """In which results are kept."""
         self._lock = threading.Lock()
-        self._held: dict[bytes, Tensor] = {}
+        self._held: dict[bytes, EncodedMean] = {}
+        self._decoded: tuple[bytes, Tensor] | None = None
 
-    def hold(self, digest: bytes, result: Tensor) -> None:
+    @property
+    def usual_bytes(self) -> int:
+        """The most that a result takes, but for a few per chunk."""
+        return self.codec.wire_bytes(self.elements)
+
+    def hold(self, digest: bytes, result: EncodedMean, numbers: Tensor | None = None) -> None:
+        """`numbers`: what it says, if they are at hand; of the latest result they are kept."""
         with self._lock:
             self._held[digest] = result
+            self._decoded = None if numbers is None else (digest, numbers)
 
-    def get(self, digest: bytes) -> Tensor | None:
+    def get(self, digest: bytes) -> EncodedMean | None:
         """From memory, else from disk; None if it is in neither (or not under its own digest)."""
         found, held = self.unchecked(digest), self._held.get(digest)
         if found is None or found is held:
             return found
-        return found if arena_digest(found) == digest else None
+        return found if state_digest(found.arenas) == digest else None
 
-    def unchecked(self, digest: bytes) -> Tensor | None:
+    def unchecked(self, digest: bytes) -> EncodedMean | None:
         """As `get`, but who reads it has to see whether the disk gave what it was given."""
         held = self._held.get(digest)
         return self._stored(digest) if held is None else held
 
-    def save(self, digest: bytes, result: Tensor) -> None:
-        """Puts it on disk; a power cut within the next half minute may take it. Raises:
+    def numbers(self, digest: bytes) -> Tensor:
+        """What a held result says, fp32 [elements]. Raises: as `check`."""
+        with self._lock:
+            held, decoded = self._held[digest], self._decoded
+        if decoded is not None and decoded[0] == digest:
+            return decoded[1]
+        return held.decode(self.codec, self.elements)
+
+    def check(self, digest: bytes) -> None:
+        """Whether a held result says anything. Raises: PeerRefused."""
+        self._held[digest].check(self.codec, self.elements)
+
+    def save(self, digest: bytes) -> None:
+        """Puts a held one on disk; a power cut within the next half minute may take it. Raises:
         StorageError when the disk is full or gone."""
-        write_tensors(self.path(digest), {RESULT_ARENA: result})
+        write_tensors(self.path(digest), self._held[digest].arenas)
 
     def keep(self, digests: Set[bytes]) -> None:
-        """Forgets all others that are in memory."""
+        """Forgets all others that are in memory, and all numbers."""
         with self._lock:
             self._held = {name: self._held[name] for name in self._held.keys() & digests}
+            self._decoded = None
 
     def prune(self, keep: Set[bytes]) -> None:
         """Deletes stored results but those named."""
@@ -65,11 +88,8 @@ class Results:
     def path(self, digest: bytes) -> Path:
         return self.folder / f"{digest.hex()}.safetensors"
 
-    def _stored(self, digest: bytes) -> Tensor | None:
+    def _stored(self, digest: bytes) -> EncodedMean | None:
         try:
-            stored = read_tensors(self.path(digest)).get(RESULT_ARENA)
-        except StorageError:
+            return EncodedMean.of(read_tensors(self.path(digest)))
+        except (StorageError, PeerRefused):
             return None
-        if stored is None or stored.shape != (self.elements,) or stored.dtype != torch.float32:
-            return None
-        return stored

@@ -24,7 +24,7 @@ from atom.base.leftover import remove_leftover
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import RESULT_ARENA, Content, plain_bytes
+from atom.swarm.state.blobs import Content, plain_bytes
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
@@ -138,7 +138,7 @@ class RunStorage:
         if kind == "state":
             return self._state(bytes.fromhex(key))
         result = self.results.unchecked(bytes.fromhex(key))
-        return None if result is None else {RESULT_ARENA: result}
+        return None if result is None else result.arenas
 
     def _listed(self) -> bytes:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
@@ -158,17 +158,17 @@ class RunStorage:
         kept, along = commits[:length], heads[: length + 1]
         self.room.attempt(CHAIN, lambda: self.journal.replace(kept, along))
 
-    def record(self, commit: Commit, result: Tensor) -> None:
-        """A commit and its result: on disk before the step, and offered."""
+    def record(self, commit: Commit) -> None:
+        """A commit and its held result: on disk before the step, and offered."""
         digest = commit.value.result_digest
-        self.room.attempt(RESULTS, lambda: self.results.save(digest, result))
+        self.room.attempt(RESULTS, lambda: self.results.save(digest))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
 
     def snapshot(self, digest: bytes, arenas: Mapping[str, Tensor]) -> None:
         """Saves the state of the journal's head and drops the results it covers, but for the
         snapshots before it. Without room, the oldest goes first, but never the only one."""
         size, head = sum(arena.nbytes for arena in arenas.values()), self.journal.head
-        needed = size + 2 * self.results.arena_bytes
+        needed = size + 2 * self.results.usual_bytes
 
         def write() -> None:
             if (free := self.room.free_bytes()) < needed:

@@ -18,6 +18,7 @@ from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.daemon.usable_memory import UsableMemory
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
+from atom.swarm.exchange.codec import codec_named
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 
 GIB = 2**30
@@ -126,11 +127,13 @@ def test_a_joiner_is_refused(
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
-    """Six arenas of float32, the tied embedding's sums, and what int8 takes away."""
+    """Six arenas of float32 and the tied embedding's sums; with int8 five, what it takes away, and
+    two averages as they travelled."""
     folder.codec(codec)
     founder = folder.found("founder")
-    arenas = 7 if codec == "int8" else 6
-    needs = 4 * (arenas * founder.replica.elements + VOCABULARY * WIDTH)
+    elements = founder.replica.elements
+    coded = 2 * codec_named(codec).wire_bytes(elements) if codec == "int8" else 0
+    needs = 4 * (6 * elements + VOCABULARY * WIDTH) + coded
     with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
         folder.enter(founder, host=f"{needs - 1} B")
     folder.boxes.pop().state.unlock()

@@ -1,20 +1,16 @@
 """Codecs and their compiled loops: as their formulas say, at every level of instructions, bit by
-bit, idempotent; and what no encoder writes is noticed."""
+bit; and what is not finite is noticed."""
 
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from atom.base import kernel_library
-from atom.config.run_file import CODECS
 from atom.swarm.exchange.chunk_kernels import (
     FORMATS,
     SOURCE,
     ChunkKernels,
-    NotCanonical,
     NotFinite,
     chunk_kernels,
 )
@@ -126,10 +122,10 @@ def test_what_overflows_is_noticed(kernels: ChunkKernels) -> None:
         kernels.encode("bfloat16", huge, torch.empty(128, dtype=torch.uint8), None)
 
 
-# ---- idempotent
+# ---- there and back
 
 
-INT8, FLOATS = Int8(), st.floats(width=32, allow_nan=False, allow_infinity=False)
+INT8 = Int8()
 
 
 def encoded(values: Tensor, codec: Codec = INT8) -> Tensor:
@@ -140,19 +136,6 @@ def decoded(wire: Tensor, elements: int, codec: Codec = INT8) -> Tensor:
     out = torch.full((elements,), float("nan"))
     codec.decode(wire, out)
     return out
-
-
-@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
-@settings(max_examples=200, deadline=None)
-@given(st.lists(FLOATS, min_size=1, max_size=40), st.integers(0, 3))
-def test_encoding_what_was_decoded_gives_the_same_bytes(
-    codec: Codec, some: list[float], more: int
-) -> None:
-    values = torch.tensor(some * (1 + more * BLOCK // len(some)), dtype=torch.float32)
-    values = values.clamp(-3e38, 3e38)  # beyond, bfloat16 overflows, and says so
-    once = decoded(encoded(values, codec), values.numel(), codec)
-    assert once.isfinite().all()
-    assert torch.equal(encoded(once, codec), encoded(values, codec))
 
 
 @pytest.mark.parametrize("codec", [Int8(), Int4()], ids=["int8", "int4"])
@@ -175,75 +158,23 @@ def rewritten(wire: Tensor, scale: int, *steps: int) -> Tensor:
     return wire
 
 
-ONE = 0x3F80
-FAINT = 0x0D00
-"""Bits of 1, and of less than the smallest scale."""
+NO_SCALES = 0x7F80, 0xFF80, 0x7FC0
+"""Bits of infinities, and of what is no number."""
 
 
-@pytest.mark.parametrize(
-    ("scale", "steps", "problem"),
-    [
-        *((scale, (127,), NotFinite) for scale in (0x7F80, 0xFF80, 0x7FC0)),
-        (ONE, (126,), NotCanonical), (ONE, (64, -2), NotCanonical), (ONE, (0,), NotCanonical),
-        (ONE, (-128, 127), NotCanonical), (ONE | 0x8000, (127,), NotCanonical),
-        (FAINT, (127,), NotCanonical), (0, (1,), NotCanonical), (0, (127,), NotCanonical),
-        (0x8000, (0,), NotCanonical),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_int8_what_no_encoder_writes_is_refused(
-    scale: int, steps: tuple[int, ...], problem: type[Exception], blocks: int
-) -> None:
-    wire = encoded(torch.zeros(blocks * BLOCK - 8))
-    with pytest.raises(problem):
-        decoded(rewritten(wire, scale, *steps), blocks * BLOCK - 8)
+@pytest.mark.parametrize("scale", NO_SCALES)
+@pytest.mark.parametrize("step", [0, 1, -128])
+def test_int8_a_scale_that_is_no_number_is_refused(scale: int, step: int) -> None:
+    wire = encoded(torch.zeros(3 * BLOCK - 8))
+    with pytest.raises(NotFinite):
+        decoded(rewritten(wire, scale, step), 3 * BLOCK - 8)
 
 
-INT4 = Int4()
-
-
-@pytest.mark.parametrize(
-    ("scale", "bytes_", "problem"),
-    [
-        *((scale, (0x8F,), NotFinite) for scale in (0x7F80, 0xFF80, 0x7FC0)),
-        (ONE, (0x8E,), NotCanonical), (ONE, (0x88,), NotCanonical),
-        (ONE, (0x80, 0xF8), NotCanonical), (ONE, (0x08, 0xF8), NotCanonical),
-        (ONE | 0x8000, (0x8F,), NotCanonical),
-        (FAINT, (0x8F,), NotCanonical), (0, (0x89,), NotCanonical), (0, (0x98,), NotCanonical),
-        (0x8000, (0x88,), NotCanonical), (ONE, (0x8F, 0x88, 0x98), NotCanonical),
-    ],
-)  # fmt: skip
-def test_int4_what_no_encoder_writes_is_refused(
-    scale: int, bytes_: tuple[int, ...], problem: type[Exception]
-) -> None:
-    """The last one is a step of a number that is not there: of five, three have the low bits."""
-    wire = encoded(torch.zeros(5), INT4)
+@pytest.mark.parametrize("scale", NO_SCALES)
+@pytest.mark.parametrize("pair", [0x88, 0x8F])
+def test_int4_a_scale_that_is_no_number_is_refused(scale: int, pair: int) -> None:
+    wire = encoded(torch.zeros(5), Int4())
     wire.numpy()[:2].view(numpy.uint16)[0] = scale
-    wire[2 : 2 + len(bytes_)] = torch.tensor(bytes_, dtype=torch.uint8)
-    with pytest.raises(problem):
-        decoded(wire, 5, INT4)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 0x7F7F), st.lists(st.integers(-127, 127), min_size=1, max_size=40))
-def test_int8_what_is_decoded_would_be_written_the_same(scale: int, steps: list[int]) -> None:
-    steps.append(127 if scale else 0)
-    wire = rewritten(encoded(torch.zeros(64)), scale, *steps)
-    try:
-        values = decoded(wire, 64)
-    except (NotCanonical, NotFinite):
-        return
-    assert torch.equal(encoded(values), wire)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 0xFFFF), st.binary(min_size=20, max_size=20))
-def test_int4_what_is_decoded_would_be_written_the_same(scale: int, steps: bytes) -> None:
-    wire = encoded(torch.zeros(40), INT4)
-    wire.numpy()[:2].view(numpy.uint16)[0] = scale
-    wire[2:] = torch.frombuffer(bytearray(steps), dtype=torch.uint8)
-    try:
-        values = decoded(wire, 40, INT4)
-    except (NotCanonical, NotFinite):
-        return
-    assert torch.equal(encoded(values, INT4), wire)
+    wire[2] = pair
+    with pytest.raises(NotFinite):
+        decoded(wire, 5, Int4())

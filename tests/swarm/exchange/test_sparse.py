@@ -312,7 +312,8 @@ class LiarAboutMeans(Sparse):
         self._spoil = spoil
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        return self._spoil(super().encode(values, scratch, lost))
+        wire = self._spoil(super().encode(values, scratch, lost))
+        return scratch[: wire.numel()].copy_(wire)
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Looks at nothing: it lasts until the others have its bytes."""

@@ -1,7 +1,5 @@
 """Digests name contents: any change of bytes, type, length or name shows."""
 
-import itertools
-import random
 from dataclasses import replace
 
 import pytest
@@ -9,12 +7,10 @@ import torch
 
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.state import arenas as arenas_module
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     ArenaManifest,
     BlobManifest,
-    LandingDigest,
     arena_digest,
     decode_manifest,
     describe,
@@ -74,21 +70,3 @@ def test_a_manifest_is_bounded(
 ) -> None:
     raw = schema.encode(BlobManifest(arenas))
     assert refusal(decode_manifest, raw, max_bytes) is reason
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_neither_pieces_nor_their_order_show_in_the_digest_of_what_lands(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, seed: int
-) -> None:
-    """`LandedBlocks` itself is proven where norms land (tests/optim/test_clipping.py)."""
-    monkeypatch.setattr(arenas_module, "CHUNK_BYTES", 4096)
-    tensor, chance = arena(10_000).to(dtype), random.Random(seed)
-    ends = [0, *sorted(chance.sample(range(1, 10_000), 10 * seed)), 10_000]
-    cut = list(itertools.pairwise(ends))
-    chance.shuffle(cut)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: chance.choice([1, 3]))
-    landing = LandingDigest(tensor)
-    for start, stop in cut:
-        landing.landed(start, stop)
-    assert landing.digest() == arena_digest(tensor)

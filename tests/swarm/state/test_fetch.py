@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
@@ -108,17 +108,14 @@ class Town:
     def fetch(
         self,
         donors: Sequence[str],
-        into: Path | Mapping[str, Tensor] | None = None,
+        into: Path | None = None,
         stop: threading.Event | None = None,
         most_bytes: int = 1 << 30,
         pace: Pace | None = None,
     ) -> Mapping[str, int]:
-        """The state, into arenas of its form unless told; it is the right one. From whom how much
-        came."""
-        arenas = {name: torch.zeros_like(each) for name, each in state().items()}
-        place = arenas if into is None else into
+        """The state, which is the right one. From whom how much came."""
         wanted = Wanted(NAME, donors, DIGEST, most_bytes, pace)
-        fetched = fetch(self.me, wanted, place, stop, Watch(self.progress, self.events, self.lied))
+        fetched = fetch(self.me, wanted, into, stop, Watch(self.progress, self.events, self.lied))
         assert state_digest(fetched) == DIGEST
         told = self.events.events[-1]
         assert told["bytes"] + told["reused_bytes"] >= STATE_BYTES
@@ -239,14 +236,6 @@ def test_when_nobody_is_left_the_last_reason_is_told(
     assert refusal(town.fetch, [slow]) is Reason.TIMEOUT
 
 
-def test_only_what_changed_is_fetched_into_given_arenas(town: Town) -> None:
-    mine, store = state(), Scripted()
-    mine["master"][CHUNK + 1] += 1
-    town.fetch([town.donor(store)], into=mine)
-    assert store.asked == 1
-    assert state_digest(mine) == DIGEST
-
-
 def test_a_donor_with_bad_moments_is_asked_again(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,8 +246,6 @@ def test_a_donor_with_bad_moments_is_asked_again(
 def test_what_does_not_fit_here_is_said(town: Town, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     donor = town.donor()
-    with pytest.raises(MismatchError, match="moment"):
-        town.fetch([donor], into={"master": state()["master"]})
     with pytest.raises(StorageError):
         town.fetch([donor], into=tmp_path / "file")
 

@@ -77,4 +77,4 @@ def test_a_fetch_that_is_short_of_threads_ends(
     monkeypatch.setattr(fetch_module, "SILENCE_S", 3600.0)
     wanted = Wanted("state/x", [two.peer_id, one.peer_id], bytes(32), 1 << 20)
     with pytest.raises(PeerRefused, match="no thread"):
-        fetch(one.transport, wanted, {})
+        fetch(one.transport, wanted, None)

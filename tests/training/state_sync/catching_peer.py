@@ -8,8 +8,9 @@ import pytest
 
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Voter
+from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, Content, plain_bytes
+from atom.swarm.state.blobs import BlobServer, BlobStore, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.training.state_sync.donors import PeerDonors
@@ -34,7 +35,7 @@ class Served(BlobStore):
         story = run()
         self.chain = story.chain()
         self.contents: dict[str, Content] = {
-            f"result/{story.result_digest(number).hex()}": {RESULT_ARENA: story.results[number]}
+            f"result/{story.result_digest(number).hex()}": story.results[number].arenas
             for number in results
         }
         for number in offers:
@@ -79,7 +80,7 @@ class Peer:
         self.downloads = folder / "downloads"
         self.replica, self.events = new_replica(), EventList()
         self.journal = Journal(folder / "chain.bin", run().heads[0])
-        self.results = Results(folder / "results", self.replica.elements)
+        self.results = Results(folder / "results", self.replica.elements, EXACT)
         room = DiskRoom(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, room, 2)
         self.knows_start = knows_start
@@ -98,7 +99,7 @@ class Peer:
         watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
         state_bytes = sum(arena.nbytes for arena in run().states[0].values())
         return PeerDonors(
-            self._network.add(), self.results.elements, state_bytes, self.downloads, watch
+            self._network.add(), self.results.usual_bytes, state_bytes, self.downloads, watch
         )
 
     def door(self, blobs: BlobStore, throttle: TransferThrottle | None = None) -> str:
@@ -130,7 +131,9 @@ class Peer:
         for commit in story.commits[:journal]:
             self.journal.append(commit)
         for number in results:
-            self.results.save(story.result_digest(number), story.results[number])
+            self.results.hold(story.result_digest(number), story.results[number])
+            self.results.save(story.result_digest(number))
+        self.results.keep(set())
         for number in snapshots:
             head, state = story.heads[number].digest, story.states[number]
             write_snapshot(self.snapshots, number, head, story.digest(number), state)

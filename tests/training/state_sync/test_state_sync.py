@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from atom.base.reasons import Reason
+from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobStore, Content, plain_bytes
 from atom.swarm.stream.frames import Pace
 from atom.training.state_sync import donors as serving
+from tests.swarm.means import encoded
 from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
@@ -65,7 +67,8 @@ def test_a_peers_own_disk_serves_all_that_another_lacks(
     assert peer.run(*donors) == ""
     assert peer.at(ROUNDS)
     fetched = [event for event in peer.events.events if event["event"] == "fetched"]
-    sizes = {"state": 3 * peer.results.arena_bytes, "result": peer.results.arena_bytes}
+    result_bytes = sum(arena.nbytes for arena in run().results[1].arenas.values())
+    sizes = {"state": 3 * peer.results.usual_bytes, "result": result_bytes}
     assert [(each["what"], each["bytes"]) for each in fetched] == [
         (what, sizes[what]) for what in fetches
     ]
@@ -97,10 +100,11 @@ def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) ->
 
 def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: Make) -> None:
     """Perhaps we voted for it, and nobody else has it any more."""
-    peer, result = peer_of(at=1), torch.ones(3)
+    peer, result = peer_of(at=1), encoded(torch.ones(32))
     peer.results.hold(b"r" * 32, result)
     assert "no known address" in peer.state_sync.run(["gone"], discard=False)
-    assert peer.state_sync.fetch_result(b"r" * 32, []) is result
+    peer.state_sync.fetch_result(b"r" * 32, [])
+    assert peer.results.get(b"r" * 32) is result
     assert peer.liars == []
     assert peer.state_sync.run(["gone", peer.door(Served())], discard=False) == ""
     assert peer.at(ROUNDS)
@@ -109,11 +113,22 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: M
 def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Make) -> None:
     peer, honest = peer_of(), Served()
     digest, result = run().result_digest(2), run().results[2]
-    liar = Shelf({f"result/{digest.hex()}": {"other": result}})
+    liar = Shelf({f"result/{digest.hex()}": {"other": result.wires}})
     assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.HASH_MISMATCH
-    fetched = peer.state_sync.fetch_result(digest, [peer.door(liar), peer.door(honest)])
-    assert torch.equal(fetched, result)
-    assert peer.results.get(digest) is fetched
+    peer.state_sync.fetch_result(digest, [peer.door(liar), peer.door(honest)])
+    fetched = peer.results.get(digest)
+    assert fetched is not None
+    assert torch.equal(fetched.wires, result.wires)
+    wanted = result.decode(EXACT, peer.results.elements)
+    assert torch.equal(peer.results.numbers(digest), wanted)
+
+
+def test_what_is_no_result_is_refused_whatever_it_is_called(peer_of: Make) -> None:
+    """Its name may be a commit's: of voters in league."""
+    peer, other = peer_of(), {"other": torch.zeros(64)}
+    digest = state_digest(other)
+    liar = Shelf({f"result/{digest.hex()}": other})
+    assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.MALFORMED
 
 
 # ---- the chain

@@ -9,7 +9,8 @@ import torch
 
 from atom.base.errors import StorageError
 from atom.base.events import EventList
-from atom.swarm.state.arenas import arena_digest
+from atom.swarm.exchange.codec import EXACT
+from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
@@ -20,6 +21,7 @@ from atom.training.storage.run_storage import (
     write_snapshot,
 )
 from tests.read_only_disk import turn_read_only
+from tests.swarm.means import encoded
 from tests.training.executor_stage import Stage, kinds
 from tests.training.worker_scene import ELEMENTS
 
@@ -183,14 +185,17 @@ def test_the_person_at_the_terminal_is_told_once(tmp_path: Path) -> None:
 
 # ---- results
 
-NAME = arena_digest(torch.full((32,), 2.0))
+TWOS = encoded(torch.full((32,), 2.0))
+NAME = state_digest(TWOS.arenas)
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     """One of them is stored."""
-    results = Results(tmp_path, 32)
-    results.save(NAME, torch.full((32,), 2.0))
+    results = Results(tmp_path, 32, EXACT)
+    results.hold(NAME, TWOS)
+    results.save(NAME)
+    results.keep(set())
     return results
 
 
@@ -198,14 +203,13 @@ def test_a_stored_result_is_read_even_while_its_file_goes(results: Results) -> N
     found = results.unchecked(NAME)
     results.prune(set())
     assert found is not None
-    assert torch.equal(found, torch.full((32,), 2.0))
+    assert torch.equal(found.decode(EXACT, 32), torch.full((32,), 2.0))
     assert results.unchecked(NAME) is None
 
 
 def test_damaged_results_are_not_there(results: Results) -> None:
     path = results.path(NAME)
     assert results.get(NAME) is not None
-    assert Results(results.folder, 64).get(NAME) is None, "of a model of another size"
     whole = path.read_bytes()
     for damaged in (b"garbage", whole[:-40], whole[:-1] + b"\x01", b""):
         path.write_bytes(damaged)

@@ -1,0 +1,95 @@
+"""Means as they travelled: what is kept says the same everywhere, and a stranger's is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.swarm.exchange.codec import EXACT, Codec, Int4, Int8
+from atom.swarm.exchange.encoded import CHUNKS, WIRES, EncodedMean
+from atom.swarm.exchange.plans import MOST_ELEMENTS
+from atom.swarm.exchange.sparse import Sparse
+from atom.swarm.state.arenas import state_digest
+from tests.swarm.means import encoded
+from tests.swarm.refusals import refusal
+from tests.swarm.threaded_ring import ELEMENTS, Make, sources, swarm_of
+
+__all__ = ["swarm_of"]
+
+
+@pytest.mark.parametrize("codec", [EXACT, Int8(), Int4(), Sparse()], ids=lambda each: each.name)
+@pytest.mark.parametrize("shares", [(1, 2, 0), ()], ids=["parts", "ring"])
+def test_all_members_keep_the_same_bytes(
+    swarm_of: Make, codec: Codec, shares: tuple[int, ...]
+) -> None:
+    if not shares and not codec.fixed_size:
+        return
+    swarm, parts, kept = swarm_of(3, shares), sources(3, ELEMENTS), list[EncodedMean]()
+    swarm.average(parts, codec=codec, kept=kept)
+    first, *others = kept
+    assert len({state_digest(each.arenas) for each in kept}) == 1
+    assert first.wires.numel() <= 1.01 * codec.of_means().wire_bytes(ELEMENTS)
+    for other in others:
+        assert first.wires.data_ptr() != other.wires.data_ptr()
+
+
+def test_a_lone_peer_keeps_its_mean_as_a_swarm_would() -> None:
+    numbers = sources(1, ELEMENTS)[0]
+    mean = encoded(numbers, Int4())
+    assert mean.wires.numel() < ELEMENTS
+    error = (mean.decode(Int4(), ELEMENTS) - numbers).abs().max()
+    assert 0 < error <= numbers.abs().max() / 14
+
+
+NUMBERS = 64
+
+
+def with_chunks(*told: int) -> Callable[[EncodedMean], dict[str, Tensor]]:
+    return lambda mean: {WIRES: mean.wires, CHUNKS: torch.tensor(told, dtype=torch.int64)}
+
+
+FORGED: dict[str, tuple[Callable[[EncodedMean], dict[str, Tensor]], Reason]] = {
+    "no chunks": (lambda mean: {WIRES: mean.wires}, Reason.MALFORMED),
+    "chunks of another type": (
+        lambda mean: {WIRES: mean.wires, CHUNKS: mean.chunks.int()}, Reason.MALFORMED,
+    ),
+    "half a chunk": (with_chunks(NUMBERS), Reason.MALFORMED),
+    "too few elements": (with_chunks(48, 26), Reason.MALFORMED),
+    "too few bytes": (with_chunks(NUMBERS, 33), Reason.MALFORMED),
+    "bytes of another codec": (with_chunks(16, 17, 48, 17), Reason.MALFORMED),
+    "an odd chunk": (with_chunks(63, 34, 1, 0), Reason.MALFORMED),
+    "nothing": (with_chunks(NUMBERS, 34, 0, 0), Reason.MALFORMED),
+    "less than nothing": (with_chunks(2 * NUMBERS, 68, -NUMBERS, -34), Reason.MALFORMED),
+    "numbers that are none": (
+        lambda mean: {WIRES: mean.wires.fill_(0xFF), CHUNKS: mean.chunks}, Reason.NOT_FINITE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("forge", "reason"), FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("use", [EncodedMean.decode, EncodedMean.check])
+def test_what_no_exchange_leaves_is_refused(
+    forge: Callable[[EncodedMean], dict[str, Tensor]],
+    reason: Reason,
+    use: Callable[[EncodedMean, Codec, int], object],
+) -> None:
+    mean = encoded(torch.ones(NUMBERS), Int4())
+    assert mean.chunks.tolist() == [NUMBERS, 34]
+    use(mean, Int4(), NUMBERS)
+    assert refusal(lambda: use(EncodedMean.of(forge(mean)), Int4(), NUMBERS)) is reason
+
+
+def test_what_no_encoder_writes_is_refused() -> None:
+    mean = encoded(torch.ones(NUMBERS), Sparse())
+    mean.wires.fill_(0x7F)
+    assert refusal(mean.check, Sparse().of_means(), NUMBERS) is Reason.MALFORMED
+
+
+def test_a_chunk_is_no_larger_than_any_plan_has_it() -> None:
+    """So checking one takes little memory."""
+    elements = MOST_ELEMENTS + 16
+    size = Int4().wire_bytes(elements)
+    whole = EncodedMean(torch.zeros(size, dtype=torch.uint8), torch.tensor([elements, size]))
+    assert refusal(whole.check, Int4(), elements) is Reason.MALFORMED
