@@ -8,10 +8,9 @@ write it in plain PyTorch. Rows:
     reference     DiLoCo, nothing of ours
     float32, int8, int4     local steps with these codecs, by parts with owners
     muon          float32; Muon inside
-    sparse, sparse-32       of the mean 1/16 and 1/32 travel back; what was lost is offered again
-    sparse-kept, sparse-32-kept    the same; what a peer could not send stays in its weights
+    sparse, sparse-32       of the mean 1/16 and 1/32 travel back
     sparse-senders          sparse; the mean of a number is over those that sent it
-    sparse-forgetful        sparse; every tenth round an owner's debts are lost with it
+    sparse-forgetful        sparse; every tenth round one of them begins anew: what it kept is lost
     published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
     uneven        float32; speeds 1:2:4, in turn
     churning      float32; the first peer is away every third round, and comes back empty
@@ -66,8 +65,6 @@ ROWS: dict[str, Side] = {
     "reference": reference,
     **{name: by(name) for name in ("float32", "int8", "int4", "sparse")},
     "sparse-32": partial(ours, codec=Sparse(64, 128)),
-    "sparse-kept": partial(ours, codec=Sparse(), takes_back=True),
-    "sparse-32-kept": partial(ours, codec=Sparse(64, 128), takes_back=True),
     "sparse-senders": by("sparse", over_senders=True),
     "sparse-forgetful": by("sparse", forgets_every=10),
     "published": published,

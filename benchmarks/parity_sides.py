@@ -143,9 +143,6 @@ class PlayedPeer:
             outer_momentum=play.outer_momentum,
         )  # fmt: skip
         self.feedback = ErrorFeedback(layout.total_elements) if codec.feeds_back else None
-        self.lost: Tensor | None = None
-        """What codecs took away in the last round; of its own part, of the mean."""
-        self.own = slice(0, 0)
         self.store.master.copy_(play.first_weights())
         self.rule.initialised()
 
@@ -159,31 +156,17 @@ class PlayedPeer:
 
     def offer(self) -> tuple[Tensor, Tensor | None]:
         """What it gives to the round, and where to write what a codec takes away of it."""
-        contribution = self.rule.contribution()
-        if self.feedback is None:
-            return contribution, None
-        self.feedback.fold(contribution)
-        self.lost = self.feedback.begin()
-        return contribution, self.lost
+        lost = None if self.feedback is None else self.feedback.begin()
+        return self.rule.contribution(), lost
 
     def commit(self, mean: Tensor, round: int, ours: int) -> None:
         """`ours`: so many of its sequences are in the mean."""
+        lost = None
         if self.feedback is not None:
             self.feedback.written(RESULT)
-            self.feedback.committed(RESULT)
-        self.rule.commit(mean, gradient_norm(mean), round, ours)
+            lost = self.feedback.committed(RESULT)
+        self.rule.commit(mean, gradient_norm(mean), round, ours, lost)
         self.stepper.wait()
-
-    def take_back(self, sequences: int) -> None:
-        """What this peer did and could not send stays in its weights, and so in its next Δ: it
-        goes on from there. What it owes as an owner is offered again, as with every codec."""
-        assert self.lost is not None
-        done = self.lost / sequences
-        done[self.own] = 0
-        self.store.master.sub_(done)
-        kept = self.lost[self.own].clone()
-        self.lost.zero_()
-        self.lost[self.own] = kept
 
 
 def ours(
@@ -191,14 +174,13 @@ def ours(
     codec: Codec,
     speeds: Sequence[int] = (),
     away_every: int = 0,
-    takes_back: bool = False,
     forgets_every: int = 0,
     over_senders: bool = False,
     late: int = 0,
 ) -> Iterator[Tensor]:
     """Peers of these `speeds`, by parts with owners. Every `away_every` rounds the first is not
     there for one, and comes back without its own state. Every `forgets_every` rounds one, in turn,
-    loses what it owes as an owner and as a sender. `over_senders`: see `over_its_senders`. A round
+    begins anew at the shared weights. `over_senders`: see `over_its_senders`. A round
     is decided `late`: so many inner steps of the next one are taken meanwhile."""
     peers = [PlayedPeer(play, codec) for _ in range(play.peers)]
     samples, speeds = play.samples(), speeds or (1,) * play.peers
@@ -222,14 +204,8 @@ def ours(
             decide = partial(decided, here, counts, mean, round)
             continue
         decided(here, counts, mean, round)
-        for peer, sequences in zip(here, counts, strict=True):
-            if takes_back:
-                peer.take_back(sequences)
         if forgets_every and round % forgets_every == 0:
-            forgetful = peers[round // forgets_every % play.peers]
-            assert forgetful.feedback is not None
-            forgetful.feedback.forget()
-            forgetful.rule.adopted(round)
+            peers[round // forgets_every % play.peers].rule.adopted(round)
         if away:
             for name, arena in peers[0].rule.shared().items():
                 arena.copy_(peers[1].rule.shared()[name])
@@ -261,8 +237,8 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
     elements = offers[0][0].numel()
     scratch, mean = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
     size = -(-elements // len(peers) // 16) * 16
-    for place, owner in enumerate(peers):
-        owner.own = part = slice(place * size, min((place + 1) * size, elements))
+    for place in range(len(peers)):
+        part = slice(place * size, min((place + 1) * size, elements))
         total, lost_by_owner = offers[place][0][part].clone(), offers[place][1]
         for values, lost in offers[place + 1 :] + offers[:place]:
             rest = None if lost is None else lost[part]

@@ -12,7 +12,6 @@ from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_sums import add
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
     Arenas,
@@ -60,52 +59,36 @@ def start_task(
 
 
 class ErrorFeedback:
-    """What a coarse codec took away from this peer's gradients, until a later round gets it back.
+    """What a coarse codec took away from this peer's part of a round, for its update rule.
 
-    Without it a codec of eight bits would lose the same small numbers round after round. With it
-    they add up here until they are large enough to be sent (Seide et al. 2014, "1-bit stochastic
-    gradient descent"; Karimireddy et al. 2019). It is this peer's own: replicas agree because all
-    apply the same decoded average.
+    Without it a codec of few bits would lose the same small numbers round after round. The rule
+    gives them back (Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al.
+    2019). They are this peer's own: replicas agree because all apply the same decoded mean.
 
-    One arena, fp32 [elements], serves three times per round: what the last round left is folded
-    into the gradients before they are offered; then the ring writes what this round leaves; and
-    that counts only if the round is committed with this ring's result and our part in it.
-
-    `fold`, `committed` and `forget` on the worker's thread, `begin` and `written` on a ring's in
-    between; the round takes care that they do not meet.
+    One arena, fp32 [elements]: an exchange writes there, and it counts only if the round is
+    committed with the result of that exchange. `begin` and `written` on its thread, `committed` on
+    the worker's; the round takes care that they do not meet.
     """
 
     def __init__(self, elements: int) -> None:
         """Raises: MemoryError."""
         self._arena = allocate_host_memory(elements, torch.float32)
-        self._kept = False
-        """Whether the arena holds something to be given back."""
         self._written_for = b""
 
-    def fold(self, gradients: Tensor) -> None:
-        """Adds what is kept to `gradients`, sums over sequences like itself; once."""
-        if self._kept:
-            add(gradients, self._arena)
-        self._kept = False
-
     def begin(self) -> Tensor:
-        """The arena, for a ring that our gradients take part in. What was kept is folded by now."""
-        assert not self._kept
+        """The arena, for an exchange that our contribution takes part in."""
         self._written_for = b""
         return self._arena
 
     def written(self, result_digest: bytes) -> None:
-        """The ring has filled the arena; this is the result it made."""
+        """The exchange has filled the arena; this is the result it made."""
         self._written_for = result_digest
 
-    def committed(self, result_digest: bytes) -> None:
-        """The round is decided: what its own ring left is kept, what any other left is not."""
-        self._kept = self._kept or self._written_for == result_digest
-        self._written_for = b""
-
-    def forget(self) -> None:
-        """The gradients of another history: nothing is owed to this one."""
-        self._kept, self._written_for = False, b""
+    def committed(self, result_digest: bytes) -> Tensor | None:
+        """The round is decided: what is lacking of our part of it, times the sequences as that was,
+        until the next contribution. None: nothing, or nobody knows."""
+        ours, self._written_for = self._written_for == result_digest, b""
+        return self._arena if ours else None
 
 
 @dataclass(frozen=True)

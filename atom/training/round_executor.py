@@ -173,8 +173,6 @@ class RoundExecutor:
         replica = self._replica
         if replica.sequences:
             self._offer = replica.contribution()
-            if self._feedback is not None:
-                self._feedback.fold(self._offer)
             if not math.isfinite(largest_size(self._offer)):
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
@@ -219,9 +217,9 @@ class RoundExecutor:
         self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
-        self._replica.begin_step(mean, value.gradient_norm, value.round, ours)
-        if self._feedback is not None:
-            self._feedback.committed(value.result_digest)
+        feedback, digest = self._feedback, value.result_digest
+        lost = None if feedback is None else feedback.committed(digest)
+        self._replica.begin_step(mean, value.gradient_norm, value.round, ours, lost)
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())
@@ -382,8 +380,6 @@ class RoundExecutor:
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""
-        if self._feedback is not None:
-            self._feedback.forget()
         self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()

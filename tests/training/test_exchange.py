@@ -214,42 +214,48 @@ def coarse(circle_of: CircleOf, size: int) -> tuple[Circle, list[ErrorFeedback]]
     return circle, feedbacks
 
 
-def given_back(feedback: ErrorFeedback) -> Tensor:
-    gradients = torch.zeros(ELEMENTS)
-    feedback.fold(gradients)
-    return gradients
-
-
-def test_what_a_committed_round_lost_is_in_the_next_ones_gradients(circle_of: CircleOf) -> None:
+def test_what_a_committed_round_lost_is_told(circle_of: CircleOf) -> None:
     circle, feedbacks = coarse(circle_of, 2)
     exact = sum(member.gradients.double() for member in circle.members)
     digest = circle.averaged(1, 1)
     sums = circle.members[0].result(digest).double() * 2
     for feedback in feedbacks:
-        feedback.committed(digest)
-        part = given_back(feedback)
-        assert part.abs().max() > 1e-4
-        assert not given_back(feedback).any(), "once"
-        sums += part
+        lost = feedback.committed(digest)
+        assert lost is not None
+        assert lost.abs().max() > 1e-4
+        assert feedback.committed(digest) is None, "once"
+        sums += lost
     torch.testing.assert_close(sums, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_owed_for_another_ring_or_history_is_not_given_back(circle_of: CircleOf) -> None:
-    """And what is owed stays so while a member has no sequences."""
+def test_what_another_exchange_lost_is_not_told(circle_of: CircleOf) -> None:
     circle, (one, two) = coarse(circle_of, 2)
     first = circle.averaged(1, 1)
     circle.members[1].gradients.mul_(3)
     second = circle.averaged(1, 2, attempt=2)
-    one.begin()  # and that ring breaks off
+    one.begin()  # and that exchange breaks off
     for digest in (second, first):
-        one.committed(digest)
-        assert not given_back(one).any(), "the arena was written into again since"
-    two.committed(second)
-    two.committed(circle.averaged(2, 0, attempt=3))
-    assert given_back(two).any(), "that ring took nothing from it"
-    two.committed(circle.averaged(1, 1, attempt=4))
-    two.forget()
-    assert not given_back(two).any()
+        assert one.committed(digest) is None, "the arena was written into again since"
+    assert two.committed(first) is None
+    third = circle.averaged(2, 0, attempt=3)
+    assert two.committed(third) is None, "it had no part in it"
+    assert two.committed(circle.averaged(1, 1, attempt=4)) is not None
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_lone_peer_loses_what_its_codec_takes_away(circle_of: CircleOf, name: str) -> None:
+    """So whoever misses a round of it fetches no more than of a swarm's."""
+    feedback = ErrorFeedback(ELEMENTS)
+    circle = circle_of(1, [GradientEncoding(codec_named(name), feedback)])
+    [member] = circle.members
+    member.gradients.copy_(torch.randn(ELEMENTS))
+    digest = circle.averaged(4)
+    lost = feedback.committed(digest)
+    assert lost is not None
+    assert lost.any()
+    torch.testing.assert_close(
+        member.result(digest) * 4 + lost, member.gradients, rtol=1e-6, atol=1e-6
+    )
 
 
 # ---- stopping

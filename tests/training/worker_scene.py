@@ -98,9 +98,15 @@ class CountingReplica:
         self.reset_gradients(self.gradients_tag)
 
     def begin_step(
-        self, mean_gradient: Tensor, gradient_norm: float, round: int, ours: int
+        self,
+        mean_gradient: Tensor,
+        gradient_norm: float,
+        round: int,
+        ours: int,
+        lost: Tensor | None = None,
     ) -> None:
         assert round == self.round + 1
+        self.lost = lost
         self.ours = ours
         if self.overlaps:
             self.sequences -= ours

@@ -14,6 +14,8 @@ What it has done stays with it until a round has taken it. After a commit its we
 
     θ_new + (weights − cut)          if the round took its latest offer
     θ_new + s · (weights − θ_old)    else: s is the share of its sequences that no round has
+
+less what a codec took away of Δ: that stays in its weights, and so it is in its next Δ.
 """
 
 import math
@@ -75,8 +77,9 @@ class LocalSteps(UpdateRule):
             allocate_host_memory(elements, torch.float32) for _ in range(ARENAS)
         )
         self._offered = 0
-        """So many times Δ, from θ to `_cut`, are in `_offer` now; 0: there is no cut. What else is
-        in it is owed to earlier rounds: the exchange adds there what its codec took away."""
+        """So many times Δ, from θ to `_cut`, are in `_offer` now; 0: there is no cut."""
+        self._apart = False
+        """Whether weights may differ from θ though nothing is counted."""
         self._offered_loss_sum = 0.0
         self._round = self._inner_steps = self._warm_up_steps = 0
 
@@ -115,10 +118,9 @@ class LocalSteps(UpdateRule):
         self._forget(round)
 
     def _forget(self, round: int) -> None:
-        """Nothing is owed to anybody, and the inner optimizer knows nothing."""
+        """Weights are θ, and the inner optimizer knows nothing."""
         self.gradients.reset(self.gradients.tag)
-        self._offer.zero_()
-        self._offered = self._inner_steps = 0
+        self._offered, self._apart, self._inner_steps = 0, False, 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
 
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
@@ -158,6 +160,7 @@ class LocalSteps(UpdateRule):
             for name, value in self._by_name(self._theta - saved[WAY]).items():
                 self.store.write_weights(name, value)
             self.store.changed()
+            self._apart = True
             sequences, loss_sum = saved[COUNT].tolist()
             self.gradients.count(int(sequences), loss_sum)
             self.gradients.spend()
@@ -197,7 +200,7 @@ class LocalSteps(UpdateRule):
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         assert not self._offered, "where the peer's own weights are kept meanwhile there is a cut"
-        if not self.gradients.sequences:
+        if not (self.gradients.sequences or self._apart):
             yield  # they are the shared ones; a step that is under way may go on
             return
         self._in_all_parts(self._put_theta)
@@ -234,49 +237,42 @@ class LocalSteps(UpdateRule):
         return self._offer
 
     def _offer_part(self, part: Part, sequences: int) -> None:
-        """In the offer may be one in vain, beside what is owed."""
         theta, offer, cut = map(part.of, (self._theta, self._offer, self._cut))
-        if self._offered:
-            offer.sub_(theta - cut, alpha=self._offered)
         cut.copy_(weights_of(part.stored))
-        offer.add_(theta - cut, alpha=sequences)
+        torch.sub(theta, cut, out=offer).mul_(sequences)
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
-        gradients, offered = self.gradients, self._offered
-        spent, spent_loss_sum = gradients.spent
-        left_out, since = 1.0 - ours / max(spent, ours, 1), ours == offered > 0
+        gradients, spent, spent_loss_sum = self.gradients, *self.gradients.spent
+        left_out, since = 1.0 - ours / max(spent, ours, 1), ours == self._offered > 0
         loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
-        step = partial(self._outer_step, since, 1.0 if since else left_out, offered, ours > 0)
+        base, share = (self._cut, 1.0) if since else (self._theta, left_out)
+        step = partial(self._outer_step, base, share, lost, max(ours, 1))
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
         self._offered, self._round = 0, round
+        self._apart = self._apart or lost is not None
 
     def _outer_step(
         self,
-        since: bool,
+        base: Tensor,
         share: float,
-        offered: int,
-        taken: bool,
+        lost: Tensor | None,
+        ours: int,
         part: Part,
         mean: Tensor,
         step: StepTerms,
     ) -> None:
-        """Keeps a `share` of what was done `since` the cut, else since θ; and of the offer, if it
-        was not `taken`, what is owed. θ and m are shared: only single operations, which IEEE 754
-        rounds alike everywhere."""
-        theta, momentum, offer, cut = map(
-            part.of, (self._theta, self._momentum, self._offer, self._cut)
-        )
+        """Keeps a `share` of what was done since `base`. θ and m are shared: only single
+        operations, which IEEE 754 rounds alike everywhere."""
+        theta, momentum = part.of(self._theta), part.of(self._momentum)
         with part.weights() as weights:
-            kept = (weights - (cut if since else theta)).mul_(share) if share else None
-            if taken:
-                offer.zero_()
-            elif offered:
-                offer.sub_(theta - cut, alpha=offered)
+            kept = (weights - part.of(base)).mul_(share) if share else None
             momentum.mul_(self._outer_decay).add_(mean)
             theta.sub_(torch.mul(momentum, self._outer_decay).add_(mean).mul_(step.learning_rate))
             weights.copy_(theta)
             if kept is not None:
                 weights.add_(kept)
+            if lost is not None:
+                weights.sub_(part.of(lost), alpha=1.0 / ours)

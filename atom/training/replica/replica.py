@@ -288,7 +288,9 @@ class Replica:
 
     # --- stepping -----------------------------------------------------------------------------
 
-    def begin_step(self, mean: Tensor, norm: float, round: int, ours: int = 0) -> None:
+    def begin_step(
+        self, mean: Tensor, norm: float, round: int, ours: int = 0, lost: Tensor | None = None
+    ) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
         stays until `start_round`, or as much of it as the rule says.
@@ -300,6 +302,7 @@ class Replica:
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
             ours: how many of this peer's sequences are in the mean.
+            lost: what is lacking there of its contribution; not changed before the next one.
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.
@@ -309,7 +312,7 @@ class Replica:
             return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
-        self._rule.commit(mean, norm, round, ours)
+        self._rule.commit(mean, norm, round, ours, lost)
         self._round = round
 
     def finish_step(self) -> None:

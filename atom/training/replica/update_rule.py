@@ -19,6 +19,7 @@ from atom.optim.gradients import GradientArena
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import add
 from atom.swap.state_form import StateArena
 
 
@@ -121,13 +122,11 @@ class UpdateRule(ABC):
         """What is averaged: flat [elements], float32 or bfloat16, times the sequences counted.
 
         Between two passes. Until the next pass, or if the rule `overlaps` until the next call or
-        commit, it is the same memory with the same values, but for what the exchange adds to it: a
-        codec's debts of earlier rounds. They are to be in the next contribution, too, if no commit
-        takes this one.
+        commit, it is the same memory with the same values.
         """
 
     @abstractmethod
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
         """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
 
         Args:
@@ -136,6 +135,9 @@ class UpdateRule(ABC):
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
             ours: how many of this peer's sequences are in it; what has been counted since is not.
+            lost: flat float32 [elements], what a codec took away from the contribution that is in
+                it; None: nothing, or nobody knows. A rule sees to it that it counts in a later one.
+                The memory is the rule's until its next contribution.
 
         Raises: ValueError for what does not fit; then nothing is changed.
         """
@@ -144,8 +146,18 @@ class UpdateRule(ABC):
 class EveryStep(UpdateRule):
     """Synchronous training: the mean gradient of the round's sequences, and one optimizer step."""
 
+    _owed: Tensor | None = None
+    """To be added to the next contribution, once."""
+
+    def adopted(self, round: int) -> None:
+        self._owed = None
+
     def contribution(self) -> Tensor:
+        if self._owed is not None:
+            add(self.gradients.sums, self._owed)
+        self._owed = None
         return self.gradients.sums
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
         self.begin_step(mean, norm, round)
+        self._owed = self._owed if lost is None else lost

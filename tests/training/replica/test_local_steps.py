@@ -78,9 +78,15 @@ def mean_of(replicas: Sequence[Replica]) -> Tensor:
     return sums / sum(replica.sequences for replica in replicas)
 
 
-def take(replica: Replica, mean: Tensor, round: int, ours: int | None = None) -> None:
+def take(
+    replica: Replica,
+    mean: Tensor,
+    round: int,
+    ours: int | None = None,
+    lost: Tensor | None = None,
+) -> None:
     ours = replica.sequences if ours is None else ours
-    replica.begin_step(mean, float(mean.norm()), round, ours)
+    replica.begin_step(mean, float(mean.norm()), round, ours, lost)
     replica.finish_step()
 
 
@@ -350,24 +356,47 @@ def test_validation_sees_what_is_shared(new_replica: NewReplica) -> None:
     assert torch.equal(weights_in_place(moved), before)
 
 
-def test_what_a_codec_took_away_outlives_an_attempt_in_vain(new_replica: NewReplica) -> None:
-    """The exchange adds it once. It is there again after more passes, and gone once it is taken."""
-    replica, without = new_replica(), new_replica()
-    owed = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))
-    for each in (replica, without):
-        train(each, 1, 0, 2)
-    replica.contribution().add_(owed)
-    torch.testing.assert_close(replica.contribution() - without.contribution(), owed)
-    for each in (replica, without):
-        for place in (2, 3):
-            each.run_pass([batch(1, 0, place)])
-    torch.testing.assert_close(replica.contribution() - without.contribution(), owed)
-    mean = mean_of([without])
-    take(replica, mean, 1)
-    train(replica, 2, 0, 2)
-    take(without, mean, 1)
-    train(without, 2, 0, 2)
-    assert torch.equal(replica.contribution(), without.contribution())
+def lost_of(replica: Replica) -> Tensor:
+    """Of an exchange that sent but a part of each number of its contribution."""
+    return replica.contribution() * torch.linspace(0.0, 1.0, replica.elements)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_a_codec_took_away_stays_in_the_weights(
+    new_replica: NewReplica, goes_on: bool
+) -> None:
+    """Less its own way that was sent, its weights are where it was: so the rest is in its next Δ,
+    and nobody else hears of it."""
+    replica, other = new_replica(), new_replica()
+    train(replica, 1, 0, 2)
+    mean, lost = mean_of([replica]), lost_of(replica)
+    cut, ours = weights_in_place(replica), replica.sequences
+    if goes_on:
+        train_on(replica, 1, (2, 3))
+    since = weights_in_place(replica) - cut
+    take(replica, mean, 1, ours, lost)
+    take(other, mean, 1, ours=0)
+    assert same(replica, other)
+    way = theta(replica) - weights_in_place(replica)
+    torch.testing.assert_close(way, lost / ours - since, rtol=0.0, atol=1e-6)
+    assert replica.sequences == (2 * SEQUENCES if goes_on else 0)
+    assert replica.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
+    torch.testing.assert_close(replica.own_state()["way"], way, rtol=0.0, atol=1e-6)
+    before = weights_in_place(replica)
+    train_on(replica, 2, (0, 1))
+    moved = before - weights_in_place(replica)
+    torch.testing.assert_close(mean_of([replica]), way + moved, rtol=0.0, atol=1e-6)
+
+
+def test_after_a_restart_it_is_still_there(new_replica: NewReplica) -> None:
+    first, second = new_replica(), new_replica()
+    train(first, 1, 0, 2)
+    take(first, mean_of([first]), 1, first.sequences, lost_of(first))
+    own = {name: tensor.clone() for name, tensor in first.own_state().items()}
+    second.load_state(first.state_arenas(), 1)
+    second.adopt_own(own, is_here=True)
+    torch.testing.assert_close(weights(second), weights(first), rtol=0.0, atol=1e-7)
+    assert first.evaluate([batch(9, 9, 9)]) == second.evaluate([batch(9, 9, 9)])
 
 
 # ---- a peer's own state in the next process

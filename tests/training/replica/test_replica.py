@@ -48,6 +48,28 @@ def adamw(model: GPT3) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
 
 
+# --- what a codec took away ---------------------------------------------------------------------
+
+
+def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevice) -> None:
+    """Also after a round that it had no part in. Another state owes nothing."""
+    replica, other = new_replica(device), new_replica(device)
+    lost = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))
+    mean = lost / 100
+    for each, owed in ((replica, lost), (other, None)):
+        each.begin_step(mean, 1.0, 1, 4, owed)
+        each.start_round(b"1")
+        each.begin_step(mean, 1.0, 2, 0)
+        each.start_round(b"2")
+        each.run_pass(batches(1, 5))
+    assert torch.equal(replica.contribution(), other.contribution() + lost)
+    assert torch.equal(replica.contribution(), other.contribution() + lost)
+    replica.begin_step(mean, 1.0, 3, 4, lost)
+    replica.load_state({name: t.clone() for name, t in other.state_arenas().items()}, 2)
+    replica.start_round(b"2")
+    assert not replica.contribution().any()
+
+
 # --- passes and steps ---------------------------------------------------------------------------
 
 

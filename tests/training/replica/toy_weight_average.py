@@ -65,7 +65,7 @@ class WeightAverage(UpdateRule):
             self._is_sent = True
         return self._sent
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
         self.stepper.wait()
         self._average.copy_(mean)
         self.store.master.copy_(self._average)
