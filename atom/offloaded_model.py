@@ -93,7 +93,7 @@ class OffloadedModel:
         replica.reset_gradients()
         for some in _groups(batches, replica.micro_batches):
             replica.run_pass([_entries(batch) for batch in some])
-        sequences, sums = replica.sequences, replica.contribution()
+        sequences, sums = replica.sequences, replica.gradient_sums()
         norm = gradient_norm(sums) / sequences
         replica.begin_step(sums.div_(sequences), norm, self.steps + 1)
         return replica.loss_sum / sequences

@@ -93,7 +93,7 @@ class Round:
             return self._pass(began, background.submit(self._hash).result)
 
     def _commit(self) -> tuple[Tensor, float]:
-        mean = torch.div(self.replica.contribution(), self.replica.sequences, out=self.result)
+        mean = torch.div(self.replica.gradient_sums(), self.replica.sequences, out=self.result)
         return mean, gradient_norm(mean)
 
     def _hash(self) -> float:

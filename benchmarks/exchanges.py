@@ -30,7 +30,7 @@ from sides import Timing, machine, positive, publish, ratio
 
 from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.allreduce import Arenas, Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import part_shares
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ALIGNMENT, ring_tag
@@ -132,7 +132,7 @@ def _runs(
         )  # fmt: skip
         gate.wait(PATIENCE_S)
         began = time.perf_counter()
-        all_reduce(Arenas(source, result), terms, open_exchange(transport, terms, PATIENCE_S))
+        all_reduce(Arenas(Sums(source), result), terms, open_exchange(transport, terms, PATIENCE_S))
         seconds = time.perf_counter() - began
         found.append((seconds, hashlib.sha256(result.numpy().data).digest()))
     return found[1:]

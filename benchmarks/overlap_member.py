@@ -34,7 +34,7 @@ from atom.swarm.exchange.reduction import Terms
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, GradientEncoding
+from atom.training.exchange import Exchange
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
@@ -212,7 +212,7 @@ class Rounds:
         self._outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self._exchange = Exchange(
             transport, self._results, lambda _: self._replica.contribution(),
-            self._outcomes.put, self._clock, GradientEncoding(),
+            self._outcomes.put, self._clock, EXACT,
         )  # fmt: skip
         self._exchange.speeds = self._speeds = WatchedSpeeds(self._clock.now)
         self.digest = b""

@@ -21,11 +21,9 @@ from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import MASTER, StateForm
 from atom.swarm.exchange.codec import Codec
-from atom.training.exchange import ErrorFeedback
 from atom.training.replica.local_steps import LocalSteps
 
 CLIP_NORM, DECAY, BETAS = 1.0, 0.1, (0.9, 0.95)
-RESULT = b"result"
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _plain_step(
 
 
 class PlayedPeer:
-    """A peer's real store, optimizer, update rule and error feedback; no engine, no network."""
+    """A peer's real store, optimizer and update rule; no engine, no network."""
 
     def __init__(self, play: Play, codec: Codec) -> None:
         layout = play.size.layout
@@ -140,9 +138,8 @@ class PlayedPeer:
         self.rule = LocalSteps(
             self.store, self.gradients, self.stepper, play.rate, CLIP_NORM,
             inner_sequences=play.sequences, outer_rate=play.outer_rate,
-            outer_momentum=play.outer_momentum,
+            outer_momentum=play.outer_momentum, keeps_lost=codec.feeds_back,
         )  # fmt: skip
-        self.feedback = ErrorFeedback(layout.total_elements) if codec.feeds_back else None
         self.store.master.copy_(play.first_weights())
         self.rule.initialised()
 
@@ -154,18 +151,9 @@ class PlayedPeer:
         self.rule.pass_ended()
         self.stepper.wait()
 
-    def offer(self) -> tuple[Tensor, Tensor | None]:
-        """What it gives to the round, and where to write what a codec takes away of it."""
-        lost = None if self.feedback is None else self.feedback.begin()
-        return self.rule.contribution(), lost
-
     def commit(self, mean: Tensor, round: int, ours: int) -> None:
         """`ours`: so many of its sequences are in the mean."""
-        lost = None
-        if self.feedback is not None:
-            self.feedback.written(RESULT)
-            lost = self.feedback.committed(RESULT)
-        self.rule.commit(mean, gradient_norm(mean), round, ours, lost)
+        self.rule.commit(mean, gradient_norm(mean), round, ours, True)
         self.stepper.wait()
 
 
@@ -233,44 +221,45 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
     """The mean of their offers, as parts with owners make it: members encode what they send, the
     owner of a part adds that to its own, and encodes the mean; each keeps what that took away."""
     scale = 1.0 / sum(peer.gradients.sequences for peer in peers)
-    offers = [peer.offer() for peer in peers]
-    elements = offers[0][0].numel()
+    offers, elements = [peer.rule.contribution() for peer in peers], peers[0].store.master.numel()
     scratch, mean = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
     size = -(-elements // len(peers) // 16) * 16
-    for place in range(len(peers)):
-        part = slice(place * size, min((place + 1) * size, elements))
-        total, lost_by_owner = offers[place][0][part].clone(), offers[place][1]
-        for values, lost in offers[place + 1 :] + offers[:place]:
-            rest = None if lost is None else lost[part]
-            codec.add(codec.encode(values[part], scratch, rest), total, 1.0, total)
+    for place, owner in enumerate(offers):
+        start, stop = place * size, min((place + 1) * size, elements)
+        total, lost = owner.part(start, stop).clone(), torch.empty(stop - start)
+        for offer in offers[place + 1 :] + offers[:place]:
+            wire = codec.encode(offer.part(start, stop), scratch, lost)
+            codec.add(wire, total, 1.0, total)
+            if offer.keeps_lost:
+                offer.lacks(start, lost)
         total *= scale
-        rest = None if lost_by_owner is None else lost_by_owner[part]
         means = codec.of_means()
-        means.decode(means.encode(total, scratch, rest), mean[part])
-        if rest is not None:
-            rest /= scale
+        means.decode(means.encode(total, scratch, lost), mean[start:stop])
+        if owner.keeps_lost:
+            owner.lacks(start, lost / scale)
     return mean
 
 
 def over_its_senders(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
     """As `exchanged`, but the mean of a number is over those that sent it; so the owner of a part
     encodes its own numbers like any other."""
-    offers = [peer.offer() for peer in peers]
-    elements, means = offers[0][0].numel(), codec.of_means()
+    offers, elements = [peer.rule.contribution() for peer in peers], peers[0].store.master.numel()
     scratch, arrived = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
-    total, senders = torch.zeros(elements), torch.zeros(elements)
-    for peer, (values, lost) in zip(peers, offers, strict=True):
-        codec.decode(codec.encode(values, scratch, lost), arrived)
+    total, senders, means = torch.zeros(elements), torch.zeros(elements), codec.of_means()
+    all_lost = torch.empty(len(peers), elements)
+    for peer, offer, lost in zip(peers, offers, all_lost, strict=True):
+        codec.decode(codec.encode(offer.part(0, elements), scratch, lost), arrived)
         total += arrived
         senders += (arrived != 0) * peer.gradients.sequences
     size = -(-elements // len(peers) // 16) * 16
-    for place, (_, lost) in enumerate(offers):
+    for place, lost in enumerate(all_lost):
         part = slice(place * size, min((place + 1) * size, elements))
         rest = torch.empty_like(total[part])
         mean = total[part] / senders[part].clamp(min=1)
         means.decode(means.encode(mean, scratch, rest), arrived[part])
-        if lost is not None:
-            lost[part] += rest * senders[part]
+        lost[part] += rest * senders[part]
+    for offer, lost in zip(offers, all_lost, strict=True):
+        offer.lacks(0, lost)
     return arrived
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from atom.base.events import EventList
 from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.allreduce import Arenas, Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
@@ -170,7 +170,7 @@ def _ours(
         opening_s = time.perf_counter() - started
         if delay_s:
             delay(channels, delay_s)
-        all_reduce(Arenas(source, result), terms, channels)
+        all_reduce(Arenas(Sums(source), result), terms, channels)
         return result, opening_s
 
     return reduce

@@ -14,7 +14,7 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.allreduce import Arenas, Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
@@ -148,7 +148,7 @@ class _Peer:
                 progress_timeout_s=PATIENCE_S,
             )
             channels = open_exchange(self._transport, terms, PATIENCE_S)
-            all_reduce(Arenas(source, result), terms, channels)
+            all_reduce(Arenas(Sums(source), result), terms, channels)
             seconds.append(time.perf_counter() - started)
         assert torch.equal(source, result), "fast and wrong would be no result"
         return seconds

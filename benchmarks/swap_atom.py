@@ -129,11 +129,11 @@ class Atom:
         sequences = replica.sequences
         if sequences & (sequences - 1):  # dividing rounds: so does the norm's own sum
             self._require_sequences(sequences)
-            mean = replica.contribution().div_(sequences)
+            mean = replica.gradient_sums().div_(sequences)
             norm = gradient_norm(mean)
         else:
-            norm = gradient_norm(replica.contribution()) / sequences
-            mean = replica.contribution().div_(sequences)
+            norm = gradient_norm(replica.gradient_sums()) / sequences
+            mean = replica.gradient_sums().div_(sequences)
         replica.begin_step(mean, norm, replica.round + 1)
         self.pass_counts.append(len(starts))
         self.step_ends.append(self.clock.now())

@@ -6,12 +6,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
-from atom.swap.host_memory import allocate_host_memory
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
     Arenas,
@@ -21,7 +19,8 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.channels import Channels
-from atom.swarm.exchange.codec import Codec, Float32
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
@@ -58,48 +57,6 @@ def start_task(
         post(failed(fault))
 
 
-class ErrorFeedback:
-    """What a coarse codec took away from this peer's part of a round, for its update rule.
-
-    Without it a codec of few bits would lose the same small numbers round after round. The rule
-    gives them back (Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al.
-    2019). They are this peer's own: replicas agree because all apply the same decoded mean.
-
-    One arena, fp32 [elements]: an exchange writes there, and it counts only if the round is
-    committed with the result of that exchange. `begin` and `written` on its thread, `committed` on
-    the worker's; the round takes care that they do not meet.
-    """
-
-    def __init__(self, elements: int) -> None:
-        """Raises: MemoryError."""
-        self._arena = allocate_host_memory(elements, torch.float32)
-        self._written_for = b""
-
-    def begin(self) -> Tensor:
-        """The arena, for an exchange that our contribution takes part in."""
-        self._written_for = b""
-        return self._arena
-
-    def written(self, result_digest: bytes) -> None:
-        """The exchange has filled the arena; this is the result it made."""
-        self._written_for = result_digest
-
-    def committed(self, result_digest: bytes) -> Tensor | None:
-        """The round is decided: what is lacking of our part of it, times the sequences as that was,
-        until the next contribution. None: nothing, or nobody knows."""
-        ours, self._written_for = self._written_for == result_digest, b""
-        return self._arena if ours else None
-
-
-@dataclass(frozen=True)
-class GradientEncoding:
-    """How the run's gradients travel: the same for all of its peers."""
-
-    codec: Codec = field(default_factory=Float32)
-    feedback: ErrorFeedback | None = None
-    """For codecs that want it."""
-
-
 @dataclass
 class _Run:
     ballot: Ballot
@@ -115,21 +72,24 @@ class Exchange:
         self,
         transport: Transport,
         results: Results,
-        gradients: Callable[[bytes], Tensor],
+        offered: Callable[[bytes], Contribution],
         post: Callable[[Event], None],
         clock: Clock,
-        encoding: GradientEncoding,
+        codec: Codec,
     ) -> None:
+        """`offered`: what this peer gives to a round, by the head that it was counted for."""
         self._transport = transport
         self._results = results
-        self._gradients = gradients
+        self._offered = offered
         self._post = post
         self._clock = clock
-        self._encoding = encoding
+        self._codec = codec
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
         """How long the latest ring took, once it was open, by its result's digest."""
+        self.gave_to = b""
+        """The result of the latest exchange that ours went into, and that ended well."""
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
@@ -155,7 +115,7 @@ class Exchange:
     def fetching_pace(self) -> Pace:
         """Of what a result takes, no slower than an exchange may be."""
         pace, elements = self.speeds.pace(), self._results.elements
-        share = self._encoding.codec.average_bytes(elements) / (4 * elements)
+        share = self._codec.average_bytes(elements) / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
     def close(self) -> None:
@@ -187,11 +147,11 @@ class Exchange:
         numbers = torch.empty(self._results.elements)
         with closing(LandingNorm(numbers)) as norm:
             gives = start.members[terms.rank].sequences > 0
-            source = self._gradients(start.parent) if gives else None
-            feedback = self._encoding.feedback if gives else None
-            residual = feedback.begin() if feedback else None
+            if gives:
+                self.gave_to = b""
+            source = self._offered(start.parent) if gives else None
             began = self._clock.now()
-            arenas = Arenas(source, numbers, residual, norm.landed)
+            arenas = Arenas(source, numbers, norm.landed)
             result = all_reduce(arenas, terms, channels, run.cancelled)
             took_s = self._clock.now() - began
             if channels.right:
@@ -199,8 +159,8 @@ class Exchange:
             finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm.norm())
         self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result, numbers)
-        if feedback:
-            feedback.written(finished.digest)
+        if gives:
+            self.gave_to = finished.digest
         return finished
 
     def _terms(self, start: StartExchange) -> Terms:
@@ -214,7 +174,7 @@ class Exchange:
             rank=members.index(self._transport.peer_id),
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
-            codec=self._encoding.codec,
+            codec=self._codec,
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,

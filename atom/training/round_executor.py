@@ -8,28 +8,26 @@ follows its end, the state's digest first, is done in the background. Nothing of
 state, and the worker waits for it before it changes the state or the journal again.
 """
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.config.run_file import RunFile
 from atom.swap.engine import PassCancelled
-from atom.swap.gate import largest_size
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import Exchange, GradientEncoding, start_task
+from atom.training.exchange import Exchange, start_task
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
@@ -86,7 +84,7 @@ class RoundExecutor:
         self,
         context: TrainingContext,
         run: RunFile,
-        encoding: GradientEncoding,
+        codec: Codec,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
     ) -> None:
@@ -102,20 +100,19 @@ class RoundExecutor:
         self._me = context.me
         self._clock = context.clock
         self._events = context.events
-        self._feedback = encoding.feedback
         self._on_round_begun = on_round_begun
         self._post = post
         self._own_every_s, self._own_saved_at = context.own_every_s, context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
         self.exchange = Exchange(
-            self._transport, self._results, self._gradients, post, self._clock, encoding
+            self._transport, self._results, self._offered, post, self._clock, codec
         )
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
         self._settling.set_result(None)
-        self._offer: Tensor | None = None
+        self._offer: Contribution | None = None
         """What the latest promise of ours is about."""
         self._first_offer: int | None = None
         """Sequences of the first one at this head, if passes went on beyond it."""
@@ -173,7 +170,7 @@ class RoundExecutor:
         replica = self._replica
         if replica.sequences:
             self._offer = replica.contribution()
-            if not math.isfinite(largest_size(self._offer)):
+            if not self._offer.is_finite():
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
         self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
@@ -201,7 +198,7 @@ class RoundExecutor:
 
     # ---- exchange
 
-    def _gradients(self, parent: bytes) -> Tensor:
+    def _offered(self, parent: bytes) -> Contribution:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
         assert self._offer is not None, "said with the promise"
         return self._offer
@@ -217,9 +214,8 @@ class RoundExecutor:
         self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
-        feedback, digest = self._feedback, value.result_digest
-        lost = None if feedback is None else feedback.committed(digest)
-        self._replica.begin_step(mean, value.gradient_norm, value.round, ours, lost)
+        knows_lost = value.result_digest == self.exchange.gave_to
+        self._replica.begin_step(mean, value.gradient_norm, value.round, ours, knows_lost)
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())

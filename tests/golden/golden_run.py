@@ -100,7 +100,7 @@ def play_round(replicas: Sequence[Replica], round: int) -> float:
             replica.run_pass([batch(round, peer, place)])
     sequences = sum(replica.sequences for replica in replicas)
     loss = sum(replica.loss_sum for replica in replicas) / sequences
-    mean = average([replica.contribution() for replica in replicas], sequences)
+    mean = average([replica.gradient_sums() for replica in replicas], sequences)
     for replica in replicas:
         replica.begin_step(mean, gradient_norm(mean), round)
         replica.finish_step()

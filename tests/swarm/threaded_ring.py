@@ -17,6 +17,7 @@ from atom.swarm.exchange.allreduce import (
     Arenas,
     Channels,
     ExchangeBroken,
+    Sums,
     Terms,
     all_reduce,
     open_exchange,
@@ -83,7 +84,8 @@ class Swarm:
         result = torch.full((elements if source is None else source.numel(),), float("nan"))
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
-        arenas = Arenas(source, result, residual, landed(result))
+        given = None if source is None else Sums(source, residual)
+        arenas = Arenas(given, result, landed(result))
         encoded = all_reduce(arenas, terms, channels, cancelled)
         assert torch.equal(encoded.decode(terms.codec.of_means(), len(result)), result)
         if kept is not None:

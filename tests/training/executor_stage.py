@@ -16,7 +16,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.swarm.stream.frames import Pace
-from atom.training.exchange import GradientEncoding
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.disk import DiskRoom
@@ -95,7 +94,7 @@ class Stage(WorkerScene):
             self.transport, self.clock, self.events,
         )  # fmt: skip
         self.executor = RoundExecutor(
-            context, run or a_run(), GradientEncoding(), self._post, lambda: self.on_round_begun()
+            context, run or a_run(), EXACT, self._post, lambda: self.on_round_begun()
         )
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None

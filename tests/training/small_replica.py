@@ -67,10 +67,15 @@ def apply(replica: Replica, mean: Tensor, round: int) -> None:
     replica.finish_step()
 
 
+def contributed(replica: Replica) -> Tensor:
+    """All that it gives to a round, at once."""
+    return replica.contribution().part(0, replica.elements)
+
+
 def begin_own_step(replica: Replica) -> None:
     """On its own arena, as one box alone does; it may end under whatever comes next."""
-    norm = gradient_norm(replica.contribution()) / replica.sequences
-    mean = replica.contribution().div_(replica.sequences)
+    norm = gradient_norm(replica.gradient_sums()) / replica.sequences
+    mean = replica.gradient_sums().div_(replica.sequences)
     replica.begin_step(mean, norm, replica.round + 1)
 
 
@@ -78,7 +83,7 @@ def step_once(replica: Replica, micro_batches: Sequence[MicroBatch], round: int)
     """A round of this peer alone; its mean gradient."""
     replica.reset_gradients()
     replica.run_pass(micro_batches)
-    mean = replica.contribution() / replica.sequences
+    mean = replica.gradient_sums() / replica.sequences
     apply(replica, mean, round)
     return mean
 

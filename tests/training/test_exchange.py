@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,15 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.allreduce import ExchangeBroken
-from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.contribution import Contribution as Offered
+from atom.swarm.exchange.contribution import Sums
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Channel
 from atom.swarm.transport.transport import Transport
 from atom.training import exchange
-from atom.training.exchange import ErrorFeedback, Exchange, GradientEncoding
+from atom.training.exchange import Exchange
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -46,28 +48,27 @@ class Doorway(LocalTransport):
 class Member:
     """Its gradients say when they are asked for, and may be held up."""
 
-    def __init__(
-        self, transport: Transport, gradients: Tensor, folder: Path, encoding: GradientEncoding
-    ) -> None:
+    def __init__(self, transport: Transport, gradients: Tensor, folder: Path, codec: Codec) -> None:
         self.transport, self.gradients = transport, gradients
         self.transport.start()
-        self.results = Results(folder, len(gradients), encoding.codec)
+        self.results = Results(folder, len(gradients), codec)
+        self.lost = torch.empty(len(gradients)) if codec.feeds_back else None
         self.reads = 0
         self.reading, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
         self.fault: Exception | None = None
         self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self.exchange = Exchange(
-            transport, self.results, self._read, self.outcomes.put, BootClock(), encoding
+            transport, self.results, self._read, self.outcomes.put, BootClock(), codec
         )
 
-    def _read(self, parent: bytes) -> Tensor:
+    def _read(self, parent: bytes) -> Offered:
         self.reads += 1
         self.reading.set()
         assert self.may_read.wait(WAIT_S)
         if self.fault is not None:
             raise self.fault
-        return self.gradients
+        return Sums(self.gradients, self.lost)
 
     @property
     def peer_id(self) -> str:
@@ -107,12 +108,12 @@ class Member:
 class Circle:
     """Some members on one network: the gradients of number n are 10^n."""
 
-    def __init__(self, size: int, folder: Path, encodings: Sequence[GradientEncoding]) -> None:
+    def __init__(self, size: int, folder: Path, codec: Codec) -> None:
         network = LocalNetwork()
         self.doors = [Doorway(network, number) for number in range(size)]
         self.members = [
-            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), encoding)
-            for number, (door, encoding) in enumerate(zip(self.doors, encodings, strict=True))
+            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), codec)
+            for number, door in enumerate(self.doors)
         ]
 
     def start(
@@ -158,9 +159,8 @@ CircleOf = Callable[..., Circle]
 def circle_of(tmp_path: Path) -> Iterator[CircleOf]:
     made: list[Circle] = []
 
-    def make(size: int, encodings: Sequence[GradientEncoding] = ()) -> Circle:
-        each = encodings or [GradientEncoding()] * size
-        made.append(Circle(size, tmp_path / str(len(made)), each))
+    def make(size: int, codec: str = "float32") -> Circle:
+        made.append(Circle(size, tmp_path / str(len(made)), codec_named(codec)))
         return made[-1]
 
     before = set(threading.enumerate())
@@ -205,57 +205,46 @@ def test_all_members_hold_the_same_mean(
 # ---- error feedback
 
 
-def coarse(circle_of: CircleOf, size: int) -> tuple[Circle, list[ErrorFeedback]]:
-    feedbacks = [ErrorFeedback(ELEMENTS) for _ in range(size)]
-    circle = circle_of(size, [GradientEncoding(codec_named("int8"), each) for each in feedbacks])
+def coarse(circle_of: CircleOf, size: int, codec: str = "int8") -> Circle:
+    circle = circle_of(size, codec)
     for number, member in enumerate(circle.members):
         generator = torch.Generator().manual_seed(number)
         member.gradients.copy_(torch.randn(ELEMENTS, generator=generator))
-    return circle, feedbacks
+    return circle
 
 
-def test_what_a_committed_round_lost_is_told(circle_of: CircleOf) -> None:
-    circle, feedbacks = coarse(circle_of, 2)
+@pytest.mark.parametrize(
+    ("size", "codec"), [(2, "int8"), (1, "int8"), (1, "int4")], ids=["two", "one", "one, int4"]
+)
+def test_what_a_codec_takes_away_is_told(circle_of: CircleOf, size: int, codec: str) -> None:
+    """Also of a peer alone: so whoever misses a round of it fetches no more than of a swarm's."""
+    circle = coarse(circle_of, size, codec)
     exact = sum(member.gradients.double() for member in circle.members)
-    digest = circle.averaged(1, 1)
-    sums = circle.members[0].result(digest).double() * 2
-    for feedback in feedbacks:
-        lost = feedback.committed(digest)
-        assert lost is not None
-        assert lost.abs().max() > 1e-4
-        assert feedback.committed(digest) is None, "once"
-        sums += lost
+    digest = circle.averaged(*[2] * size)
+    sums = circle.members[0].result(digest).double() * 2 * size
+    for member in circle.members:
+        assert member.exchange.gave_to == digest
+        assert member.lost is not None
+        assert member.lost.abs().max() > 1e-4
+        sums += member.lost
     torch.testing.assert_close(sums, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_what_another_exchange_lost_is_not_told(circle_of: CircleOf) -> None:
-    circle, (one, two) = coarse(circle_of, 2)
+def test_only_of_the_latest_exchange_it_is_known_what_is_lacking(circle_of: CircleOf) -> None:
+    """One that a peer gives nothing to takes nothing away."""
+    circle = coarse(circle_of, 2)
+    one, two = circle.members
     first = circle.averaged(1, 1)
-    circle.members[1].gradients.mul_(3)
+    two.gradients.mul_(3)
     second = circle.averaged(1, 2, attempt=2)
-    one.begin()  # and that exchange breaks off
-    for digest in (second, first):
-        assert one.committed(digest) is None, "the arena was written into again since"
-    assert two.committed(first) is None
+    assert one.exchange.gave_to == two.exchange.gave_to == second != first
     third = circle.averaged(2, 0, attempt=3)
-    assert two.committed(third) is None, "it had no part in it"
-    assert two.committed(circle.averaged(1, 1, attempt=4)) is not None
-
-
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_a_lone_peer_loses_what_its_codec_takes_away(circle_of: CircleOf, name: str) -> None:
-    """So whoever misses a round of it fetches no more than of a swarm's."""
-    feedback = ErrorFeedback(ELEMENTS)
-    circle = circle_of(1, [GradientEncoding(codec_named(name), feedback)])
-    [member] = circle.members
-    member.gradients.copy_(torch.randn(ELEMENTS))
-    digest = circle.averaged(4)
-    lost = feedback.committed(digest)
-    assert lost is not None
-    assert lost.any()
-    torch.testing.assert_close(
-        member.result(digest) * 4 + lost, member.gradients, rtol=1e-6, atol=1e-6
-    )
+    assert (one.exchange.gave_to, two.exchange.gave_to) == (third, second)
+    two.fault = RuntimeError("in the middle")
+    circle.start(1, 1, attempt=4)
+    one.failed()
+    two.failed()
+    assert one.exchange.gave_to == two.exchange.gave_to == b""
 
 
 # ---- stopping

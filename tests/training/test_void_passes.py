@@ -84,12 +84,12 @@ def void_pass(replica: Replica, micro_batches: int = 2) -> PassVoided:
 def test_a_bad_loss_costs_its_own_pass_only(device: ScriptedDevice, bad: float) -> None:
     replica = new_replica(device)
     replica.run_pass(batches(2, 1))
-    sums, loss_sum = replica.contribution().clone(), replica.loss_sum
+    sums, loss_sum = replica.gradient_sums().clone(), replica.loss_sum
     change(replica, "blocks.0.feed_forward.expand.weight", bad)
     void = void_pass(replica)
     assert (void.cause, void.sequences_lost) == (Cause.LOSS, 0)
     assert "diverged" in void.hint
-    assert torch.equal(replica.contribution(), sums)
+    assert torch.equal(replica.gradient_sums(), sums)
     assert (replica.sequences, replica.loss_sum) == (2 * SEQUENCES, loss_sum)
     assert replica.gradients_tag == b"head"
 
@@ -151,7 +151,7 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_at_a_time(device: ScriptedD
     with pytest.raises(PassVoided, match="out-of-memory"):
         replica.evaluate(batches(4, 1))
     assert replica.evaluate(batches(4, 1)) == expected
-    assert not replica.contribution().any()
+    assert not replica.gradient_sums().any()
 
 
 # --- what is counted is what is in the sums ---------------------------------------------------
@@ -200,4 +200,4 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
     assert same(plain, replica)
     assert plain.sequences == replica.sequences
     assert plain.loss_sum == replica.loss_sum
-    assert torch.equal(plain.contribution(), replica.contribution())
+    assert torch.equal(plain.gradient_sums(), replica.gradient_sums())

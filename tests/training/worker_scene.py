@@ -11,6 +11,7 @@ from torch import Tensor
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.replica import PassResult
 from atom.training.replica.worker import Batch, Worker
@@ -75,8 +76,8 @@ class CountingReplica:
         self.loss_sum += 2.0 * count
         return PassResult(count, 2.0 * count)
 
-    def contribution(self) -> Tensor:
-        return self.gradients
+    def contribution(self) -> Contribution:
+        return Sums(self.gradients)
 
     def reset_gradients(self, tag: bytes = b"") -> None:
         self.gradients.zero_()
@@ -103,10 +104,10 @@ class CountingReplica:
         gradient_norm: float,
         round: int,
         ours: int,
-        lost: Tensor | None = None,
+        knows_lost: bool = False,
     ) -> None:
         assert round == self.round + 1
-        self.lost = lost
+        self.knew_lost = knows_lost
         self.ours = ours
         if self.overlaps:
             self.sequences -= ours

@@ -129,9 +129,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         ("average", float32_bytes * elements),
         *((f"average {n + 1} as it travelled", travelled) for n in range(2 - codec.exact)),
     ]  # the one voted on and the next; an exact one is no more than its numbers
-    arenas.append(("update rule's own", update_rule(run).own_bytes(layout)))
-    if codec.feeds_back:  # what it takes away, until it is given back
-        arenas.append(("lost in rounding", float32_bytes * elements))
+    arenas.append(("update rule's own", update_rule(run).own_bytes(layout, codec.feeds_back)))
     return [(what, size) for what, size in arenas if size > 0]
 
 

@@ -15,6 +15,7 @@ from atom.graph.ir import ParameterLayout
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.swap.host_store import state_arenas
 from atom.swap.state_form import StateArena, StateForm
+from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.update_rule import UpdateRule
 
 
@@ -50,7 +51,9 @@ def update_rule(run: RunFile) -> type[UpdateRule]:
 
 def new_update_rule(run: RunFile) -> Callable[..., UpdateRule]:
     """What makes it, with the options of the run file."""
-    return partial(update_rule(run), **run.update.model_dump(exclude={"rule"}))
+    keeps_lost = codec_named(run.swarm.codec).feeds_back
+    options = run.update.model_dump(exclude={"rule"})
+    return partial(update_rule(run), keeps_lost=keeps_lost, **options)
 
 
 def state_form(run: RunFile) -> StateForm:

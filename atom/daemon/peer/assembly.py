@@ -28,7 +28,7 @@ from atom.daemon.turns.board_file import neighbours
 from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
-from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
@@ -38,7 +38,6 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import ErrorFeedback, GradientEncoding
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.worker import BatchLoader, Worker
 from atom.training.round import BATCH_POLICIES, DEFAULT_POLICY, Patience, RoundMachine, Terms
@@ -106,9 +105,10 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     life = Life(box.state, given.console, events, clock, given.address)
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base, storage)
-    encoding = _gradient_encoding(member.run, member.replica.elements)
     context = replica.context
-    executor = RoundExecutor(context, member.run, encoding, inbox.put, life.on_round_begun)
+    executor = RoundExecutor(
+        context, member.run, _codec(member.run), inbox.put, life.on_round_begun
+    )
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
         me=box.me,
@@ -235,11 +235,10 @@ def _transport(given: Assembly, events: EventSink, inbox: Inbox, storage: RunSto
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
 
 
-def _gradient_encoding(run: RunFile, elements: int) -> GradientEncoding:
-    """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
+def _codec(run: RunFile) -> Codec:
+    """Raises: MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
-    codec = codec_named(run.swarm.codec)
-    return GradientEncoding(codec, ErrorFeedback(elements) if codec.feeds_back else None)
+    return codec_named(run.swarm.codec)
 
 
 def _terms(member: Membership) -> Terms:

@@ -1,7 +1,7 @@
 """The all-reduce: every member ends with the same bytes, or with a named failure.
 
 Two threads per connection: one sends, one receives; the caller's thread watches for cancellation.
-The source is only read, the result only written, so a broken exchange costs nothing but time. A
+The result is memory of its own, so a broken exchange costs nothing but time. A
 member that notices a failure tells its peers whom it blames before it hangs up; a member that
 merely starves says so in WAITING frames. So the silence of one peer is not blamed on the innocent
 ones behind it.
@@ -16,6 +16,7 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
 from atom.swarm.exchange.plans import PartsPlan, Step
@@ -26,7 +27,9 @@ from atom.swarm.stream.frames import Channel, Interrupted
 __all__ = [
     "Arenas",
     "Channels",
+    "Contribution",
     "ExchangeBroken",
+    "Sums",
     "Terms",
     "all_reduce",
     "open_exchange",
@@ -45,15 +48,14 @@ def all_reduce(
     it was decoded from, the same bytes on all of them.
 
     `channels` come from `open_exchange` and are closed when this returns or raises; its
-    threads are gone by then. After a failure the contents of `result` and `residual` mean nothing;
-    `source` is never written.
+    threads are gone by then. After a failure the contents of `result` mean nothing, nor what the
+    source was told to lack.
 
     Raises: ExchangeBroken. TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer,
     or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong place, hop or
     attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
-    arenas.check()
     reduction = Reduction(terms, arenas, terms.plan(arenas.result.numel()))
     if not channels.right:
         assert len(terms.members) == 1

@@ -15,6 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
@@ -109,26 +110,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class Arenas:
-    """This member's memory, each fp32 [elements], contiguous, a multiple of 16 long, distinct."""
+    """What this member brings, and where the mean goes."""
 
-    source: Tensor | None
-    """Read only. None counts as zeros. May be bfloat16: each element counts as what it says."""
+    source: Contribution | None
+    """None counts as zeros."""
     result: Tensor
-    residual: Tensor | None = None
-    """Written: what encoding took away from what we sent. Added to the gradients of the next round,
-    it gives them back what this one has lost."""
+    """fp32 [elements], contiguous, a multiple of 16 long."""
     landed: Callable[[int, int], None] = lambda start, stop: None
     """Told which elements [start, stop) of the result are final, by whichever thread made them so.
     Each at most once; after a failure they were not."""
-
-    def check(self) -> None:
-        given = [t for t in (self.source, self.result, self.residual) if t is not None]
-        for tensor in given:
-            assert tensor.dtype is torch.float32 or tensor is self.source
-            assert tensor.is_contiguous()
-            assert tensor.dim() == 1
-            assert tensor.numel() == self.result.numel()
-        assert len({tensor.data_ptr() for tensor in given if tensor.numel()}) in (0, len(given))
 
 
 @dataclass
@@ -230,32 +220,43 @@ class Reduction:
         if self._zeros is not None:
             return self._zeros[: step.stop - step.start]
         assert self.arenas.source is not None
-        return self.arenas.source[step.start : step.stop].float()
+        return self.arenas.source.part(step.start, step.stop)
 
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
         """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
+        return self.encode(self.terms.codec, self._finite_part(step), step.start, scratch)
+
+    def _finite_part(self, step: Step) -> Tensor:
         part = self.part(step)
         try:
             chunk_kernels().require_finite(part, LARGEST_PART)
         except NotFinite:
             detail = "in our own part"
             raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
-        return self.encode(self.terms.codec, part, step.start, scratch)
+        return part
 
     def codec(self, step: Step) -> Codec:
         """In which the chunk travels."""
         return self.of_means if step.gather else self.terms.codec
 
-    def encode(self, codec: Codec, values: Tensor, start: int, scratch: Tensor) -> Tensor:
-        """The bytes of a part, a partial sum or a mean, from element `start` on; what they lack
-        goes to the residual.
+    def encode(
+        self, codec: Codec, values: Tensor, start: int, scratch: Tensor, sequences: float = 1.0
+    ) -> Tensor:
+        """The bytes of a part, a partial sum or a mean, from element `start` on; the source is told
+        what they lack, times `sequences`.
 
         Raises: ExchangeBroken(NOT_FINITE).
         """
+        source = self.arenas.source
+        lost = torch.empty(values.numel()) if source and source.keeps_lost else None
         try:
-            return codec.encode(values, scratch, self._lost(values, start))
+            wire = codec.encode(values, scratch, lost)
         except NotFinite:
             raise ExchangeBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
+        if source and lost is not None:
+            numpy.multiply(lost.numpy(), numpy.float32(sequences), out=lost.numpy())
+            source.lacks(start, lost)
+        return wire
 
     def spoilt(
         self, failure: Exception, came: Iterable[tuple[str, Tensor]], step: Step
@@ -276,32 +277,17 @@ class Reduction:
     def alone(self) -> None:
         """A single member: nothing travels, but its mean is what a swarm's would be. Raises:
         ExchangeBroken."""
-        result, source = self.arenas.result, self.arenas.source
-        if source is None:
-            result.zero_()
-        else:
-            result.copy_(source).mul_(self.terms.scale)
-        if self.arenas.residual is not None:
-            self.arenas.residual.zero_()
-        try:
-            chunk_kernels().require_finite(result)
-        except NotFinite:
-            detail = "in our own part"
-            raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
+        scale = numpy.float32(self.terms.scale)
         for step in self.plan.means():
+            mean = self.arenas.result[step.start : step.stop]
+            numpy.multiply(self._finite_part(step).numpy(), scale, out=mean.numpy())
             self.round(step)
 
     def round(self, step: Step) -> None:
         """The owner's last touch: the mean of a chunk becomes what everybody else will decode.
         Raises: as `encode`."""
         mean = self.arenas.result[step.start : step.stop]
-        wire = self.encode(self.of_means, mean, step.start, self.wires.room(step))
+        room, sequences = self.wires.room(step), 1 / self.terms.scale
+        wire = self.encode(self.of_means, mean, step.start, room, sequences)
         self.of_means.decode(wire, mean)
-        lost = self._lost(mean, step.start)
-        if lost is not None:
-            numpy.multiply(lost.numpy(), numpy.float32(1 / self.terms.scale), out=lost.numpy())
         self.wires.put(step, wire)
-
-    def _lost(self, values: Tensor, start: int) -> Tensor | None:
-        residual = self.arenas.residual
-        return None if residual is None else residual[start : start + values.numel()]

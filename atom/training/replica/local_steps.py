@@ -15,7 +15,8 @@ What it has done stays with it until a round has taken it. After a commit its we
     θ_new + (weights − cut)          if the round took its latest offer
     θ_new + s · (weights − θ_old)    else: s is the share of its sequences that no round has
 
-less what a codec took away of Δ: that stays in its weights, and so it is in its next Δ.
+What a codec took away of Δ stays in its weights, and so it is in its next Δ: while Δ is sent, the
+cut moves to where the peer would be with nothing but what was sent.
 """
 
 import math
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ from atom.optim.stepper import Stepper, Update
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena
+from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
@@ -43,10 +46,34 @@ WEIGHTS = frozenset({MASTER, HIGH, LOW})
 WAY, STEPS, COUNT = "way", "steps", "count"
 """Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken, and of how
 many sequences Δ is, with the sum of their losses."""
-ARENAS = 4
-"""Of float32, beside the replica's: θ, m, the offer, and the weights when it was made."""
+ARENAS = 3
+"""Of float32, beside the replica's: θ, m, and the weights at the cut."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
+
+
+class _Offer(Contribution):
+    """n · (θ − cut), and after an exchange n · (θ − cut) less what it lacks: its cut then says what
+    others have of it."""
+
+    def __init__(self, theta: Tensor, cut: Tensor, sequences: int, keeps_lost: bool) -> None:
+        self.keeps_lost, self.sequences = keeps_lost, sequences
+        self.is_whole = True
+        """Nothing was taken away of it."""
+        self._theta, self._cut = theta, cut
+
+    def part(self, start: int, stop: int) -> Tensor:
+        way = numpy.subtract(self._theta[start:stop].numpy(), self._cut[start:stop].numpy())
+        return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences), out=way))
+
+    def lacks(self, start: int, lost: Tensor) -> None:
+        self.is_whole = False
+        rest, cut = lost.numpy(), self._cut[start : start + lost.numel()].numpy()
+        numpy.multiply(rest, numpy.float32(1.0 / self.sequences), out=rest)
+        numpy.add(cut, rest, out=cut)
+
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(torch.stack(torch.aminmax(self._cut))).all())
 
 
 class LocalSteps(UpdateRule):
@@ -62,6 +89,7 @@ class LocalSteps(UpdateRule):
         stepper: Stepper,
         rate: RateSettings,
         clip_norm: float | None,
+        keeps_lost: bool = False,
         *,
         inner_sequences: int,
         outer_rate: float,
@@ -70,14 +98,15 @@ class LocalSteps(UpdateRule):
         """`inner_sequences`: of an inner step. The inner rate is the one of the round under way.
         Raises: MemoryError."""
         super().__init__(store, gradients, stepper, rate, clip_norm)
+        self._keeps_lost = keeps_lost
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.total_elements
-        self._theta, self._momentum, self._offer, self._cut = (
+        self._theta, self._momentum, self._cut = (
             allocate_host_memory(elements, torch.float32) for _ in range(ARENAS)
         )
-        self._offered = 0
-        """So many times Δ, from θ to `_cut`, are in `_offer` now; 0: there is no cut."""
+        self._offer: _Offer | None = None
+        """From θ to `_cut`; None: there is no cut."""
         self._apart = False
         """Whether weights may differ from θ though nothing is counted."""
         self._offered_loss_sum = 0.0
@@ -90,7 +119,7 @@ class LocalSteps(UpdateRule):
         return {MASTER: arena, OUTER_MOMENTUM: arena}
 
     @classmethod
-    def own_bytes(cls, layout: ParameterLayout) -> int:
+    def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
         return ARENAS * torch.float32.itemsize * layout.total_elements
 
     def shared(self) -> Mapping[str, Tensor]:
@@ -101,6 +130,7 @@ class LocalSteps(UpdateRule):
     def initialised(self) -> None:
         for name, theta in self._by_name(self._theta).items():
             theta.copy_(self.store.weights(name))
+        self._cut.copy_(self._theta)
         self._momentum.zero_()
         self._forget(0)
 
@@ -114,13 +144,14 @@ class LocalSteps(UpdateRule):
         self.store.clear_state()
         for name, theta in self._by_name(self._theta).items():
             self.store.write_weights(name, theta)
+        self._cut.copy_(self._theta)  # also where nothing is trained
         self.store.changed()
         self._forget(round)
 
     def _forget(self, round: int) -> None:
         """Weights are θ, and the inner optimizer knows nothing."""
         self.gradients.reset(self.gradients.tag)
-        self._offered, self._apart, self._inner_steps = 0, False, 0
+        self._offer, self._apart, self._inner_steps = None, False, 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
 
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
@@ -199,7 +230,7 @@ class LocalSteps(UpdateRule):
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        assert not self._offered, "where the peer's own weights are kept meanwhile there is a cut"
+        assert self._offer is None, "where the peer's own weights are kept meanwhile is a cut"
         if not (self.gradients.sequences or self._apart):
             yield  # they are the shared ones; a step that is under way may go on
             return
@@ -209,60 +240,51 @@ class LocalSteps(UpdateRule):
         finally:
             self._in_all_parts(self._put_back)
 
-    def _put_theta(self, part: Part, offer: Tensor, step: StepTerms) -> None:
+    def _put_theta(self, part: Part, theta: Tensor, step: StepTerms) -> None:
         with part.weights() as weights:
             part.of(self._cut).copy_(weights)
-            weights.copy_(part.of(self._theta))
+            weights.copy_(theta)
 
-    def _put_back(self, part: Part, offer: Tensor, step: StepTerms) -> None:
+    def _put_back(self, part: Part, theta: Tensor, step: StepTerms) -> None:
         with part.weights() as weights:
             weights.copy_(part.of(self._cut))
 
     def _in_all_parts(self, update: Update) -> None:
-        """Also given to `update`: the part's offer."""
-        self.stepper.begin(self._offer, self._outer_rate, self._round + 1, update=update)
+        """Also given to `update`: the part's θ."""
+        self.stepper.begin(self._theta, self._outer_rate, self._round + 1, update=update)
         self.stepper.wait()
 
     # ---- rounds
 
-    def contribution(self) -> Tensor:
+    def contribution(self) -> Contribution:
         if self.gradients.unspent:
             self._inner_step()
         self.stepper.wait()
-        sequences = self.gradients.sequences
-        if self._offered != sequences:
+        offer, sequences = self._offer, self.gradients.sequences
+        if offer is None or offer.sequences != sequences or not offer.is_whole:
             for part in self.stepper.parts:
-                self._offer_part(part, sequences)
-            self._offered, self._offered_loss_sum = sequences, self.gradients.loss_sum
-        return self._offer
+                part.of(self._cut).copy_(weights_of(part.stored))
+            offer = self._offer = _Offer(self._theta, self._cut, sequences, self._keeps_lost)
+            self._offered_loss_sum = self.gradients.loss_sum
+        return offer
 
-    def _offer_part(self, part: Part, sequences: int) -> None:
-        theta, offer, cut = map(part.of, (self._theta, self._offer, self._cut))
-        cut.copy_(weights_of(part.stored))
-        torch.sub(theta, cut, out=offer).mul_(sequences)
-
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
-        gradients, spent, spent_loss_sum = self.gradients, *self.gradients.spent
-        left_out, since = 1.0 - ours / max(spent, ours, 1), ours == self._offered > 0
+        gradients, offer = self.gradients, self._offer
+        spent, spent_loss_sum = gradients.spent
+        left_out, since = 1.0 - ours / max(spent, ours, 1), False
+        if offer is not None and ours == offer.sequences and (offer.is_whole or knows_lost):
+            since, self._apart = True, self._apart or not offer.is_whole
         loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
         base, share = (self._cut, 1.0) if since else (self._theta, left_out)
-        step = partial(self._outer_step, base, share, lost, max(ours, 1))
+        step = partial(self._outer_step, base, share)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
-        self._offered, self._round = 0, round
-        self._apart = self._apart or lost is not None
+        self._offer, self._round = None, round
 
     def _outer_step(
-        self,
-        base: Tensor,
-        share: float,
-        lost: Tensor | None,
-        ours: int,
-        part: Part,
-        mean: Tensor,
-        step: StepTerms,
+        self, base: Tensor, share: float, part: Part, mean: Tensor, step: StepTerms
     ) -> None:
         """Keeps a `share` of what was done since `base`. θ and m are shared: only single
         operations, which IEEE 754 rounds alike everywhere."""
@@ -274,5 +296,3 @@ class LocalSteps(UpdateRule):
             weights.copy_(theta)
             if kept is not None:
                 weights.add_(kept)
-            if lost is not None:
-                weights.sub_(part.of(lost), alpha=1.0 / ours)

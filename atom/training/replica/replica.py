@@ -20,6 +20,7 @@ from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
+from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSettings
 from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.pass_watch import PassWatch
@@ -211,13 +212,19 @@ class Replica:
         """Of a contribution and of a mean."""
         return self._arena.flat.numel()
 
-    def contribution(self) -> Tensor:
-        """What this peer gives to the round: flat [elements], live, the mean times `sequences`. Of
-        the rule `EveryStep` the gradients, in the settings' numbers, summed over sequences.
-        Between two passes; it holds as `UpdateRule.contribution` says."""
+    def contribution(self) -> Contribution:
+        """What this peer gives to the round, times `sequences`. Between two passes; it holds as
+        `UpdateRule.contribution` says."""
         if self._arena.void:
             self._stepper.rest()  # it may be at work on sums that are to be cleared
         return self._rule.contribution()
+
+    def gradient_sums(self) -> Tensor:
+        """For who trains alone with this replica: flat [elements], live, in the settings' numbers,
+        summed over `sequences`. Between two passes."""
+        if self._arena.void:
+            self._stepper.rest()
+        return self._arena.sums
 
     @property
     def sequences(self) -> int:
@@ -289,7 +296,7 @@ class Replica:
     # --- stepping -----------------------------------------------------------------------------
 
     def begin_step(
-        self, mean: Tensor, norm: float, round: int, ours: int = 0, lost: Tensor | None = None
+        self, mean: Tensor, norm: float, round: int, ours: int = 0, knows_lost: bool = False
     ) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
@@ -297,12 +304,12 @@ class Replica:
 
         Args:
             mean: flat float32 or bfloat16 [elements], the mean contribution, not changed. It
-                belongs to the step until `finish_step` has returned. It may be `contribution()`
+                belongs to the step until `finish_step` has returned. It may be `gradient_sums()`
                 itself, divided by the sequences: `start_round`, then, before the next pass.
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
             ours: how many of this peer's sequences are in the mean.
-            lost: what is lacking there of its contribution; not changed before the next one.
+            knows_lost: whether the latest contribution is in it, and knows what it lacks there.
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.
@@ -312,7 +319,7 @@ class Replica:
             return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
-        self._rule.commit(mean, norm, round, ours, lost)
+        self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
 
     def finish_step(self) -> None:

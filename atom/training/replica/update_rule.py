@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
@@ -18,9 +19,11 @@ from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
+from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import add
 from atom.swap.state_form import StateArena
+from atom.swarm.exchange.contribution import Contribution, Sums
 
 
 class UpdateRule(ABC):
@@ -45,10 +48,12 @@ class UpdateRule(ABC):
         stepper: Stepper,
         rate: RateSettings,
         clip_norm: float | None,
+        keeps_lost: bool = False,
         **options: float,
     ) -> None:
         """`store`: the weights that passes use, and the optimizer's state. `gradients`: sums over
         sequences, with their count. `stepper` takes optimizer steps on `store`, in the background.
+        `keeps_lost`: the run's codec takes away so much that it has to be given back.
         `options`: the other keys of the run file's [update]; a rule takes what it needs.
         """
         self.store = store
@@ -73,7 +78,7 @@ class UpdateRule(ABC):
         return arenas
 
     @classmethod
-    def own_bytes(cls, layout: ParameterLayout) -> int:
+    def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
         """Host memory that the rule takes beside the replica's."""
         return 0
 
@@ -118,15 +123,13 @@ class UpdateRule(ABC):
         """A pass was counted; the step of the round before may still be under way."""
 
     @abstractmethod
-    def contribution(self) -> Tensor:
-        """What is averaged: flat [elements], float32 or bfloat16, times the sequences counted.
-
-        Between two passes. Until the next pass, or if the rule `overlaps` until the next call or
-        commit, it is the same memory with the same values.
-        """
+    def contribution(self) -> Contribution:
+        """What is averaged, times the sequences counted. Between two passes; until the next pass,
+        or if the rule `overlaps` until the next call or commit, it says the same, but for what an
+        exchange takes away of it."""
 
     @abstractmethod
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
         """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
 
         Args:
@@ -135,9 +138,8 @@ class UpdateRule(ABC):
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
             ours: how many of this peer's sequences are in it; what has been counted since is not.
-            lost: flat float32 [elements], what a codec took away from the contribution that is in
-                it; None: nothing, or nobody knows. A rule sees to it that it counts in a later one.
-                The memory is the rule's until its next contribution.
+            knows_lost: the latest contribution is in it, and was told all that it lacks there. A
+                rule sees to it that this is in a later one.
 
         Raises: ValueError for what does not fit; then nothing is changed.
         """
@@ -146,18 +148,40 @@ class UpdateRule(ABC):
 class EveryStep(UpdateRule):
     """Synchronous training: the mean gradient of the round's sequences, and one optimizer step."""
 
-    _owed: Tensor | None = None
-    """To be added to the next contribution, once."""
+    def __init__(
+        self,
+        store: HostStore,
+        gradients: GradientArena,
+        stepper: Stepper,
+        rate: RateSettings,
+        clip_norm: float | None,
+        keeps_lost: bool = False,
+        **options: float,
+    ) -> None:
+        """Raises: MemoryError."""
+        super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost, **options)
+        self._lost: Tensor | None = None
+        """What the codec took away: error feedback (Seide et al. 2014, "1-bit stochastic gradient
+        descent"; Karimireddy et al. 2019). Without it a codec of few bits would lose the same small
+        numbers round after round."""
+        if keeps_lost:
+            self._lost = allocate_host_memory(store.layout.total_elements, torch.float32)
+        self._owes = False
+        """Whether that is to be added to the next contribution."""
+
+    @classmethod
+    def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
+        return torch.float32.itemsize * layout.total_elements if keeps_lost else 0
 
     def adopted(self, round: int) -> None:
-        self._owed = None
+        self._owes = False
 
-    def contribution(self) -> Tensor:
-        if self._owed is not None:
-            add(self.gradients.sums, self._owed)
-        self._owed = None
-        return self.gradients.sums
+    def contribution(self) -> Contribution:
+        if self._lost is not None and self._owes:
+            add(self.gradients.sums, self._lost)
+        self._owes = False
+        return Sums(self.gradients.sums, self._lost)
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
         self.begin_step(mean, norm, round)
-        self._owed = self._owed if lost is None else lost
+        self._owes = self._owes or knows_lost

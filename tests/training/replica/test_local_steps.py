@@ -30,6 +30,7 @@ from tests.training.small_replica import (
     apply,
     batches,
     config,
+    contributed,
     filled,
     program,
     same,
@@ -44,9 +45,12 @@ NewReplica = Callable[..., Replica]
 
 @pytest.fixture
 def new_replica(new_device: NewDevice) -> NewReplica:
-    def make(precision: torch.dtype = torch.float32, **settings: Any) -> Replica:
+    def make(
+        precision: torch.dtype = torch.float32, keeps_lost: bool = False, **settings: Any
+    ) -> Replica:
         rule = partial(
             LocalSteps,
+            keeps_lost=keeps_lost,
             inner_sequences=INNER,
             outer_rate=OUTER_RATE,
             outer_momentum=OUTER_MOMENTUM,
@@ -74,7 +78,7 @@ def train(replica: Replica, round: int, peer: int, passes: int) -> None:
 
 
 def mean_of(replicas: Sequence[Replica]) -> Tensor:
-    sums = sum((replica.contribution() for replica in replicas), torch.zeros(replicas[0].elements))
+    sums = sum(map(contributed, replicas), torch.zeros(replicas[0].elements))
     return sums / sum(replica.sequences for replica in replicas)
 
 
@@ -83,10 +87,10 @@ def take(
     mean: Tensor,
     round: int,
     ours: int | None = None,
-    lost: Tensor | None = None,
+    knows_lost: bool = False,
 ) -> None:
     ours = replica.sequences if ours is None else ours
-    replica.begin_step(mean, float(mean.norm()), round, ours, lost)
+    replica.begin_step(mean, float(mean.norm()), round, ours, knows_lost)
     replica.finish_step()
 
 
@@ -232,7 +236,7 @@ def test_what_a_round_left_out_is_in_the_next_one(new_replica: NewReplica) -> No
         theta(left_out) - weights_in_place(left_out), own, rtol=1e-4, atol=1e-7
     )
     train(left_out, 2, 1, 1)
-    assert left_out.contribution().norm() > 0.9 * SEQUENCES * own.norm()
+    assert contributed(left_out).norm() > 0.9 * SEQUENCES * own.norm()
 
 
 def train_on(replica: Replica, round: int, places: Sequence[int]) -> None:
@@ -356,29 +360,41 @@ def test_validation_sees_what_is_shared(new_replica: NewReplica) -> None:
     assert torch.equal(weights_in_place(moved), before)
 
 
-def lost_of(replica: Replica) -> Tensor:
-    """Of an exchange that sent but a part of each number of its contribution."""
-    return replica.contribution() * torch.linspace(0.0, 1.0, replica.elements)
+@pytest.fixture
+def coarse_replica(new_replica: NewReplica) -> NewReplica:
+    """Of a run whose codec takes much away."""
+    return lambda: new_replica(keeps_lost=True)
+
+
+def contributed_once(replica: Replica) -> tuple[Tensor, Tensor]:
+    """Its contribution, and what an exchange sent of it."""
+    offer, share = replica.contribution(), torch.linspace(0.0, 1.0, replica.elements)
+    whole = offer.part(0, replica.elements).clone()
+    for start in range(0, replica.elements, 64):
+        stop = min(start + 64, replica.elements)
+        offer.lacks(start, offer.part(start, stop) * share[start:stop])
+    return whole, offer.part(0, replica.elements)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_what_a_codec_took_away_stays_in_the_weights(
-    new_replica: NewReplica, goes_on: bool
+    coarse_replica: NewReplica, goes_on: bool
 ) -> None:
     """Less its own way that was sent, its weights are where it was: so the rest is in its next Δ,
     and nobody else hears of it."""
-    replica, other = new_replica(), new_replica()
+    replica, other = coarse_replica(), coarse_replica()
     train(replica, 1, 0, 2)
-    mean, lost = mean_of([replica]), lost_of(replica)
-    cut, ours = weights_in_place(replica), replica.sequences
+    whole, sent = contributed_once(replica)
+    before, ours = weights_in_place(replica), replica.sequences
+    torch.testing.assert_close(sent, whole * (1 - torch.linspace(0.0, 1.0, len(whole))))
     if goes_on:
         train_on(replica, 1, (2, 3))
-    since = weights_in_place(replica) - cut
-    take(replica, mean, 1, ours, lost)
-    take(other, mean, 1, ours=0)
+    since = weights_in_place(replica) - before
+    take(replica, whole / ours, 1, ours, knows_lost=True)
+    take(other, whole / ours, 1, ours=0)
     assert same(replica, other)
     way = theta(replica) - weights_in_place(replica)
-    torch.testing.assert_close(way, lost / ours - since, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(way, (whole - sent) / ours - since, rtol=0.0, atol=1e-6)
     assert replica.sequences == (2 * SEQUENCES if goes_on else 0)
     assert replica.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
     torch.testing.assert_close(replica.own_state()["way"], way, rtol=0.0, atol=1e-6)
@@ -388,13 +404,35 @@ def test_what_a_codec_took_away_stays_in_the_weights(
     torch.testing.assert_close(mean_of([replica]), way + moved, rtol=0.0, atol=1e-6)
 
 
-def test_after_a_restart_it_is_still_there(new_replica: NewReplica) -> None:
-    first, second = new_replica(), new_replica()
+def test_after_an_exchange_in_vain_the_whole_way_is_offered_again(
+    coarse_replica: NewReplica,
+) -> None:
+    replica = coarse_replica()
+    train(replica, 1, 0, 2)
+    whole, _ = contributed_once(replica)
+    assert torch.equal(contributed(replica), whole)
+
+
+def test_without_knowing_what_was_sent_only_what_came_since_stays(
+    coarse_replica: NewReplica,
+) -> None:
+    """The round took the offer by an exchange that broke off here."""
+    replica = coarse_replica()
+    train(replica, 1, 0, 2)
+    whole, _ = contributed_once(replica)
+    take(replica, whole / replica.sequences, 1)
+    assert torch.equal(weights_in_place(replica), theta(replica))
+
+
+def test_after_a_restart_it_is_still_there(coarse_replica: NewReplica) -> None:
+    first, second = coarse_replica(), coarse_replica()
     train(first, 1, 0, 2)
-    take(first, mean_of([first]), 1, first.sequences, lost_of(first))
+    whole, _ = contributed_once(first)
+    take(first, whole / first.sequences, 1, knows_lost=True)
     own = {name: tensor.clone() for name, tensor in first.own_state().items()}
     second.load_state(first.state_arenas(), 1)
     second.adopt_own(own, is_here=True)
+    assert not torch.equal(weights_in_place(second), theta(second))
     torch.testing.assert_close(weights(second), weights(first), rtol=0.0, atol=1e-7)
     assert first.evaluate([batch(9, 9, 9)]) == second.evaluate([batch(9, 9, 9)])
 
@@ -454,8 +492,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(new_replica: NewReplic
 def test_asked_again_the_contribution_is_the_same(new_replica: NewReplica) -> None:
     replica = new_replica()
     train(replica, 1, 0, 3)
-    first = replica.contribution().clone()
-    assert torch.equal(replica.contribution(), first)
+    first = contributed(replica)
+    assert torch.equal(contributed(replica), first)
     assert first.any()
 
 
@@ -496,13 +534,22 @@ def test_a_mean_that_is_not_finite_changes_nothing(new_replica: NewReplica) -> N
 def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None:
     replica, untouched = new_replica(), new_replica()
     train(replica, 1, 0, 2)
-    replica.contribution().fill_(float("nan"))
+    assert replica.contribution().is_finite()
+    replica.contribution().lacks(0, torch.tensor([float("nan")]))
     replica.drop_contribution()
     assert replica.sequences == 0
     assert torch.equal(weights(replica), weights(untouched))
     train(replica, 1, 0, 2)
     train(untouched, 1, 0, 2)
-    assert torch.equal(replica.contribution(), untouched.contribution())
+    assert torch.equal(contributed(replica), contributed(untouched))
+
+
+def test_what_is_not_finite_is_noticed(new_replica: NewReplica) -> None:
+    replica = new_replica()
+    train(replica, 1, 0, 2)
+    replica.contribution().lacks(7, torch.tensor([float("inf")]))
+    assert not replica._rule._offer.is_finite()  # type: ignore[attr-defined]
+    assert replica.contribution().is_finite(), "cut off anew"
 
 
 def test_what_it_keeps_is_reckoned_with() -> None:

@@ -61,7 +61,7 @@ def replica(new_device: NewDevice, gated: GatedAdamW) -> Replica:
 
 def begun(replica: Replica) -> Tensor:
     """A step that the gate holds back, on the replica's own arena; what it steps on."""
-    own = replica.contribution().div_(replica.sequences)
+    own = replica.gradient_sums().div_(replica.sequences)
     mean = own.clone()
     replica.begin_step(own, 1.0, 1)
     return mean
@@ -109,7 +109,7 @@ def test_cleared_gradients_are_zeros_when_the_step_has_read_them(
 ) -> None:
     mean = begun(replica)
     replica.reset_gradients()
-    assert not replica.contribution().any()
+    assert not replica.gradient_sums().any()
     apply(whole, mean, 1)
     assert same(replica, whole)
 

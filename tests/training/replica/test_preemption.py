@@ -150,7 +150,7 @@ def rig(new_rig: Callable[..., Rig]) -> Rig:
 
 
 def alike(one: Rig, other: Rig) -> bool:
-    counted = torch.equal(one.replica.contribution(), other.replica.contribution())
+    counted = torch.equal(one.replica.gradient_sums(), other.replica.gradient_sums())
     return counted and same(one.replica, other.replica)
 
 
@@ -180,7 +180,7 @@ def test_a_pause_at_any_event_changes_no_bit(
                 loss = rig.train()
             rig.engines.resume()
             assert loss == whole.train()
-            assert torch.equal(rig.replica.contribution(), whole.replica.contribution())
+            assert torch.equal(rig.replica.gradient_sums(), whole.replica.gradient_sums())
     assert broken_off > 8
     assert finished > 1, "passes too late to be broken off"
 
@@ -256,7 +256,7 @@ def test_changed_in_the_middle_of_rounds_it_is_as_if_never_changed(
         changed.train()
         for _ in range(2):
             untouched.train()
-        assert torch.equal(changed.replica.contribution(), untouched.replica.contribution())
+        assert torch.equal(changed.replica.gradient_sums(), untouched.replica.gradient_sums())
         for rig in (changed, untouched):
             rig.step()
         changed.rearrange(round % 3)

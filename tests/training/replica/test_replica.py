@@ -1,6 +1,7 @@
 """The real compiler, the real GPT: a replica against plain PyTorch, bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.training.replica.replica import Replica
+from atom.training.replica.update_rule import EveryStep
 from tests.training.plain_training import CLIP_NORM, DROPOUT_SEED, PlainTraining
 from tests.training.small_replica import (
     FIRST_VALUE,
@@ -20,6 +22,7 @@ from tests.training.small_replica import (
     apply,
     batches,
     config,
+    contributed,
     filled,
     program,
     same,
@@ -53,21 +56,22 @@ def adamw(model: GPT3) -> torch.optim.Optimizer:
 
 def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevice) -> None:
     """Also after a round that it had no part in. Another state owes nothing."""
-    replica, other = new_replica(device), new_replica(device)
+    rule = partial(EveryStep, keeps_lost=True)
+    replica, other = (filled(device, program(0.0), update_rule=rule) for _ in range(2))
     lost = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))
-    mean = lost / 100
-    for each, owed in ((replica, lost), (other, None)):
-        each.begin_step(mean, 1.0, 1, 4, owed)
+    for each, knows in ((replica, True), (other, False)):
+        each.contribution().lacks(0, lost)
+        each.begin_step(lost / 100, 1.0, 1, 4, knows)
         each.start_round(b"1")
-        each.begin_step(mean, 1.0, 2, 0)
+        each.begin_step(lost / 100, 1.0, 2, 0)
         each.start_round(b"2")
         each.run_pass(batches(1, 5))
-    assert torch.equal(replica.contribution(), other.contribution() + lost)
-    assert torch.equal(replica.contribution(), other.contribution() + lost)
-    replica.begin_step(mean, 1.0, 3, 4, lost)
+    for _ in range(2):
+        assert torch.equal(contributed(replica), contributed(other) + lost)
+    replica.begin_step(lost / 100, 1.0, 3, 4, True)
     replica.load_state({name: t.clone() for name, t in other.state_arenas().items()}, 2)
     replica.start_round(b"2")
-    assert not replica.contribution().any()
+    assert not contributed(replica).any()
 
 
 # --- passes and steps ---------------------------------------------------------------------------
@@ -106,16 +110,16 @@ def test_a_pass_cancelled_too_late_takes_the_gradients_with_it(device: CpuDevice
     with pytest.raises(PassCancelled):
         replica.run_pass(batches(2, 1), stop_after(10))
     assert replica.sequences == counted.sequences, "nothing of it had left yet"
-    assert torch.equal(replica.contribution(), whole.contribution())
+    assert torch.equal(replica.gradient_sums(), whole.gradient_sums())
     with pytest.raises(PassCancelled):
         replica.run_pass(batches(2, 1), lambda: not replica.breakable)
     assert (replica.sequences, replica.loss_sum) == (0, 0.0)
     assert replica.gradients_tag == b"head"
-    assert not replica.contribution().any()
+    assert not replica.gradient_sums().any()
     whole.reset_gradients()
     for each in (replica, whole):
         each.run_pass(batches(1, 2))
-    assert torch.equal(replica.contribution(), whole.contribution())
+    assert torch.equal(replica.gradient_sums(), whole.gradient_sums())
     assert same(replica, whole)
 
 
@@ -127,7 +131,7 @@ def test_evaluation_has_no_dropout_and_changes_nothing(device: CpuDevice) -> Non
     with torch.no_grad():
         expected = sum(model(**batch).item() * SEQUENCES for batch in data) / (3 * SEQUENCES)
     assert replica.evaluate(data) == expected
-    assert not replica.contribution().any()
+    assert not replica.gradient_sums().any()
     replica.run_pass(data)
     assert replica.evaluate(data) == expected
 

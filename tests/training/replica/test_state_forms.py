@@ -93,7 +93,7 @@ def test_no_schedule_shows_in_any_form(
     for rounds in (range(1, 3), range(3, 5)):
         assert train(other, rounds, under=True) == train(plain, rounds)
         assert other.evaluate(batches(2, 9)) == plain.evaluate(batches(2, 9))
-        assert torch.equal(other.contribution(), plain.contribution())
+        assert torch.equal(other.gradient_sums(), plain.gradient_sums())
     assert same(other, plain)
 
 
@@ -107,7 +107,7 @@ def test_it_learns_as_plain_float32_does_and_from_gradients_in_sixteen_bits(
         losses = train(replica, range(1, 31))
         assert losses[-1] == pytest.approx(plain[-1], rel=0.05)
         assert losses[-1] < 0.9 * losses[0]
-        sums = replica.contribution()
+        sums = replica.gradient_sums()
         assert sums.dtype == gradients
         assert gradient_norm(sums) == gradient_norm(sums.float())
 

@@ -26,6 +26,7 @@ from tests.training.small_replica import (
     apply,
     batches,
     config,
+    contributed,
     filled,
     program,
     same,
@@ -76,8 +77,7 @@ def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
         for place in range(PASSES[peer]):
             replica.run_pass([batch(round, peer, place)])
     sequences = sum(replica.sequences for replica in replicas)
-    mean = sum((replica.contribution() for replica in replicas), torch.zeros(replicas[0].elements))
-    mean /= sequences
+    mean = sum(map(contributed, replicas), torch.zeros(replicas[0].elements)) / sequences
     for replica in replicas:
         apply(replica, mean, round)
     return mean

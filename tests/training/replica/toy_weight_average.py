@@ -9,6 +9,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import gradient_norm
 from atom.swap.state_form import MASTER, StateArena
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.update_rule import UpdateRule
 
 EVERY_PASSES = 2
@@ -33,7 +34,7 @@ class WeightAverage(UpdateRule):
         return {MASTER: arenas[MASTER]}
 
     @classmethod
-    def own_bytes(cls, layout: ParameterLayout) -> int:
+    def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
         return 2 * layout.total_elements * torch.float32.itemsize
 
     def shared(self) -> Mapping[str, Tensor]:
@@ -58,14 +59,14 @@ class WeightAverage(UpdateRule):
         self.begin_step(mean, gradient_norm(mean), self._steps)
         gradients.spend()
 
-    def contribution(self) -> Tensor:
+    def contribution(self) -> Contribution:
         self.stepper.wait()
         if not self._is_sent:
             torch.mul(self.store.master, self.gradients.sequences, out=self._sent)
             self._is_sent = True
-        return self._sent
+        return Sums(self._sent)
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, lost: Tensor | None) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
         self.stepper.wait()
         self._average.copy_(mean)
         self.store.master.copy_(self._average)
