@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo test chaos model browser promtool docker walk check format proto bench clean
+.PHONY: .venv demo demo-home test chaos model browser promtool docker walk check format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -27,6 +27,10 @@ $(TOOLS): $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/atom demo
+
+# Both modes on home lines, side by side, and a picture of it. As root.
+demo-home: $(TOOLS)
+	$(BIN)/python benchmarks/demo_home.py --picture home.png
 
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
 test: $(TOOLS)

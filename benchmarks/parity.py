@@ -1,7 +1,7 @@
 """Which loss local steps reach, beside synchronous training on the same tokens.
 
-Peers are played in one process, with the real update rule, optimizer, codecs and error feedback;
-only the network is not there. All rows see the same samples. The reference is DiLoCo as one would
+Peers are played in one process, with the real update rule, optimizer and codecs; only the network
+is not there. All rows see the same samples. The reference is DiLoCo as one would
 write it in plain PyTorch. Rows:
 
     synchronous   one optimizer step on all peers' sequences at once

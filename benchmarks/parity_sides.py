@@ -138,7 +138,7 @@ class PlayedPeer:
         self.rule = LocalSteps(
             self.store, self.gradients, self.stepper, play.rate, CLIP_NORM,
             inner_sequences=play.sequences, outer_rate=play.outer_rate,
-            outer_momentum=play.outer_momentum, keeps_lost=codec.feeds_back,
+            outer_momentum=play.outer_momentum, keeps_lost=codec.given_back > 0,
         )  # fmt: skip
         self.store.master.copy_(play.first_weights())
         self.rule.initialised()
@@ -231,12 +231,13 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
             wire = codec.encode(offer.part(start, stop), scratch, lost)
             codec.add(wire, total, 1.0, total)
             if offer.keeps_lost:
-                offer.lacks(start, lost)
+                offer.lacks(start, lost * codec.given_back)
         total *= scale
         means = codec.of_means()
         means.decode(means.encode(total, scratch, lost), mean[start:stop])
         if owner.keeps_lost:
-            owner.lacks(start, lost / scale)
+            lost *= means.given_back / scale
+            owner.lacks(start, lost, 1 / (scale * len(peers)))
     return mean
 
 
@@ -259,7 +260,7 @@ def over_its_senders(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
         means.decode(means.encode(mean, scratch, rest), arrived[part])
         lost[part] += rest * senders[part]
     for offer, lost in zip(offers, all_lost, strict=True):
-        offer.lacks(0, lost)
+        offer.lacks(0, lost * codec.given_back)
     return arrived
 
 

@@ -54,12 +54,6 @@ class Gate:
         return True
 
 
-def largest_size(values: Tensor) -> float:
-    """Of an element; NaN if one is not a number. Waits for it."""
-    least, most = (extreme.item() for extreme in torch.aminmax(values.detach()))
-    return most if most != most or most > -least else -least
-
-
 def all_finite(values: Iterable[Tensor]) -> Tensor | bool:
     """Are all elements of all values finite? On the values' device; waits for nothing."""
     filled = [value.detach() for value in values if value.numel() > 0]

@@ -88,8 +88,8 @@ class Exchange:
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
         """How long the latest ring took, once it was open, by its result's digest."""
-        self.gave_to = b""
-        """The result of the latest exchange that ours went into, and that ended well."""
+        self.gave_to: Ballot | None = None
+        """Of the latest exchange that ours went into."""
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
@@ -148,7 +148,7 @@ class Exchange:
         with closing(LandingNorm(numbers)) as norm:
             gives = start.members[terms.rank].sequences > 0
             if gives:
-                self.gave_to = b""
+                self.gave_to = run.ballot
             source = self._offered(start.parent) if gives else None
             began = self._clock.now()
             arenas = Arenas(source, numbers, norm.landed)
@@ -159,8 +159,6 @@ class Exchange:
             finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm.norm())
         self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result, numbers)
-        if gives:
-            self.gave_to = finished.digest
         return finished
 
     def _terms(self, start: StartExchange) -> Terms:

@@ -55,7 +55,7 @@ source = "python-stdlib"
 max_bytes = "200 kB"
 
 [batch]
-global_sequences = {batch}
+global_sequences = 96
 micro_batch_sequences = 4
 
 [optimizer]
@@ -85,9 +85,6 @@ inner_sequences = 8
 """,
 }
 """By update rule: what a run file says of it, after [swarm]."""
-BATCH = {"every-step": 96, LOCAL_STEPS: 960}
-"""Sequences of a round. Results are fetched in float32, beside a ring at a quarter of its bytes:
-with four bits a round has to last, or who is back never catches up."""
 PEER = """\
 [device]
 kind = "cpu"
@@ -109,7 +106,7 @@ def endless(
     rule: str = RULE,
 ) -> str:
     """A run file without a last round."""
-    exchange, batch = EXCHANGE[rule], BATCH[rule]
+    exchange = EXCHANGE[rule]
     return RUN.format(**locals())
 
 

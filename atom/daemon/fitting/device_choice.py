@@ -129,7 +129,8 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         ("average", float32_bytes * elements),
         *((f"average {n + 1} as it travelled", travelled) for n in range(2 - codec.exact)),
     ]  # the one voted on and the next; an exact one is no more than its numbers
-    arenas.append(("update rule's own", update_rule(run).own_bytes(layout, codec.feeds_back)))
+    own_bytes = update_rule(run).own_bytes(layout, keeps_lost=codec.given_back > 0)
+    arenas.append(("update rule's own", own_bytes))
     return [(what, size) for what, size in arenas if size > 0]
 
 

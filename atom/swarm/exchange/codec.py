@@ -26,8 +26,8 @@ class Codec(ABC):
     name: str
     element_bytes: float
     """Of a number on the wire, about: what buckets are cut by."""
-    feeds_back: bool
-    """Whether it takes away so much that this should be added to the next round's gradients."""
+    given_back: float
+    """How much of what it takes away a later contribution is to have again: all of it is 1."""
     fixed_size: bool = True
     """Whether a ring may use it: `wire_bytes` is the exact size."""
     exact: bool = False
@@ -80,7 +80,7 @@ class Float32(Codec):
 
     name = "float32"
     element_bytes = 4
-    feeds_back = False
+    given_back = 0.0
     exact = True
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class BFloat16(_Rounded):
 
     name = "bfloat16"
     element_bytes = 2
-    feeds_back = False
+    given_back = 0.0
 
 
 class Int8(_Rounded):
@@ -140,7 +140,7 @@ class Int8(_Rounded):
 
     name = "int8"
     element_bytes = 1
-    feeds_back = True
+    given_back = 1.0
 
     def wire_bytes(self, elements: int) -> int:
         return 2 * -(-elements // INT8_BLOCK) + super().wire_bytes(elements)
@@ -159,7 +159,7 @@ class Int4(_Rounded):
 
     name = "int4"
     element_bytes = 1
-    feeds_back = True
+    given_back = 1.0
 
     def wire_bytes(self, elements: int) -> int:
         return 2 * -(-elements // INT4_BLOCK) + -(-elements // 2)

@@ -4,7 +4,7 @@ Each chunk is as its owner encoded it, in the order of elements. Where chunks en
 took part in the exchange, and so it is told along.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -19,6 +19,8 @@ from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.plans import ALIGNMENT, MOST_ELEMENTS, Plan, Step
 
 WIRES, CHUNKS = "wires", "chunks"
+_Piece = tuple[slice, slice]
+"""Elements, and the bytes that say them."""
 _TYPES = {CHUNKS: torch.int64, WIRES: torch.uint8}
 
 
@@ -48,46 +50,49 @@ class EncodedMean:
 
         `codec`: of means. On as many threads as PyTorch may use. Raises: as `check`.
         """
+        pieces = self._pieces(codec, elements)
         numbers = self.wires.view(torch.float32) if codec.exact else torch.empty(elements)
-        self._decode(codec, elements, numbers.__getitem__)
+        self._decode(codec, pieces, numbers.__getitem__)
         return numbers
 
     def check(self, codec: Codec, elements: int) -> None:
         """Whether it can be decoded; takes hardly any memory. Raises: PeerRefused(MALFORMED,
         NOT_FINITE) for what no exchange leaves."""
-        self._decode(codec, elements, lambda here: torch.empty(here.stop - here.start))
-
-    def _decode(self, codec: Codec, elements: int, target: Callable[[slice], Tensor]) -> None:
         pieces = self._pieces(codec, elements)
+        self._decode(codec, pieces, lambda here: torch.empty(here.stop - here.start))
 
-        def decode(piece: tuple[slice, slice]) -> None:
-            here, there = piece
-            codec.decode(self.wires[there], target(here))
+    def _decode(
+        self, codec: Codec, pieces: Sequence[_Piece], target: Callable[[slice], Tensor]
+    ) -> None:
+        threads = torch.get_num_threads()
+
+        def decode(some: Sequence[_Piece]) -> None:
+            for here, there in some:
+                codec.decode(self.wires[there], target(here))
 
         try:
-            with ThreadPoolExecutor(torch.get_num_threads(), "atom-decode") as pool:
-                for _ in pool.map(decode, pieces):
+            with ThreadPoolExecutor(threads, "atom-decode") as pool:
+                for _ in pool.map(decode, (pieces[first::threads] for first in range(threads))):
                     pass
         except NotFinite:
             raise PeerRefused(Reason.NOT_FINITE, "a mean") from None
         except NotCanonical:
             raise PeerRefused(Reason.MALFORMED, "a mean that nobody encoded") from None
 
-    def _pieces(self, codec: Codec, elements: int) -> list[tuple[slice, slice]]:
-        """Which elements, in which bytes. Raises: PeerRefused(MALFORMED)."""
-        told = self.chunks.tolist()
-        sizes, lengths = told[::2], told[1::2]
+    def _pieces(self, codec: Codec, elements: int) -> list[_Piece]:
+        """Raises: PeerRefused(MALFORMED), for a large table before it takes more memory."""
+        sizes, lengths = self.chunks[::2], self.chunks[1::2]
         fits = (
-            len(sizes) == len(lengths)
-            and (sum(sizes), sum(lengths)) == (elements, self.wires.numel())
-            and all(
-                0 < size <= MOST_ELEMENTS and size % ALIGNMENT == 0 and codec.fits(length, size)
-                for size, length in zip(sizes, lengths, strict=True)
-            )
+            self.chunks.numel() <= 2 * elements // ALIGNMENT
+            and sizes.shape == lengths.shape
+            and bool(((sizes > 0) & (sizes <= MOST_ELEMENTS) & (sizes % ALIGNMENT == 0)).all())
+            and (int(sizes.sum()), int(lengths.sum())) == (elements, self.wires.numel())
         )
-        if not fits:
+        told = list(zip(sizes.tolist(), lengths.tolist(), strict=True)) if fits else []
+        if not fits or not all(codec.fits(length, size) for size, length in told):
             raise PeerRefused(Reason.MALFORMED, "the chunks of a mean do not fit")
-        return list(zip(_slices(sizes), _slices(lengths), strict=True))
+        here, there = (_slices(each) for each in zip(*told, strict=True)) if told else ([], [])
+        return list(zip(here, there, strict=True))
 
 
 class MeanWires:

@@ -240,13 +240,10 @@ class Reduction:
         return self.of_means if step.gather else self.terms.codec
 
     def encode(
-        self, codec: Codec, values: Tensor, start: int, scratch: Tensor, sequences: float = 1.0
+        self, codec: Codec, values: Tensor, start: int, scratch: Tensor, times: float = 0.0
     ) -> Tensor:
-        """The bytes of a part, a partial sum or a mean, from element `start` on; the source is told
-        what they lack, times `sequences`.
-
-        Raises: ExchangeBroken(NOT_FINITE).
-        """
+        """The bytes of our part, from element `start` on, or of a sum, `times` which it is one over
+        sequences; the source is told what they lack. Raises: ExchangeBroken(NOT_FINITE)."""
         source = self.arenas.source
         lost = torch.empty(values.numel()) if source and source.keeps_lost else None
         try:
@@ -254,8 +251,10 @@ class Reduction:
         except NotFinite:
             raise ExchangeBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
         if source and lost is not None:
-            numpy.multiply(lost.numpy(), numpy.float32(sequences), out=lost.numpy())
-            source.lacks(start, lost)
+            factor = numpy.float32(codec.given_back * (times or 1.0))
+            numpy.multiply(lost.numpy(), factor, out=lost.numpy())
+            members = len(self.terms.members)
+            source.lacks(start, lost, 1 / (self.terms.scale * members) if times else 0.0)
         return wire
 
     def spoilt(
@@ -287,7 +286,7 @@ class Reduction:
         """The owner's last touch: the mean of a chunk becomes what everybody else will decode.
         Raises: as `encode`."""
         mean = self.arenas.result[step.start : step.stop]
-        room, sequences = self.wires.room(step), 1 / self.terms.scale
-        wire = self.encode(self.of_means, mean, step.start, room, sequences)
+        room, times = self.wires.room(step), 1 / self.terms.scale
+        wire = self.encode(self.of_means, mean, step.start, room, times)
         self.of_means.decode(wire, mean)
         self.wires.put(step, wire)

@@ -75,7 +75,8 @@ class Sender(Half):
             return reduction.wires.chunk(step)
         if step.hop:
             sum_so_far = reduction.arenas.result[step.start : step.stop]
-            return reduction.encode(reduction.terms.codec, sum_so_far, step.start, self._scratch)
+            codec = reduction.terms.codec
+            return reduction.encode(codec, sum_so_far, step.start, self._scratch, 1.0)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:

@@ -94,7 +94,7 @@ class Sparse(Codec):
 
     name = "sparse"
     element_bytes = 1 / 16
-    feeds_back = True
+    given_back = 0.9
     fixed_size = False
 
     def __init__(self, kept: int = 64, kept_of_means: int = 256) -> None:

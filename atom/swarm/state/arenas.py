@@ -120,7 +120,7 @@ def describe(name: str, tensor: Tensor) -> ArenaManifest:
 
 
 def arena_digest(tensor: Tensor) -> bytes:
-    """32 bytes over type, length and contents; the name an average is accepted under."""
+    """32 bytes over type, length and contents."""
     return describe("", tensor).digest()
 
 

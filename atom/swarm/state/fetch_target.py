@@ -1,5 +1,5 @@
-"""Where fetched chunks go: given tensors, or files that survive an interruption; and who is asked
-for which."""
+"""Where fetched chunks go: memory, or files that survive an interruption; and who is asked for
+which."""
 
 import errno
 import os

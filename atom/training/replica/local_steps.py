@@ -38,7 +38,7 @@ from atom.optim.stepper import Stepper, Update
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena
-from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.contribution import Contribution, all_finite
 from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
@@ -53,27 +53,26 @@ WARM_UP_STEPS = 10
 
 
 class _Offer(Contribution):
-    """n · (θ − cut), and after an exchange n · (θ − cut) less what it lacks: its cut then says what
-    others have of it."""
+    """n · (θ − cut). What an exchange takes away of it moves the cut: offered again, it is what was
+    sent, so whichever of several attempts is committed, the cut says what others have."""
 
     def __init__(self, theta: Tensor, cut: Tensor, sequences: int, keeps_lost: bool) -> None:
         self.keeps_lost, self.sequences = keeps_lost, sequences
-        self.is_whole = True
-        """Nothing was taken away of it."""
         self._theta, self._cut = theta, cut
 
     def part(self, start: int, stop: int) -> Tensor:
         way = numpy.subtract(self._theta[start:stop].numpy(), self._cut[start:stop].numpy())
         return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences), out=way))
 
-    def lacks(self, start: int, lost: Tensor) -> None:
-        self.is_whole = False
+    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
+        """A sum's loss moves weights no further than those of a peer with the average count: the
+        next round may count more of a peer that had few."""
         rest, cut = lost.numpy(), self._cut[start : start + lost.numel()].numpy()
-        numpy.multiply(rest, numpy.float32(1.0 / self.sequences), out=rest)
-        numpy.add(cut, rest, out=cut)
+        share = numpy.float32(1.0 / max(self.sequences, sequences))
+        numpy.add(cut, numpy.multiply(rest, share, out=rest), out=cut)
 
     def is_finite(self) -> bool:
-        return bool(torch.isfinite(torch.stack(torch.aminmax(self._cut))).all())
+        return all_finite(self._cut)
 
 
 class LocalSteps(UpdateRule):
@@ -261,7 +260,7 @@ class LocalSteps(UpdateRule):
             self._inner_step()
         self.stepper.wait()
         offer, sequences = self._offer, self.gradients.sequences
-        if offer is None or offer.sequences != sequences or not offer.is_whole:
+        if offer is None or offer.sequences != sequences:
             for part in self.stepper.parts:
                 part.of(self._cut).copy_(weights_of(part.stored))
             offer = self._offer = _Offer(self._theta, self._cut, sequences, self._keeps_lost)
@@ -273,14 +272,14 @@ class LocalSteps(UpdateRule):
             raise ValueError(f"the mean's norm is {norm}")
         gradients, offer = self.gradients, self._offer
         spent, spent_loss_sum = gradients.spent
-        left_out, since = 1.0 - ours / max(spent, ours, 1), False
-        if offer is not None and ours == offer.sequences and (offer.is_whole or knows_lost):
-            since, self._apart = True, self._apart or not offer.is_whole
+        left_out = 1.0 - ours / max(spent, ours, 1)
+        since = offer is not None and ours == offer.sequences > 0
         loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
         base, share = (self._cut, 1.0) if since else (self._theta, left_out)
         step = partial(self._outer_step, base, share)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
+        self._apart = self._apart or (since and self._keeps_lost)
         self._offer, self._round = None, round
 
     def _outer_step(

@@ -309,7 +309,7 @@ class Replica:
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
             ours: how many of this peer's sequences are in the mean.
-            knows_lost: whether the latest contribution is in it, and knows what it lacks there.
+            knows_lost: whether it is of the latest exchange that a contribution went into.
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.

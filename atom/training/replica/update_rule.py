@@ -1,7 +1,7 @@
 """What a round means to a replica: what it contributes, and what the decided average does to it.
 
-The round averages one flat tensor per peer, weighted by the sequences that each has counted. An
-update rule says what that tensor is and what follows from the mean. `EveryStep` is synchronous
+The round averages the contributions of its peers, weighted by the sequences that each has counted.
+An update rule says what they are and what follows from the mean. `EveryStep` is synchronous
 training: gradients in, one optimizer step out. A rule may as well step by itself after every pass
 and average weights now and then. `docs/contributor.md` shows how to add one.
 """
@@ -138,8 +138,8 @@ class UpdateRule(ABC):
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
             ours: how many of this peer's sequences are in it; what has been counted since is not.
-            knows_lost: the latest contribution is in it, and was told all that it lacks there. A
-                rule sees to it that this is in a later one.
+            knows_lost: it is of the latest exchange that a contribution went into: what that was
+                told to lack is lacking in the mean. A rule sees to it that it is in a later one.
 
         Raises: ValueError for what does not fit; then nothing is changed.
         """

@@ -35,7 +35,7 @@ class PeerDonors:
         """`result_bytes`: what one result takes, but for a few per chunk. `downloads`: where a
         state of `state_bytes` lies until it is whole. `watch`: hears also of lies."""
         self._transport = transport
-        self._max_result_bytes = result_bytes + result_bytes // 64 + (1 << 20)
+        self._max_result_bytes = result_bytes + result_bytes // 32 + (1 << 20)
         self._max_bytes = state_bytes + (1 << 20)
         self._downloads = downloads
         self._watch = watch

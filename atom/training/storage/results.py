@@ -41,7 +41,8 @@ class Results:
         """`numbers`: what it says, if they are at hand; of the latest result they are kept."""
         with self._lock:
             self._held[digest] = result
-            self._decoded = None if numbers is None else (digest, numbers)
+            if numbers is not None:
+                self._decoded = digest, numbers
 
     def get(self, digest: bytes) -> EncodedMean | None:
         """From memory, else from disk; None if it is in neither (or not under its own digest)."""

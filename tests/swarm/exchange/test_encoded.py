@@ -62,6 +62,7 @@ FORGED: dict[str, tuple[Callable[[EncodedMean], dict[str, Tensor]], Reason]] = {
     "an odd chunk": (with_chunks(63, 34, 1, 0), Reason.MALFORMED),
     "nothing": (with_chunks(NUMBERS, 34, 0, 0), Reason.MALFORMED),
     "less than nothing": (with_chunks(2 * NUMBERS, 68, -NUMBERS, -34), Reason.MALFORMED),
+    "more chunks than can be": (with_chunks(*[16, 10] * 5), Reason.MALFORMED),
     "numbers that are none": (
         lambda mean: {WIRES: mean.wires.fill_(0xFF), CHUNKS: mean.chunks}, Reason.NOT_FINITE,
     ),
@@ -79,6 +80,14 @@ def test_what_no_exchange_leaves_is_refused(
     assert mean.chunks.tolist() == [NUMBERS, 34]
     use(mean, Int4(), NUMBERS)
     assert refusal(lambda: use(EncodedMean.of(forge(mean)), Int4(), NUMBERS)) is reason
+
+
+@pytest.mark.parametrize("use", [EncodedMean.decode, EncodedMean.check])
+def test_of_exact_numbers_no_odd_bytes_are_left(
+    use: Callable[[EncodedMean, Codec, int], object],
+) -> None:
+    odd = EncodedMean(torch.zeros(66, dtype=torch.uint8), torch.tensor([16, 66]))
+    assert refusal(lambda: use(odd, EXACT, 16)) is Reason.MALFORMED
 
 
 def test_what_no_encoder_writes_is_refused() -> None:

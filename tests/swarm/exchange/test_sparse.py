@@ -256,7 +256,7 @@ def test_sparse_what_is_decoded_would_be_written_the_same(
 
 def test_sparse_members_agree_and_lose_nothing(swarm_of: Make) -> None:
     """The mean has as many numbers as `kept_of_means` says; what neither a member nor an owner sent
-    is kept by it."""
+    is kept by it, but for a tenth."""
     elements, size, codec = 3 * 4 * CHUNK, 3, Sparse(64, 128)
     swarm, parts = swarm_of(size, (1, 1, 0)), sources(size, elements)
     residuals = [torch.full((elements,), float("nan")) for _ in parts]
@@ -264,7 +264,7 @@ def test_sparse_members_agree_and_lose_nothing(swarm_of: Make) -> None:
     assert (mean.view(-1, CHUNK).count_nonzero(1) == 128).all()
     lost = sum(residual.double() for residual in residuals)
     exact = sum(part.double() for part in parts)
-    torch.testing.assert_close(mean.double() * 64 + lost, exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mean.double() * 64 + lost / 0.9, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("gather", [False, True])

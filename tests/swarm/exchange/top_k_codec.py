@@ -16,7 +16,7 @@ class TopK(Codec):
 
     name = "top-k"
     element_bytes = 1
-    feeds_back = True
+    given_back = 1.0
     fixed_size = False
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:

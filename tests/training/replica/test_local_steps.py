@@ -82,15 +82,9 @@ def mean_of(replicas: Sequence[Replica]) -> Tensor:
     return sums / sum(replica.sequences for replica in replicas)
 
 
-def take(
-    replica: Replica,
-    mean: Tensor,
-    round: int,
-    ours: int | None = None,
-    knows_lost: bool = False,
-) -> None:
+def take(replica: Replica, mean: Tensor, round: int, ours: int | None = None) -> None:
     ours = replica.sequences if ours is None else ours
-    replica.begin_step(mean, float(mean.norm()), round, ours, knows_lost)
+    replica.begin_step(mean, float(mean.norm()), round, ours)
     replica.finish_step()
 
 
@@ -390,7 +384,7 @@ def test_what_a_codec_took_away_stays_in_the_weights(
     if goes_on:
         train_on(replica, 1, (2, 3))
     since = weights_in_place(replica) - before
-    take(replica, whole / ours, 1, ours, knows_lost=True)
+    take(replica, whole / ours, 1, ours)
     take(other, whole / ours, 1, ours=0)
     assert same(replica, other)
     way = theta(replica) - weights_in_place(replica)
@@ -404,31 +398,42 @@ def test_what_a_codec_took_away_stays_in_the_weights(
     torch.testing.assert_close(mean_of([replica]), way + moved, rtol=0.0, atol=1e-6)
 
 
-def test_after_an_exchange_in_vain_the_whole_way_is_offered_again(
+def test_after_an_exchange_in_vain_it_offers_what_that_sent_and_later_all(
     coarse_replica: NewReplica,
 ) -> None:
+    """So it does not matter which of both attempts is committed: the rest stays in any case."""
     replica = coarse_replica()
     train(replica, 1, 0, 2)
-    whole, _ = contributed_once(replica)
-    assert torch.equal(contributed(replica), whole)
+    whole, sent = contributed_once(replica)
+    assert torch.equal(contributed(replica), sent)
+    before, ours = weights_in_place(replica), replica.sequences
+    train_on(replica, 1, (2, 3))
+    since = before - weights_in_place(replica)
+    torch.testing.assert_close(mean_of([replica]), whole / ours + since, rtol=0.0, atol=1e-6)
 
 
-def test_without_knowing_what_was_sent_only_what_came_since_stays(
+def test_of_a_sum_a_peer_with_few_sequences_keeps_what_one_with_many_would(
     coarse_replica: NewReplica,
 ) -> None:
-    """The round took the offer by an exchange that broke off here."""
+    """Else an owner that has just come would go far away."""
     replica = coarse_replica()
     train(replica, 1, 0, 2)
-    whole, _ = contributed_once(replica)
-    take(replica, whole / replica.sequences, 1)
-    assert torch.equal(weights_in_place(replica), theta(replica))
+    whole = contributed(replica)
+    lost, few = torch.ones(16), replica.sequences
+    replica.contribution().lacks(0, lost.clone(), sequences=100.0 * few)
+    replica.contribution().lacks(16, lost.clone(), sequences=few / 100.0)
+    replica.contribution().lacks(32, lost.clone())
+    moved = whole - contributed(replica)
+    expected = torch.cat([lost / 100, lost, lost])
+    torch.testing.assert_close(moved[:48], expected, rtol=1e-3, atol=1e-4)
+    assert not moved[48:].any()
 
 
 def test_after_a_restart_it_is_still_there(coarse_replica: NewReplica) -> None:
     first, second = coarse_replica(), coarse_replica()
     train(first, 1, 0, 2)
     whole, _ = contributed_once(first)
-    take(first, whole / first.sequences, 1, knows_lost=True)
+    take(first, whole / first.sequences, 1)
     own = {name: tensor.clone() for name, tensor in first.own_state().items()}
     second.load_state(first.state_arenas(), 1)
     second.adopt_own(own, is_here=True)
@@ -547,9 +552,9 @@ def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None
 def test_what_is_not_finite_is_noticed(new_replica: NewReplica) -> None:
     replica = new_replica()
     train(replica, 1, 0, 2)
+    assert replica.contribution().is_finite()
     replica.contribution().lacks(7, torch.tensor([float("inf")]))
-    assert not replica._rule._offer.is_finite()  # type: ignore[attr-defined]
-    assert replica.contribution().is_finite(), "cut off anew"
+    assert not replica.contribution().is_finite()
 
 
 def test_what_it_keeps_is_reckoned_with() -> None:
