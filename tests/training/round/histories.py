@@ -12,6 +12,8 @@ from strikes import USUAL, Strike, Striker
 
 HEALED_SECONDS = 60.0
 """Within this time after the last fault all living peers share a head, and rounds go on."""
+ONE_IN, OVERLAPPED = 3, 1
+"""Of so many seeds in a row this one: passes go on under an exchange."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def history(seed: int) -> Swarm:
 def drawn(seed: int) -> History:
     """One in sixteen is of coming and going; the others are dealt whatever chance deals."""
     dice = random.Random(seed)
-    return _of_churn(seed, dice) if seed % 16 == 15 else _of_chance(seed, dice)
+    history = _of_churn(seed, dice) if seed % 16 == 15 else _of_chance(seed, dice)
+    setting = replace(history.setting, overlaps=seed % ONE_IN == OVERLAPPED)
+    return replace(history, setting=setting)
 
 
 def _of_chance(seed: int, dice: random.Random) -> History:
@@ -91,7 +95,7 @@ def _of_chance(seed: int, dice: random.Random) -> History:
         patience=dice.choice([PATIENT, HASTY]),
     )
     slow = _slow_peers(seed, setting.peers)
-    setting = replace(setting, slow_peers=slow, through_bytes=seed % 4 == 1, overlaps=seed % 3 == 1)
+    setting = replace(setting, slow_peers=slow, through_bytes=seed % 4 == 1)
     pause_s = dice.choice([0.7, 1.5, 3.0, 6.0, 6.0, 12.0])
     at_s, end_s = dice.choice([0.0, 5.0, 9.0]), dice.choice([30.0, 60.0, 120.0])
     strikes = []

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from histories import drawn
+from histories import ONE_IN, OVERLAPPED, drawn
 from shrinking import explained
 from simulation import BrokenPromise
 
@@ -46,9 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200_000)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--overlapped", action="store_true", help="only such histories")
     options = parser.parse_args()
     began, rounds, all_played = time.monotonic(), 0, list[Played]()
     seeds = range(options.first_seed, options.first_seed + options.rounds)
+    if options.overlapped:
+        seeds = seeds[(OVERLAPPED - options.first_seed) % ONE_IN :: ONE_IN]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         for one in pool.imap_unordered(played, seeds, chunksize=4):
             if one.story:
