@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from home_world import homes, settle, swarm_in
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from picture import draw
 from sides import machine, positive, publish
 from swarm_of_processes import Swarm, gather
 
 SEQUENCES, INNER_STEPS = 8, 30
-COLOURS = "#d9480f", "#1f6fb4"
 RUN = """\
 [run]
 name = "{name}"
@@ -150,23 +148,6 @@ def trained(peers: int, mbit: int, seconds: int) -> list[Outcome]:
         return [Outcome(mode, swarm.founder.rounds, began) for mode, swarm in both]
 
 
-def draw(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
-    figure = Figure(figsize=(9, 5), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for outcome, colour in zip(outcomes, COLOURS, strict=True):
-        name = f"{outcome.mode.name}, {outcome.mode.codec}: {len(outcome.rounds)} rounds"
-        times, losses = zip(*outcome.curve or [(0.0, float("nan"))], strict=True)
-        axes.plot(times, losses, color=colour, marker="o", markersize=3, label=name)
-    axes.set_xlabel("seconds since both began")
-    axes.set_ylabel("validation loss (nats per byte)")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, usual in {"peers": 4, "mbit": 20, "seconds": 140}.items():
@@ -174,7 +155,12 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=Path("home.png"))
     options = parser.parse_args()
     outcomes = trained(options.peers, options.mbit, options.seconds)
-    draw(options.picture, outcomes, f"{options.peers} peers, lines of {options.mbit} Mbit/s")
+    curves = {
+        f"{outcome.mode.name}, {outcome.mode.codec}: {len(outcome.rounds)} rounds": outcome.curve
+        for outcome in outcomes
+    }
+    title = f"{options.peers} peers, lines of {options.mbit} Mbit/s"
+    draw(options.picture, curves, title, "seconds since both began")
     titles = "mode", "codec", "rounds", "sequences", "founder's upload, MB", "loss", "at second"
     body = {
         "benchmark": "demo_home",

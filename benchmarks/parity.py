@@ -26,14 +26,16 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from parity_model import Size, validation_loss
 from parity_sides import Play, ours, published, reference, synchronous
+from picture import draw
 from sides import machine, positive, publish
 from torch import Tensor
 
@@ -84,6 +86,7 @@ def arguments() -> argparse.Namespace:
         "jobs": 2, "every": 20,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=positive, default=usual)
+    parser.add_argument("--picture", help="a file for the curves")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--outer-rate", type=float, default=0.9)
     parser.add_argument("--outer-momentum", type=float, default=0.8)
@@ -103,6 +106,22 @@ def curve(job: tuple[str, Play, int]) -> list[float]:
     return losses
 
 
+def by_round(
+    curves: Mapping[tuple[str, int], Sequence[float]], every: int, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Where each loss was taken."""
+    places = [*range(every, rounds, every), rounds]
+    return {
+        f"{row}, seed {seed}": list(zip(places, losses, strict=True))
+        for (row, seed), losses in curves.items()
+    }
+
+
+def title_of(o: argparse.Namespace) -> str:
+    elements = Size(o.layers, o.width).layout.total_elements
+    return f"{elements:,} parameters, {o.peers} peers, {o.inner_steps} inner steps"
+
+
 def main() -> None:
     o = arguments()
     rate = RateSettings(o.rate, o.rate / 10, max(o.rounds // 40, 1), "cosine", o.rounds)
@@ -114,6 +133,8 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(o.jobs) as pool:
         found = pool.map(curve, jobs, chunksize=1)
     curves = dict(zip([(row, each.seed) for row, each, _ in jobs], found, strict=True))
+    if o.picture:
+        draw(Path(o.picture), by_round(curves, o.every, o.rounds), title_of(o), "round")
     last = {row: [curves[row, seed][-1] for seed in o.seeds] for row in o.rows}
     means = {row: statistics.mean(losses) for row, losses in last.items()}
     base = means.get(SYNCHRONOUS)
