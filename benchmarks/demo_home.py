@@ -142,7 +142,7 @@ def trained(peers: int, mbit: int, seconds: int) -> list[Outcome]:
         for swarm in swarms:
             swarm.resume()
         while time.time() < began + seconds:
-            time.sleep(1.0)
+            time.sleep(1.0)  # they train on their own: nothing to wait on but time
             assert all(peer.exit_code is None for swarm in swarms for peer in swarm.peers)
         both = zip(MODES, swarms, strict=True)
         return [Outcome(mode, swarm.founder.rounds, began) for mode, swarm in both]

@@ -88,8 +88,8 @@ class Exchange:
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
         """How long the latest ring took, once it was open, by its result's digest."""
-        self.gave_to: Ballot | None = None
-        """Of the latest exchange that ours went into."""
+        self.gave_to: tuple[bytes, Ballot] | None = None
+        """The parent and ballot of the latest exchange that ours went into."""
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
@@ -148,7 +148,7 @@ class Exchange:
         with closing(LandingNorm(numbers)) as norm:
             gives = start.members[terms.rank].sequences > 0
             if gives:
-                self.gave_to = run.ballot
+                self.gave_to = start.parent, run.ballot
             source = self._offered(start.parent) if gives else None
             began = self._clock.now()
             arenas = Arenas(source, numbers, norm.landed)

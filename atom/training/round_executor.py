@@ -214,7 +214,7 @@ class RoundExecutor:
         self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
-        knows_lost = value.origin == self.exchange.gave_to
+        knows_lost = (value.parent, value.origin) == self.exchange.gave_to
         self._replica.begin_step(mean, value.gradient_norm, value.round, ours, knows_lost)
         self._start_round(head)
         left = self._replica.sequences

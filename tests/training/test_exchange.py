@@ -223,7 +223,7 @@ def test_what_a_codec_takes_away_is_told(circle_of: CircleOf, size: int, codec: 
     digest = circle.averaged(*[2] * size)
     sums = circle.members[0].result(digest).double() * 2 * size
     for member in circle.members:
-        assert member.exchange.gave_to == ballot()
+        assert member.exchange.gave_to == (PARENT, ballot())
         assert member.lost is not None
         assert member.lost.abs().max() > 1e-4
         sums += member.lost
@@ -239,12 +239,13 @@ def test_what_is_lacking_is_of_the_latest_exchange_that_something_was_given_to(
     assert one.exchange.gave_to is None
     circle.averaged(1, 1)
     circle.averaged(1, 0, attempt=2)
-    assert (one.exchange.gave_to, two.exchange.gave_to) == (ballot(2), ballot(1))
+    assert one.exchange.gave_to == (PARENT, ballot(2))
+    assert two.exchange.gave_to == (PARENT, ballot(1))
     two.fault = RuntimeError("in the middle")
     circle.start(1, 1, attempt=3)
     one.failed()
     two.failed()
-    assert one.exchange.gave_to == two.exchange.gave_to == ballot(3)
+    assert one.exchange.gave_to == two.exchange.gave_to == (PARENT, ballot(3))
 
 
 # ---- stopping

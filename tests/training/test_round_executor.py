@@ -193,6 +193,18 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     assert stage.stored() == [finished.digest]
 
 
+def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(stage: Stage) -> None:
+    """A ballot may come again in the next one: the same coordinator's first attempt."""
+    stage.train()
+    stage.executor.exchange.gave_to = stage.start.digest, BALLOT
+    known = []
+    for _ in range(2):
+        commit = stage.commit(stage.hold(0.25))
+        stage.step(replace(commit, value=replace(commit.value, origin=BALLOT)))
+        known.append(stage.replica.knew_lost)
+    assert known == [True, False]
+
+
 def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     """Its result may be on our own disk only."""
     stage.train()

@@ -96,8 +96,7 @@ class LocalSteps(UpdateRule):
     ) -> None:
         """`inner_sequences`: of an inner step. The inner rate is the one of the round under way.
         Raises: MemoryError."""
-        super().__init__(store, gradients, stepper, rate, clip_norm)
-        self._keeps_lost = keeps_lost
+        super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost)
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.total_elements
@@ -263,7 +262,7 @@ class LocalSteps(UpdateRule):
         if offer is None or offer.sequences != sequences:
             for part in self.stepper.parts:
                 part.of(self._cut).copy_(weights_of(part.stored))
-            offer = self._offer = _Offer(self._theta, self._cut, sequences, self._keeps_lost)
+            offer = self._offer = _Offer(self._theta, self._cut, sequences, self.keeps_lost)
             self._offered_loss_sum = self.gradients.loss_sum
         return offer
 
@@ -279,7 +278,7 @@ class LocalSteps(UpdateRule):
         step = partial(self._outer_step, base, share)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
-        self._apart = self._apart or (since and self._keeps_lost)
+        self._apart = self._apart or (since and self.keeps_lost)
         self._offer, self._round = None, round
 
     def _outer_step(

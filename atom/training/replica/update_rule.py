@@ -9,7 +9,7 @@ and average weights now and then. `docs/contributor.md` shows how to add one.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class UpdateRule(ABC):
         self.stepper = stepper
         self.rate = rate
         self.clip_norm = clip_norm
+        self.keeps_lost = keeps_lost
 
     def begin_step(self, gradient: Tensor, norm: float, number: int) -> None:
         """Starts optimizer step `number` on a gradient of that `norm`.
@@ -148,24 +149,15 @@ class UpdateRule(ABC):
 class EveryStep(UpdateRule):
     """Synchronous training: the mean gradient of the round's sequences, and one optimizer step."""
 
-    def __init__(
-        self,
-        store: HostStore,
-        gradients: GradientArena,
-        stepper: Stepper,
-        rate: RateSettings,
-        clip_norm: float | None,
-        keeps_lost: bool = False,
-        **options: float,
-    ) -> None:
+    def __init__(self, *given: Any, **options: Any) -> None:
         """Raises: MemoryError."""
-        super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost, **options)
+        super().__init__(*given, **options)
         self._lost: Tensor | None = None
         """What the codec took away: error feedback (Seide et al. 2014, "1-bit stochastic gradient
         descent"; Karimireddy et al. 2019). Without it a codec of few bits would lose the same small
         numbers round after round."""
-        if keeps_lost:
-            self._lost = allocate_host_memory(store.layout.total_elements, torch.float32)
+        if self.keeps_lost:
+            self._lost = allocate_host_memory(self.store.layout.total_elements, torch.float32)
         self._owes = False
         """Whether that is to be added to the next contribution."""
 
