@@ -21,8 +21,9 @@ from torch import Tensor
 
 from atom.base.events import EventList
 from atom.config.run_file import CODECS
+from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Sums, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
@@ -96,7 +97,7 @@ class Sample:
     """How far the process's memory rose above what it had before the run."""
 
 
-Reduce = Callable[[Tensor, int], tuple[Tensor, float]]
+Reduce = Callable[[Tensor, int], tuple[FlatNumbers, float]]
 """The mean of everybody's tensor, and how many seconds of that went into opening connections; the
 number says which run it is."""
 
@@ -154,13 +155,9 @@ def _ours(
     for peer_id, (host, port) in contacts:
         transport.set_addresses(peer_id, [f"{host}:{port}"])
     order = tuple(peer_id for peer_id, _ in contacts)
-    results: dict[int, Tensor] = {}
 
-    def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
+    def reduce(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
         ballot = Ballot(run, order[0], bytes(16))
-        if source.numel() not in results:
-            results[source.numel()] = torch.zeros(source.numel())
-        result = results[source.numel()]
         started = time.perf_counter()
         terms = Terms(
             order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(side.codec),
@@ -170,8 +167,9 @@ def _ours(
         opening_s = time.perf_counter() - started
         if delay_s:
             delay(channels, delay_s)
-        all_reduce(Arenas(Sums(source), result), terms, channels)
-        return result, opening_s
+        wires = terms.mean_wires(source.numel())
+        mean = all_reduce(Sums(source), wires, terms, channels)
+        return mean.numbers(terms.codec.of_means(), source.numel()), opening_s
 
     return reduce
 
@@ -181,7 +179,7 @@ def _gloo(rank: int, job: Job, stack: contextlib.ExitStack) -> Reduce:
     dist.init_process_group("gloo", init_method=job.rendezvous, rank=rank, world_size=size)
     stack.callback(dist.destroy_process_group)
 
-    def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
+    def reduce(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
         dist.all_reduce(source)
         return source.div_(size), 0.0
 
@@ -211,7 +209,7 @@ class _Hivemind:
             stack.callback(self._dht.shutdown)
         averagers: dict[int, Any] = {}
 
-        def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
+        def reduce(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
             if source.numel() not in averagers:
                 averagers[source.numel()] = hivemind.averaging.DecentralizedAverager(
                     [source.clone()], self._dht, start=True, prefix=f"bench{source.numel()}",
@@ -243,7 +241,7 @@ def _runs(
             if run == -1:
                 LIBC.malloc_trim(0)
             gate.wait(PATIENCE_S)
-            mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)
+            mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)[:]
             if run < 0:
                 del taken[:-1]
             elif run == 0:
@@ -256,7 +254,7 @@ def _runs(
     return samples
 
 
-def _timed(reduce: Callable[[], tuple[Tensor, float]], into: list[Sample]) -> Tensor:
+def _timed(reduce: Callable[[], tuple[FlatNumbers, float]], into: list[Sample]) -> FlatNumbers:
     before = _resident_bytes(peak=False)
     CLEAR_PEAK.write_text("5")
     started, cpu = time.perf_counter(), time.process_time()

@@ -18,30 +18,28 @@ import math
 import torch
 
 from atom.base.landing import LandedBlocks
-from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
+from atom.optim.gradients import FlatNumbers, require_flat
+from atom.swap.host_kernels import host_kernels
 
 LANES = 2**15  # float64 sums that do not wait for each other
-BLOCK_ELEMENTS = LANES * 2**10
+BLOCK_ELEMENTS = LANES * 2**7  # 16 MiB, where they have to be decoded
 
 
 class LandingNorm:
-    """The norm of a flat host tensor, float32 or bfloat16, whose parts become final one by one.
+    """The norm of flat numbers whose parts become final one by one.
 
     Each block is summed, on threads of this object's own, when all of it has landed. The same bits
     as `gradient_norm`, in whatever order and pieces it lands. Raises: as `gradient_norm`.
     """
 
-    def __init__(self, gradient: torch.Tensor) -> None:
-        flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
-        if not flat or gradient.dtype not in GRADIENT_FORMATS:
-            raise ValueError("the norm is defined on a flat tensor of gradients on the host")
-        values = gradient.detach()
+    def __init__(self, gradient: FlatNumbers) -> None:
+        require_flat(gradient, gradient.numel())
 
         def summed(start: int, stop: int) -> float:
-            return _sum_of_squares(values[start:stop])
+            return _sum_of_squares(gradient[start:stop].detach())
 
         threads = torch.get_num_threads()
-        self._blocks = LandedBlocks(values.numel(), BLOCK_ELEMENTS, summed, threads, "atom-norm")
+        self._blocks = LandedBlocks(gradient.numel(), BLOCK_ELEMENTS, summed, threads, "atom-norm")
         self.landed = self._blocks.landed
         self.close = self._blocks.close
 

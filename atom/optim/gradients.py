@@ -3,8 +3,37 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+from torch import Tensor
+
+from atom.swap.host_kernels import GRADIENT_FORMATS
+
+
+class FlatNumbers(Protocol):
+    """What a step may be taken on: a flat tensor on the host, or what decodes stretches of one as
+    they are asked for."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or bfloat16."""
+        ...
+
+    def numel(self) -> int: ...
+
+    def __getitem__(self, elements: slice, /) -> Tensor: ...
+
+
+def require_flat(numbers: FlatNumbers, elements: int) -> None:
+    """Raises: ValueError unless they are so many, in a form and type that the kernels read."""
+    flat = not isinstance(numbers, Tensor) or (
+        numbers.dim() == 1 and numbers.is_contiguous() and numbers.device.type == "cpu"
+    )
+    if not flat or numbers.numel() != elements or numbers.dtype not in GRADIENT_FORMATS:
+        what = f"a gradient of {numbers.numel()} {numbers.dtype}{'' if flat else ', not flat,'}"
+        wanted = f"a flat tensor of {elements} on the host, float32 or bfloat16"
+        raise ValueError(f"{what} does not fit: wanted is {wanted}")
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
+from atom.optim.gradients import FlatNumbers
 from atom.swap.host_store import (
     HostStore,
     state_arenas,
@@ -76,8 +77,8 @@ class Part:
         yield value
         store_weights(self.stored, value)
 
-    def of(self, gradients: Tensor) -> Tensor:
-        """Its part of the flat gradients."""
+    def of(self, gradients: FlatNumbers) -> Tensor:
+        """Its part of the gradients."""
         part = gradients[self.start : self.stop]
         whole = self.stop - self.start == self.parameter.numel
         return part.view(self.parameter.shape) if whole else part

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.graph.ir import SubModel
+from atom.optim.gradients import FlatNumbers, require_flat
 from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, parts_of
 from atom.swap.engine import Observer
-from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
+from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import OptimizerStep
@@ -68,7 +69,7 @@ class Stepper:
 
     def begin(
         self,
-        gradient: Tensor,
+        gradient: FlatNumbers,
         learning_rate: float,
         step: int,
         coefficient: float = 1.0,
@@ -76,17 +77,14 @@ class Stepper:
     ) -> None:
         """Starts a step and returns. What was loaded is stale. Waits for the step before.
 
-        `gradient`: flat [total elements], float32 or bfloat16, times `coefficient`; it belongs to
-        the stepper until `wait` returns or raises. `step` counts from 1. `update`: what is done to
-        each part, if not the optimizer's; as that, on several threads if the optimizer is
-        element-wise.
+        `gradient`: [total elements], times `coefficient`; it belongs to the stepper until `wait`
+        returns or raises. `step` counts from 1. `update`: what is done to each part, if not the
+        optimizer's; as that, on several threads if the optimizer is element-wise.
 
         Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
         self.wait()
-        fits = gradient.shape == self._store.gradients.shape and gradient.is_contiguous()
-        if not fits or gradient.dtype not in GRADIENT_FORMATS or gradient.device.type != "cpu":
-            raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
+        require_flat(gradient, self._store.gradients.numel())
         self._store.changed()
         terms = StepTerms(step, learning_rate, coefficient)
         readiness = Readiness([(part.start, part.stop) for part in self.parts])
@@ -137,7 +135,7 @@ class Stepper:
     def _work(
         self,
         todo: Iterator[tuple[int, Part]],
-        gradients: Tensor,
+        gradients: FlatNumbers,
         terms: StepTerms,
         update: Update,
         done: Callable[[int], None],

@@ -5,14 +5,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
-    Arenas,
     ExchangeBroken,
     Terms,
     all_reduce,
@@ -144,21 +141,21 @@ class Exchange:
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Over open channels. Holds the result if all went well."""
-        numbers = torch.empty(self._results.elements)
-        with closing(LandingNorm(numbers)) as norm:
+        elements = self._results.elements
+        wires = terms.mean_wires(elements)
+        with closing(LandingNorm(wires.numbers)) as norm:
             gives = start.members[terms.rank].sequences > 0
             if gives:
                 self.gave_to = start.parent, run.ballot
             source = self._offered(start.parent) if gives else None
             began = self._clock.now()
-            arenas = Arenas(source, numbers, norm.landed)
-            result = all_reduce(arenas, terms, channels, run.cancelled)
+            result = all_reduce(source, wires, terms, channels, run.cancelled, norm.landed)
             took_s = self._clock.now() - began
             if channels.right:
-                self.speeds.finished(terms, channels, numbers.numel(), took_s)
+                self.speeds.finished(terms, channels, elements, took_s)
             finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm.norm())
         self.seconds = {finished.digest: took_s}
-        self._results.hold(finished.digest, result, numbers)
+        self._results.hold(finished.digest, result)
         return finished
 
     def _terms(self, start: StartExchange) -> Terms:

@@ -1,9 +1,8 @@
 """Averages in the form in which peers hold them."""
 
-import torch
 from torch import Tensor
 
-from atom.swarm.exchange.allreduce import Arenas, Channels, Sums, Terms, all_reduce
+from atom.swarm.exchange.allreduce import Channels, Sums, Terms, all_reduce
 from atom.swarm.exchange.codec import EXACT, Codec
 from atom.swarm.exchange.encoded import EncodedMean
 
@@ -11,4 +10,4 @@ from atom.swarm.exchange.encoded import EncodedMean
 def encoded(numbers: Tensor, codec: Codec = EXACT) -> EncodedMean:
     """Of a peer that is alone."""
     terms = Terms(("me",), 0, bytes(32), 1.0, codec)
-    return all_reduce(Arenas(Sums(numbers), torch.empty_like(numbers)), terms, Channels())
+    return all_reduce(Sums(numbers), terms.mean_wires(numbers.numel()), terms, Channels())

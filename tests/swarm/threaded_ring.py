@@ -14,7 +14,6 @@ from torch import Tensor
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
-    Arenas,
     Channels,
     ExchangeBroken,
     Sums,
@@ -22,8 +21,9 @@ from atom.swarm.exchange.allreduce import (
     all_reduce,
     open_exchange,
 )
-from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, ring_tag
+from atom.swarm.exchange.reduction import Landed
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Pace
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -76,21 +76,20 @@ class Swarm:
         elements: int = ELEMENTS,
         cancelled: threading.Event | None = None,
         residual: Tensor | None = None,
-        landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
+        landed: Callable[[MeanNumbers], Landed] = lambda numbers: lambda start, stop: None,
         kept: list[EncodedMean] | None = None,
         **changes: Any,
     ) -> Tensor:
         """`changes` of the usual terms. `kept`: what stays of the exchange goes there, too."""
-        result = torch.full((elements if source is None else source.numel(),), float("nan"))
+        elements = elements if source is None else source.numel()
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         given = None if source is None else Sums(source, residual)
-        arenas = Arenas(given, result, landed(result))
-        encoded = all_reduce(arenas, terms, channels, cancelled)
-        assert torch.equal(encoded.decode(terms.codec.of_means(), len(result)), result)
+        wires = terms.mean_wires(elements)
+        mean = all_reduce(given, wires, terms, channels, cancelled, landed(wires.numbers))
         if kept is not None:
-            kept.append(encoded)
-        return result
+            kept.append(mean)
+        return mean.numbers(terms.codec.of_means(), elements)[:]
 
     def average(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atom.optim.gradients import FlatNumbers
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
@@ -63,7 +64,7 @@ class CountingReplica:
         self.may_step.set()
         self.step_fails: Exception | None = None
         self.steps: list[int] = []
-        self._step: Tensor | None = None
+        self._step: FlatNumbers | None = None
 
     def run_pass(self, batches: Sequence[Batch], should_stop: ShouldStop) -> PassResult:
         self.passes.append(len(batches))
@@ -100,7 +101,7 @@ class CountingReplica:
 
     def begin_step(
         self,
-        mean_gradient: Tensor,
+        mean_gradient: FlatNumbers,
         gradient_norm: float,
         round: int,
         ours: int,
@@ -120,7 +121,7 @@ class CountingReplica:
         if self.step_fails is not None:
             raise self.step_fails
         if self._step is not None:
-            self.arenas["master"] -= self._step
+            self.arenas["master"] -= self._step[:]
             self._step = None
 
     def state_arenas(self) -> dict[str, Tensor]:

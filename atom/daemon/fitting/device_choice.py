@@ -120,15 +120,13 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         for name, arena in replica_state(run, layout).items()
     ]
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    elements, float32_bytes = layout.total_elements, torch.float32.itemsize
+    elements = layout.total_elements
     codec = codec_named(run.swarm.codec)
-    travelled = codec.of_means().wire_bytes(elements)
     arenas += [
         ("working copy", working_copy_bytes(precision, form) * elements),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
-        ("average", float32_bytes * elements),
-        *((f"average {n + 1} as it travelled", travelled) for n in range(2 - codec.exact)),
-    ]  # the one voted on and the next; an exact one is no more than its numbers
+        ("averages, as they travel", 2 * codec.of_means().wire_bytes(elements)),
+    ]  # the one voted on and the next
     own_bytes = update_rule(run).own_bytes(layout, keeps_lost=codec.given_back > 0)
     arenas.append(("update rule's own", own_bytes))
     return [(what, size) for what, size in arenas if size > 0]

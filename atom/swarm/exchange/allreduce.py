@@ -17,15 +17,20 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
 from atom.swarm.exchange.contribution import Contribution, Sums
-from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.encoded import EncodedMean, MeanWires
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
 from atom.swarm.exchange.plans import PartsPlan, Step
-from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms, tell_broken
+from atom.swarm.exchange.reduction import (
+    ExchangeBroken,
+    Landed,
+    Reduction,
+    Terms,
+    tell_broken,
+)
 from atom.swarm.exchange.ring import Half, Receiver, Sender
 from atom.swarm.stream.frames import Channel, Interrupted
 
 __all__ = [
-    "Arenas",
     "Channels",
     "Contribution",
     "ExchangeBroken",
@@ -42,13 +47,21 @@ _GRACE_S = 1.0
 
 
 def all_reduce(
-    arenas: Arenas, terms: Terms, channels: Channels, cancelled: threading.Event | None = None
+    source: Contribution | None,
+    wires: MeanWires,
+    terms: Terms,
+    channels: Channels,
+    cancelled: threading.Event | None = None,
+    landed: Landed = lambda start, stop: None,
 ) -> EncodedMean:
-    """result = scale · Σ sources over the members: in a ring, or by parts with owners. Returns what
-    it was decoded from, the same bytes on all of them.
+    """The mean = scale · Σ sources over the members: in a ring, or by parts with owners. The same
+    bytes on all of them.
+
+    `source`: what this member brings; None counts as zeros. `wires`: `mean_wires` of the terms,
+    new; what is there can be read once it has `landed`, until this returns.
 
     `channels` come from `open_exchange` and are closed when this returns or raises; its
-    threads are gone by then. After a failure the contents of `result` mean nothing, nor what the
+    threads are gone by then. After a failure what `wires` hold means nothing, nor what the
     source was told to lack.
 
     Raises: ExchangeBroken. TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer,
@@ -56,18 +69,18 @@ def all_reduce(
     attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
-    reduction = Reduction(terms, arenas, terms.plan(arenas.result.numel()))
+    reduction = Reduction(terms, source, wires, landed)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
-        return reduction.wires.encoded()
+        return wires.encoded()
     try:
         _run(reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise reduction.failure
-    return reduction.wires.encoded()
+    return wires.encoded()
 
 
 def _halves(reduction: Reduction, channels: Channels) -> list[Half]:

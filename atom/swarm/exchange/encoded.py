@@ -4,7 +4,8 @@ Each chunk is as its owner encoded it, in the order of elements. Where chunks en
 took part in the exchange, and so it is told along.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -45,30 +46,19 @@ class EncodedMean:
         """By name: as it is saved and served. Their digest is the mean's name in a commit."""
         return {CHUNKS: self.chunks, WIRES: self.wires}
 
-    def decode(self, codec: Codec, elements: int) -> Tensor:
-        """The numbers, fp32 [elements], the same on every machine; maybe the memory of `wires`.
-
-        `codec`: of means. On as many threads as PyTorch may use. Raises: as `check`.
-        """
-        pieces = self._pieces(codec, elements)
-        numbers = self.wires.view(torch.float32) if codec.exact else torch.empty(elements)
-        self._decode(codec, pieces, numbers.__getitem__)
-        return numbers
+    def numbers(self, codec: Codec, elements: int) -> "MeanNumbers":
+        """What it says. `codec`: of means. Raises: PeerRefused(MALFORMED) for a table that does not
+        fit; bytes that say nothing are found by `check`."""
+        return MeanNumbers(codec, self.wires, self._pieces(codec, elements))
 
     def check(self, codec: Codec, elements: int) -> None:
-        """Whether it can be decoded; takes hardly any memory. Raises: PeerRefused(MALFORMED,
-        NOT_FINITE) for what no exchange leaves."""
-        pieces = self._pieces(codec, elements)
-        self._decode(codec, pieces, lambda here: torch.empty(here.stop - here.start))
-
-    def _decode(
-        self, codec: Codec, pieces: Sequence[_Piece], target: Callable[[slice], Tensor]
-    ) -> None:
-        threads = torch.get_num_threads()
+        """Whether it can be decoded; takes hardly any memory, and as many threads as PyTorch may
+        use. Raises: PeerRefused(MALFORMED, NOT_FINITE) for what no exchange leaves."""
+        pieces, threads = self._pieces(codec, elements), torch.get_num_threads()
 
         def decode(some: Sequence[_Piece]) -> None:
             for here, there in some:
-                codec.decode(self.wires[there], target(here))
+                codec.decode(self.wires[there], torch.empty(here.stop - here.start))
 
         try:
             with ThreadPoolExecutor(threads, "atom-decode") as pool:
@@ -95,40 +85,87 @@ class EncodedMean:
         return list(zip(here, there, strict=True))
 
 
-class MeanWires:
-    """The chunks of a mean, put together as they come. Any thread; a chunk is put there once."""
+class MeanNumbers:
+    """What an encoded mean says: decoded as it is asked for, the same on every machine."""
 
-    def __init__(self, plan: Plan, codec: Codec, numbers: Tensor) -> None:
-        """`numbers`: where it is decoded to, fp32 [elements]. `codec`: of means."""
-        sizes = {step.start: step.stop - step.start for step in plan.means()}
-        most = [codec.wire_bytes(size) for size in sizes.values()]
-        self._sizes, self._places = sizes, dict(zip(sizes, _slices(most), strict=True))
-        self._lengths = dict.fromkeys(sizes, 0)
-        self._wires = numbers.view(torch.uint8)
-        if not codec.exact:
-            self._wires = torch.empty(sum(most), dtype=torch.uint8)
+    dtype = torch.float32
+
+    def __init__(self, codec: Codec, wires: Tensor, pieces: Sequence[_Piece]) -> None:
+        """`pieces`: in the order of elements, none left out."""
+        self._codec, self._wires, self._pieces = codec, wires, pieces
+        self._stops = [here.stop for here, _ in pieces]
+
+    def numel(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    def __getitem__(self, elements: slice) -> Tensor:
+        """fp32, for reading: those from `start` up to `stop`; memory of its own, or the mean's."""
+        start, stop, _ = elements.indices(self.numel())
+        if self._codec.exact:
+            return self._wires.view(torch.float32)[start:stop]
+        numbers, at = torch.empty(stop - start), start
+        index = bisect_right(self._stops, start)
+        while at < stop:
+            here, there = self._pieces[index]
+            end, index = min(here.stop, stop), index + 1
+            out = numbers[at - start : end - start]
+            if (at, end) == (here.start, here.stop):
+                self._codec.decode(self._wires[there], out)
+            else:
+                whole = torch.empty(here.stop - here.start)
+                self._codec.decode(self._wires[there], whole)
+                out.copy_(whole[at - here.start : end - here.start])
+            at = end
+        return numbers
+
+
+class MeanWires:
+    """The chunks of a mean, put together as they come. Any thread; a chunk is put there once, and
+    in a ring once before that, as a sum that is on its way."""
+
+    def __init__(self, plan: Plan, codec: Codec) -> None:
+        """`codec`: of means. Raises: MemoryError."""
+        self.plan, steps = plan, list(plan.means())
+        self._codec, self._index = codec, {step.start: n for n, step in enumerate(steps)}
+        places = _slices(codec.wire_bytes(step.stop - step.start) for step in steps)
+        total_bytes = places[-1].stop if places else 0
+        self._rooms, self._wires = places, torch.empty(total_bytes, dtype=torch.uint8)
+        self._pieces = [
+            (slice(step.start, step.stop), place) for step, place in zip(steps, places, strict=True)
+        ]
+        self.numbers = MeanNumbers(codec, self._wires, self._pieces)
+        """Of chunks that were put there."""
 
     def room(self, step: Step) -> Tensor:
         """For the most that the chunk may take (uint8)."""
-        return self._wires[self._places[step.start]]
+        return self._wires[self._rooms[self._index[step.start]]]
+
+    def numbers_room(self, step: Step) -> Tensor:
+        """Where the chunk's numbers (fp32) are put together: where they stay, if they travel as
+        they are."""
+        if self._codec.exact:
+            return self.room(step).view(torch.float32)
+        return torch.empty(step.stop - step.start)
 
     def put(self, step: Step, wire: Tensor) -> None:
         """The chunk is at the beginning of its room, and takes no more than this."""
-        self._lengths[step.start] = wire.numel()
+        index = self._index[step.start]
+        at = self._rooms[index].start
+        self._pieces[index] = slice(step.start, step.stop), slice(at, at + wire.numel())
 
     def chunk(self, step: Step) -> Tensor:
         """One that was put there."""
-        return self.room(step)[: self._lengths[step.start]]
+        return self._wires[self._pieces[self._index[step.start]][1]]
 
     def encoded(self) -> EncodedMean:
-        """When all chunks are there. Call once: shorter ones move together."""
+        """When all chunks are there. Call once: shorter ones move together, and `numbers` are read
+        no more."""
         wires, at = self._wires.numpy(), 0
-        for start, place in self._places.items():
-            length = self._lengths[start]
-            if place.start != at:
-                wires[at : at + length] = wires[place.start : place.start + length]
+        told = [(here.stop - here.start, there.stop - there.start) for here, there in self._pieces]
+        for (_, there), (_, length) in zip(self._pieces, told, strict=True):
+            if there.start != at:
+                wires[at : at + length] = wires[there]
             at += length
-        told = [(size, self._lengths[start]) for start, size in self._sizes.items()]
         return EncodedMean(self._wires[:at], torch.tensor(told, dtype=torch.int64).view(-1))
 
 

@@ -41,9 +41,9 @@ class OwnPart:
             return len(arrived) == len(self.peers)
 
     def add_up(self, step: Step) -> None:
-        """The mean of the chunk, into the result. Raises: ExchangeBroken."""
+        """The mean of the chunk. Raises: ExchangeBroken."""
         reduction, slot = self._reduction, self._plan.slot(step.number)
-        total, addend = reduction.arenas.result[step.start : step.stop], reduction.part(step)
+        total, addend = reduction.wires.numbers_room(step), reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
         for lane in range(len(arrived)):
             factor = reduction.terms.scale if lane == len(arrived) - 1 else 1.0
@@ -53,7 +53,7 @@ class OwnPart:
                 before = ((self.peers[each], arrived[each]) for each in range(lane + 1))
                 raise reduction.spoilt(failure, before, step) from None
             addend = total
-        reduction.round(step)
+        reduction.put_mean(step, total)
 
 
 class PartsReceiver(Receiver):

@@ -24,6 +24,9 @@ from atom.wire.transport_pb2 import Broken
 
 LARGEST_PART = 1e30
 """Of any number in one member's sums: a thousand such do not overflow."""
+Landed = Callable[[int, int], None]
+"""Told which elements [start, stop) of a mean are final, by whichever thread made them so. Each at
+most once; after a failure they were not."""
 MAX_BROKEN_BYTES = 512
 LAST_WORDS_S = 0.3
 
@@ -100,6 +103,10 @@ class Terms:
             return peers, peers
         return [(self.rank - 1) % count], [(self.rank + 1) % count]
 
+    def mean_wires(self, elements: int) -> MeanWires:
+        """For a mean of so many elements, a multiple of 16. Raises: MemoryError."""
+        return MeanWires(self.plan(elements), self.codec.of_means())
+
     def plan(self, elements: int) -> Plan:
         """The usual one for an arena of that size."""
         if self.shares:
@@ -108,26 +115,14 @@ class Terms:
         return RingPlan.usual(elements, (1,) * len(self.members), self.codec.element_bytes)
 
 
-@dataclass(frozen=True)
-class Arenas:
-    """What this member brings, and where the mean goes."""
-
-    source: Contribution | None
-    """None counts as zeros."""
-    result: Tensor
-    """fp32 [elements], contiguous, a multiple of 16 long."""
-    landed: Callable[[int, int], None] = lambda start, stop: None
-    """Told which elements [start, stop) of the result are final, by whichever thread made them so.
-    Each at most once; after a failure they were not."""
-
-
 @dataclass
 class Reduction:
     """The state of one all-reduce. Methods may be called from all of its threads."""
 
     terms: Terms
-    arenas: Arenas
-    plan: Plan
+    source: Contribution | None
+    wires: MeanWires
+    landed: Landed
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -135,6 +130,7 @@ class Reduction:
     """Set when all threads are through, or one of them failed."""
 
     def __post_init__(self) -> None:
+        self.plan = self.wires.plan
         connections = len(self.terms.neighbours[1])
         self._working = 2 * connections
         self._arrived = set[int]()
@@ -142,9 +138,8 @@ class Reduction:
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
-        self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
+        self._zeros = None if self.source is not None else torch.zeros(self._chunk)
         self.of_means = self.terms.codec.of_means()
-        self.wires = MeanWires(self.plan, self.of_means, self.arenas.result)
 
     @property
     def _chunk(self) -> int:
@@ -174,7 +169,7 @@ class Reduction:
     def finished(self, step: Step) -> None:
         """The chunk is what it is to be here."""
         if step.gather or step.last_sum:
-            self.arenas.landed(step.start, step.stop)
+            self.landed(step.start, step.stop)
         with self.changed:
             self._arrived.add(step.number)
             self.changed.notify_all()
@@ -219,8 +214,8 @@ class Reduction:
         """Our own addend for the chunk."""
         if self._zeros is not None:
             return self._zeros[: step.stop - step.start]
-        assert self.arenas.source is not None
-        return self.arenas.source.part(step.start, step.stop)
+        assert self.source is not None
+        return self.source.part(step.start, step.stop)
 
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
         """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
@@ -244,7 +239,7 @@ class Reduction:
     ) -> Tensor:
         """The bytes of our part, from element `start` on, or of a sum, `times` which it is one over
         sequences; the source is told what they lack. Raises: ExchangeBroken(NOT_FINITE)."""
-        source = self.arenas.source
+        source = self.source
         lost = torch.empty(values.numel()) if source and source.keeps_lost else None
         try:
             wire = codec.encode(values, scratch, lost)
@@ -278,15 +273,19 @@ class Reduction:
         ExchangeBroken."""
         scale = numpy.float32(self.terms.scale)
         for step in self.plan.means():
-            mean = self.arenas.result[step.start : step.stop]
+            mean = self.wires.numbers_room(step)
             numpy.multiply(self._finite_part(step).numpy(), scale, out=mean.numpy())
-            self.round(step)
+            self.put_mean(step, mean)
+            self.landed(step.start, step.stop)
 
-    def round(self, step: Step) -> None:
-        """The owner's last touch: the mean of a chunk becomes what everybody else will decode.
-        Raises: as `encode`."""
-        mean = self.arenas.result[step.start : step.stop]
+    def put_sum(self, step: Step, partial: Tensor) -> None:
+        """What the next member of a ring is to have, `numbers_room` or a copy. Raises: as
+        `encode`."""
+        room, codec = self.wires.room(step), self.terms.codec
+        self.wires.put(step, self.encode(codec, partial, step.start, room, 1.0))
+
+    def put_mean(self, step: Step, mean: Tensor) -> None:
+        """The owner's last touch: a chunk's mean as everybody is to have it. Raises: as
+        `encode`."""
         room, times = self.wires.room(step), 1 / self.terms.scale
-        wire = self.encode(self.of_means, mean, step.start, room, times)
-        self.of_means.decode(wire, mean)
-        self.wires.put(step, wire)
+        self.wires.put(step, self.encode(self.of_means, mean, step.start, room, times))

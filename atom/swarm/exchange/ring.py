@@ -71,12 +71,8 @@ class Sender(Half):
     def _encoded(self, step: Step) -> Tensor:
         """The chunk's bytes. Raises: ExchangeBroken."""
         reduction = self.reduction
-        if step.gather:
+        if step.gather or step.hop:
             return reduction.wires.chunk(step)
-        if step.hop:
-            sum_so_far = reduction.arenas.result[step.start : step.stop]
-            codec = reduction.terms.codec
-            return reduction.encode(codec, sum_so_far, step.start, self._scratch, 1.0)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:
@@ -123,18 +119,20 @@ class Receiver(Half):
 
     def _store(self, step: Step) -> None:
         reduction, codec = self.reduction, self.reduction.codec(step)
-        out = reduction.arenas.result[step.start : step.stop]
+        numbers = reduction.wires.numbers_room(step)
         room = reduction.wires.room(step) if step.gather else self._room(step)
         arrived = self._receive(step, room)
         try:
             if step.gather:
-                codec.decode(arrived, out)
+                codec.decode(arrived, numbers)
                 reduction.wires.put(step, arrived)
                 return
             factor = reduction.terms.scale if step.last_sum else 1.0
-            codec.add(arrived, reduction.part(step), factor, out)
+            codec.add(arrived, reduction.part(step), factor, numbers)
             if step.last_sum:
-                reduction.round(step)
+                reduction.put_mean(step, numbers)
+            else:
+                reduction.put_sum(step, numbers)
         except (NotFinite, NotCanonical) as failure:
             came = [(self.channel.peer_id, arrived)]
             raise reduction.spoilt(failure, came, step) from None

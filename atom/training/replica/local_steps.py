@@ -6,8 +6,9 @@ round averages Δ = θ − its weights, weighted by sequences, and the *outer* r
     m ← μ · m + mean Δ
     θ ← θ − rate · (mean Δ + μ · m)          gradient descent with Nesterov's momentum
 
-as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ and m. The weights that
-passes use and the inner optimizer's state are a peer's own.
+as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ, in float32, and m, rounded
+to bfloat16 once it was used. The weights that passes use and the inner optimizer's state are a
+peer's own.
 
 Inner steps go on while a round is decided. What a peer has is cut off first: θ − cut is its offer.
 What it has done stays with it until a round has taken it. After a commit its weights are
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.optim.gradients import GradientArena
+from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.optimizer import Part, StepTerms
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper, Update
@@ -46,8 +47,8 @@ WEIGHTS = frozenset({MASTER, HIGH, LOW})
 WAY, STEPS, COUNT = "way", "steps", "count"
 """Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken, and of how
 many sequences Δ is, with the sum of their losses."""
-ARENAS = 3
-"""Of float32, beside the replica's: θ, m, and the weights at the cut."""
+OWN_DTYPES = torch.float32, torch.bfloat16, torch.float32
+"""Beside the replica's arenas: of θ, m, and the weights at the cut."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
 
@@ -101,7 +102,7 @@ class LocalSteps(UpdateRule):
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.total_elements
         self._theta, self._momentum, self._cut = (
-            allocate_host_memory(elements, torch.float32) for _ in range(ARENAS)
+            allocate_host_memory(elements, dtype) for dtype in OWN_DTYPES
         )
         self._offer: _Offer | None = None
         """From θ to `_cut`; None: there is no cut."""
@@ -113,12 +114,12 @@ class LocalSteps(UpdateRule):
     @classmethod
     def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:
         layout = next(iter(arenas.values())).layout  # the weights', in whatever form they are
-        arena = StateArena(torch.float32, layout)
-        return {MASTER: arena, OUTER_MOMENTUM: arena}
+        theta, momentum, _ = (StateArena(dtype, layout) for dtype in OWN_DTYPES)
+        return {MASTER: theta, OUTER_MOMENTUM: momentum}
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
-        return ARENAS * torch.float32.itemsize * layout.total_elements
+        return sum(dtype.itemsize for dtype in OWN_DTYPES) * layout.total_elements
 
     def shared(self) -> Mapping[str, Tensor]:
         return {MASTER: self._theta, OUTER_MOMENTUM: self._momentum}
@@ -266,7 +267,9 @@ class LocalSteps(UpdateRule):
             self._offered_loss_sum = self.gradients.loss_sum
         return offer
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
+    def commit(
+        self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
+    ) -> None:
         if not math.isfinite(norm):
             raise ValueError(f"the mean's norm is {norm}")
         gradients, offer = self.gradients, self._offer
@@ -286,11 +289,20 @@ class LocalSteps(UpdateRule):
     ) -> None:
         """Keeps a `share` of what was done since `base`. θ and m are shared: only single
         operations, which IEEE 754 rounds alike everywhere."""
-        theta, momentum = part.of(self._theta), part.of(self._momentum)
+        theta, momentum = part.of(self._theta), part.of(self._momentum).float()
         with part.weights() as weights:
             kept = (weights - part.of(base)).mul_(share) if share else None
             momentum.mul_(self._outer_decay).add_(mean)
             theta.sub_(torch.mul(momentum, self._outer_decay).add_(mean).mul_(step.learning_rate))
+            round_to_bfloat16(momentum, part.of(self._momentum))
             weights.copy_(theta)
             if kept is not None:
                 weights.add_(kept)
+
+
+def round_to_bfloat16(values: Tensor, out: Tensor) -> None:
+    """`out` = finite `values`, fp32, to nearest, ties to even. In integers: PyTorch may leave it to
+    an instruction that takes the smallest numbers for zeros."""
+    bits = values.view(torch.int32)
+    rounded = (bits >> 16).bitwise_and_(1).add_(bits).add_(0x7FFF).bitwise_right_shift_(16)
+    out.view(torch.int16).copy_(rounded)

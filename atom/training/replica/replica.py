@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.optim.gradients import GradientArena
+from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
@@ -296,14 +296,14 @@ class Replica:
     # --- stepping -----------------------------------------------------------------------------
 
     def begin_step(
-        self, mean: Tensor, norm: float, round: int, ours: int = 0, knows_lost: bool = False
+        self, mean: FlatNumbers, norm: float, round: int, ours: int = 0, knows_lost: bool = False
     ) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
         stays until `start_round`, or as much of it as the rule says.
 
         Args:
-            mean: flat float32 or bfloat16 [elements], the mean contribution, not changed. It
+            mean: [elements], the mean contribution, not changed. It
                 belongs to the step until `finish_step` has returned. It may be `gradient_sums()`
                 itself, divided by the sequences: `start_round`, then, before the next pass.
             norm: its L2 norm, which decides the clipping of gradients.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import clip_coefficient
-from atom.optim.gradients import GradientArena
+from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
@@ -63,7 +63,7 @@ class UpdateRule(ABC):
         self.clip_norm = clip_norm
         self.keeps_lost = keeps_lost
 
-    def begin_step(self, gradient: Tensor, norm: float, number: int) -> None:
+    def begin_step(self, gradient: FlatNumbers, norm: float, number: int) -> None:
         """Starts optimizer step `number` on a gradient of that `norm`.
 
         Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
@@ -130,11 +130,13 @@ class UpdateRule(ABC):
         exchange takes away of it."""
 
     @abstractmethod
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
+    def commit(
+        self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
+    ) -> None:
         """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
 
         Args:
-            mean: flat [elements], the mean contribution per sequence. It belongs to the rule until
+            mean: [elements], the mean contribution per sequence. It belongs to the rule until
                 `stepper.wait` has returned.
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
@@ -174,6 +176,8 @@ class EveryStep(UpdateRule):
         self._owes = False
         return Sums(self.gradients.sums, self._lost)
 
-    def commit(self, mean: Tensor, norm: float, round: int, ours: int, knows_lost: bool) -> None:
+    def commit(
+        self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
+    ) -> None:
         self.begin_step(mean, norm, round)
         self._owes = self._owes or knows_lost

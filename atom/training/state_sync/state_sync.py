@@ -234,6 +234,7 @@ class StateSync:
     def _step(self, commit: Commit, peers: Sequence[str]) -> None:
         value = commit.value
         self.fetch_result(value.result_digest, peers)
+        self._results.check(value.result_digest)
         mean = self._results.numbers(value.result_digest)
         if value.round > self._journal.head.round:
             self._storage.record(commit)

@@ -9,12 +9,10 @@ import threading
 from collections.abc import Set
 from pathlib import Path
 
-from torch import Tensor
-
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.leftover import remove_leftover
 from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import read_tensors, write_tensors
 
@@ -30,19 +28,16 @@ class Results:
         """In which results are kept."""
         self._lock = threading.Lock()
         self._held: dict[bytes, EncodedMean] = {}
-        self._decoded: tuple[bytes, Tensor] | None = None
 
     @property
     def usual_bytes(self) -> int:
         """The most that a result takes, but for a few per chunk."""
         return self.codec.wire_bytes(self.elements)
 
-    def hold(self, digest: bytes, result: EncodedMean, numbers: Tensor | None = None) -> None:
-        """`numbers`: what it says, if they are at hand; of the latest result they are kept."""
+    def hold(self, digest: bytes, result: EncodedMean) -> None:
+        """Keeps it in memory."""
         with self._lock:
             self._held[digest] = result
-            if numbers is not None:
-                self._decoded = digest, numbers
 
     def get(self, digest: bytes) -> EncodedMean | None:
         """From memory, else from disk; None if it is in neither (or not under its own digest)."""
@@ -56,13 +51,9 @@ class Results:
         held = self._held.get(digest)
         return self._stored(digest) if held is None else held
 
-    def numbers(self, digest: bytes) -> Tensor:
-        """What a held result says, fp32 [elements]. Raises: as `check`."""
-        with self._lock:
-            held, decoded = self._held[digest], self._decoded
-        if decoded is not None and decoded[0] == digest:
-            return decoded[1]
-        return held.decode(self.codec, self.elements)
+    def numbers(self, digest: bytes) -> MeanNumbers:
+        """What a held result says, which an exchange or `check` found to say something."""
+        return self._held[digest].numbers(self.codec, self.elements)
 
     def check(self, digest: bytes) -> None:
         """Whether a held result says anything. Raises: PeerRefused."""
@@ -74,10 +65,9 @@ class Results:
         write_tensors(self.path(digest), self._held[digest].arenas)
 
     def keep(self, digests: Set[bytes]) -> None:
-        """Forgets all others that are in memory, and all numbers."""
+        """Forgets all others that are in memory."""
         with self._lock:
             self._held = {name: self._held[name] for name in self._held.keys() & digests}
-            self._decoded = None
 
     def prune(self, keep: Set[bytes]) -> None:
         """Deletes stored results but those named."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atom.config.run_file import CODECS
 from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.exchange.reduction import LARGEST_PART
 from atom.swarm.stream.frames import Pace, Purpose
 
@@ -56,7 +57,7 @@ def test_every_element_is_told_of_once_when_it_is_final(
 ) -> None:
     swarm, told = swarm_of(3, shares), dict[int, list[tuple[int, Tensor]]]()
 
-    def landed(result: Tensor) -> Callable[[int, int], None]:
+    def landed(result: MeanNumbers) -> Callable[[int, int], None]:
         mine = told.setdefault(id(result), [])
         return lambda start, stop: mine.append((start, result[start:stop].clone()))
 

@@ -10,9 +10,9 @@ from threaded_ring import SILENCE_S, SOON, Make, broken, sources
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.exchange.allreduce import Arenas, Channels, ExchangeBroken
+from atom.swarm.exchange.allreduce import Channels, ExchangeBroken
 from atom.swarm.exchange.codec import Codec, Float32, Int8
-from atom.swarm.exchange.plans import RingPlan, chunk_header
+from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.exchange.reduction import Reduction, Terms
 from atom.swarm.stream.frames import Kind, Pace, Patience
 
@@ -224,11 +224,8 @@ def test_the_first_word_of_who_saw_it_closest_counts(
     heard: tuple[ExchangeBroken, ...], believed: ExchangeBroken
 ) -> None:
     """An echo: else both would refer to each other, and one of them would be the culprit."""
-    terms, plan = (
-        Terms(("us", "right", "left"), 0, b"t" * 32, 1.0),
-        RingPlan(256, (1,) * 3, 256, 16),
-    )
-    reduction = Reduction(terms, Arenas(None, torch.zeros(256)), plan)
+    terms = Terms(("us", "right", "left"), 0, b"t" * 32, 1.0)
+    reduction = Reduction(terms, None, terms.mean_wires(256), lambda start, stop: None)
     for failure in heard:
         reduction.fail(failure)
     assert reduction.failure is believed

@@ -1,5 +1,6 @@
 """Means as they travelled: what is kept says the same everywhere, and a stranger's is refused."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_lone_peer_keeps_its_mean_as_a_swarm_would() -> None:
     numbers = sources(1, ELEMENTS)[0]
     mean = encoded(numbers, Int4())
     assert mean.wires.numel() < ELEMENTS
-    error = (mean.decode(Int4(), ELEMENTS) - numbers).abs().max()
+    error = (mean.numbers(Int4(), ELEMENTS)[:] - numbers).abs().max()
     assert 0 < error <= numbers.abs().max() / 14
 
 
@@ -70,24 +71,33 @@ FORGED: dict[str, tuple[Callable[[EncodedMean], dict[str, Tensor]], Reason]] = {
 
 
 @pytest.mark.parametrize(("forge", "reason"), FORGED.values(), ids=FORGED)
-@pytest.mark.parametrize("use", [EncodedMean.decode, EncodedMean.check])
 def test_what_no_exchange_leaves_is_refused(
-    forge: Callable[[EncodedMean], dict[str, Tensor]],
-    reason: Reason,
-    use: Callable[[EncodedMean, Codec, int], object],
+    forge: Callable[[EncodedMean], dict[str, Tensor]], reason: Reason
 ) -> None:
     mean = encoded(torch.ones(NUMBERS), Int4())
     assert mean.chunks.tolist() == [NUMBERS, 34]
-    use(mean, Int4(), NUMBERS)
-    assert refusal(lambda: use(EncodedMean.of(forge(mean)), Int4(), NUMBERS)) is reason
+    mean.check(Int4(), NUMBERS)
+    assert refusal(lambda: EncodedMean.of(forge(mean)).check(Int4(), NUMBERS)) is reason
+    if reason is Reason.MALFORMED:
+        assert refusal(lambda: EncodedMean.of(forge(mean)).numbers(Int4(), NUMBERS)) is reason
 
 
-@pytest.mark.parametrize("use", [EncodedMean.decode, EncodedMean.check])
-def test_of_exact_numbers_no_odd_bytes_are_left(
-    use: Callable[[EncodedMean, Codec, int], object],
-) -> None:
+def test_of_exact_numbers_no_odd_bytes_are_left() -> None:
     odd = EncodedMean(torch.zeros(66, dtype=torch.uint8), torch.tensor([16, 66]))
-    assert refusal(lambda: use(odd, EXACT, 16)) is Reason.MALFORMED
+    assert refusal(odd.check, EXACT, 16) is Reason.MALFORMED
+    assert refusal(odd.numbers, EXACT, 16) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("codec", [EXACT, Int4(), Sparse()], ids=lambda each: each.name)
+def test_any_stretch_can_be_read_by_itself(swarm_of: Make, codec: Codec) -> None:
+    kept = list[EncodedMean]()
+    mean = swarm_of(3, (1, 2, 0)).average(sources(3, ELEMENTS), codec=codec, kept=kept)
+    numbers, size = kept[0].numbers(codec.of_means(), ELEMENTS), int(kept[0].chunks[0])
+    assert (numbers.numel(), numbers.dtype) == (ELEMENTS, torch.float32)
+    ends = [0, 1, size - 1, size, size + 1, 3 * size, ELEMENTS - 1, ELEMENTS]
+    for start, stop in itertools.combinations_with_replacement(ends, 2):
+        assert torch.equal(numbers[start:stop], mean[start:stop])
+    assert encoded(torch.empty(0), codec).numbers(codec.of_means(), 0)[:].numel() == 0
 
 
 def test_what_no_encoder_writes_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,8 +120,8 @@ def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Mak
     fetched = peer.results.get(digest)
     assert fetched is not None
     assert torch.equal(fetched.wires, result.wires)
-    wanted = result.decode(EXACT, peer.results.elements)
-    assert torch.equal(peer.results.numbers(digest), wanted)
+    wanted = result.numbers(EXACT, peer.results.elements)
+    assert torch.equal(peer.results.numbers(digest)[:], wanted[:])
 
 
 def test_what_is_no_result_is_refused_whatever_it_is_called(peer_of: Make) -> None:
@@ -129,6 +130,15 @@ def test_what_is_no_result_is_refused_whatever_it_is_called(peer_of: Make) -> No
     digest = state_digest(other)
     liar = Shelf({f"result/{digest.hex()}": other})
     assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.MALFORMED
+
+
+def test_a_result_that_says_nothing_is_not_replayed(peer_of: Make) -> None:
+    """However many accepted it: they might be in league. A step on it would leave no state."""
+    peer, honest = peer_of(at=1), run().results[2]
+    nothing = replace(honest, wires=torch.full_like(honest.wires, 0xFF))
+    peer.results.hold(run().result_digest(2), nothing)
+    assert "not-finite" in peer.state_sync.run([peer.door(Served())], discard=False)
+    assert peer.at(1)
 
 
 # ---- the chain
