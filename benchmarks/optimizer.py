@@ -34,8 +34,9 @@ from torch.optim.adamw import adamw as torch_adamw
 from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import MOMENTS, AdamW, AdamW8Bit
+from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import orthogonal
-from atom.optim.optimizer import Part, StepTerms, optimizer_state
+from atom.optim.optimizer import Optimizer, Part, StepTerms, optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.host_kernels import LIBRARY, HostKernels, load
 from atom.swap.host_memory import allocate_host_memory
@@ -151,7 +152,9 @@ def _sides(arenas: Arenas) -> Iterator[Side]:
         for dtype, name in ((wide, "float32"), (narrow, "bfloat16")):
             title = f"ours {form.value}, {name} gradient"
             yield _ours(title, arenas, form, narrow, dtype)
-    yield _eight_bits(arenas)
+    yield _other(arenas, AdamW8Bit(), 2 * 2)
+    yield _other(arenas, LAMB(), 2 * 8)
+    yield _other(arenas, LARS(), 2 * 4)
     yield _ours("ours exact, one thread, lock held", arenas, StateForm.EXACT, narrow, wide, True)
 
 
@@ -176,21 +179,22 @@ def _ours(
     return Side(name, moved_bytes, take, arenas.elements)
 
 
-def _eight_bits(arenas: Arenas) -> Side:
-    """Split weights, moments in 8 bits, bfloat16 gradient."""
+def _other(arenas: Arenas, optimizer: Optimizer, moved_bytes: int) -> Side:
+    """Split weights, bfloat16 gradient, whatever else the optimizer keeps. `moved_bytes`: of its
+    state, per parameter, once in and once out."""
     layout, gradient = layout_of(arenas.elements), arenas.gradients[torch.bfloat16]
-    declared_state = optimizer_state(AdamW8Bit(), layout, StateForm.SPLIT)
+    declared_state = optimizer_state(optimizer, layout, StateForm.SPLIT)
     store = HostStore.allocate(
         layout, torch.bfloat16, form=StateForm.SPLIT, optimizer_state=declared_state
     )
-    stepper = Stepper(store, AdamW8Bit(), BootClock())
+    stepper = Stepper(store, optimizer, BootClock())
 
     def take(step: int) -> None:
         stepper.begin(gradient, RATE, step)
         stepper.wait()
 
-    moved_bytes = 2 * (4 + 2) + gradient.itemsize
-    return Side("ours 8 bits, split, bfloat16 gradient", moved_bytes, take, arenas.elements)
+    name = f"{type(optimizer).__name__}, split, bfloat16 gradient"
+    return Side(name, 2 * 4 + moved_bytes + gradient.itemsize, take, arenas.elements)
 
 
 class LockHeld(AdamW):

@@ -14,6 +14,7 @@ known shortly after the last part of an average (`LandingNorm`).
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -45,10 +46,7 @@ class LandingNorm:
 
     def norm(self) -> float:
         """Waits for the sums. What has not landed counts as it is now. Call once, at the end."""
-        total = 0.0
-        for each in self._blocks.found():  # not `sum`: Python 3.12's compensates its rounding
-            total += each
-        return math.sqrt(total)
+        return _root_of_sum(self._blocks.found())
 
 
 def gradient_norm(gradient: torch.Tensor) -> float:
@@ -61,6 +59,15 @@ def gradient_norm(gradient: torch.Tensor) -> float:
     return LandingNorm(gradient).norm()
 
 
+def norm_of_pieces(pieces: Iterable[torch.Tensor]) -> float:
+    """Euclidean norm of all `pieces` together: flat host tensors, float32 or bfloat16, each summed
+    as a block, in order. On the calling thread alone: for what is too small to start others.
+
+    The same bits on any machine, and `gradient_norm`'s if the pieces are its blocks.
+    """
+    return _root_of_sum(map(_sum_of_squares, pieces))
+
+
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     """What the gradient is multiplied by: as `torch.nn.utils.clip_grad_norm_`. None: no clipping.
 
@@ -71,6 +78,13 @@ def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     if clip_norm is None:
         return 1.0
     return min(1.0, clip_norm / (norm + 1e-6))
+
+
+def _root_of_sum(squares: Iterable[float]) -> float:
+    total = 0.0
+    for each in squares:  # not `sum`: Python 3.12's compensates its rounding
+        total += each
+    return math.sqrt(total)
 
 
 def _sum_of_squares(block: torch.Tensor) -> float:

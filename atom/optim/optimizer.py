@@ -163,14 +163,27 @@ def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Itera
         name: store.arenas[name].layout.view(store.state[name], spec.name) for name in declared
     }
     stored = store.stored_weights(spec.name)
+    whole = Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
     if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS:
-        yield Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
+        yield whole
         return
-    for start in range(0, spec.numel, PIECE_ELEMENTS):
-        stop = min(start + PIECE_ELEMENTS, spec.numel)
-        some = {name: _stretch(state[name], declared[name].block, start, stop) for name in state}
-        place = {name: _stretch(tensor, 1, start, stop) for name, tensor in stored.items()}
-        yield Part(spec, spec.offset + start, spec.offset + stop, some, place)
+    yield from stretches(whole, PIECE_ELEMENTS, {name: declared[name].block for name in declared})
+
+
+def stretches(whole: Part, elements: int, blocks: Mapping[str, int]) -> Iterator[Part]:
+    """A whole parameter as flat stretches of so many `elements`; the last may be shorter.
+
+    `blocks`: `StateTensor.block` by name. `elements` are a multiple of each.
+    """
+    numel = whole.parameter.numel
+    for start in range(0, numel, elements):
+        stop = min(start + elements, numel)
+        state = {
+            name: _stretch(tensor, blocks[name], start, stop)
+            for name, tensor in whole.state.items()
+        }
+        stored = {name: _stretch(tensor, 1, start, stop) for name, tensor in whole.stored.items()}
+        yield Part(whole.parameter, whole.start + start, whole.start + stop, state, stored)
 
 
 def _stretch(tensor: Tensor, block: int, start: int, stop: int) -> Tensor:
