@@ -52,6 +52,12 @@ class Muon(AdamW):
         dtype = torch.bfloat16 if form is StateForm.HALF else torch.float32
         return {MOMENTUM: StateTensor(parameter.shape, dtype)}
 
+    def products(self, parameter: ParameterSpec) -> float:
+        if not parameter.hidden_matrix:
+            return 0.0
+        fewer, more = sorted(parameter.shape)
+        return NEWTON_SCHULZ_STEPS * (4.0 * fewer**2 * more + 2.0 * fewer**3)
+
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
         if not part.parameter.hidden_matrix:
             super().update(part, gradient, step)

@@ -107,6 +107,11 @@ class Optimizer(ABC):
         Raises: ValueError if the state has no such form.
         """
 
+    def products(self, parameter: ParameterSpec) -> float:
+        """Multiplications and additions in products of matrices that an update of this parameter
+        takes, beside what it does with each element."""
+        return 0.0
+
     @abstractmethod
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
         """Takes the step of one part: changes `part.state` and `part.weights()` in place.

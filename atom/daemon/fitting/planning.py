@@ -24,7 +24,7 @@ from atom.daemon.fitting.device_choice import (
     question,
     usable_device_bytes,
 )
-from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
+from atom.daemon.fitting.profiling import profile_of, step_elements_per_s, with_products
 from atom.daemon.fitting.run_variants import run_variants
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
@@ -82,7 +82,9 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     choice = asked.answer()
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
-    stepping = step_elements_per_s(optimizer(run), graph.parameter_dtype, state_form(run))
+    numbers = graph.parameter_dtype, state_form(run)
+    stepping = step_elements_per_s(optimizer(run), *numbers)
+    stepping = with_products(stepping, optimizer(run), graph.layout, *numbers)
     surroundings = _surroundings(run, peer, request, stepping, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends

@@ -27,6 +27,7 @@ from atom.swap.state_form import StateForm
 
 REPEATS = 5
 SAMPLE_ELEMENTS = 2**23  # of a step that is timed: far more than any cache holds
+SAMPLE_MATRIX = 768, 3072
 PATIENCE_S = 30.0
 """A daemon does not measure for longer than about this before it begins to train."""
 
@@ -135,8 +136,37 @@ def step_elements_per_s(
     elements: int = SAMPLE_ELEMENTS,
     now: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Parameters that a step updates per second here, in the median. Raises: MemoryError."""
+    """Parameters that a step updates per second here, in the median, but for `products`. Raises:
+    MemoryError."""
     layout = ParameterLayout.of({"sample": (elements // 64, 64)})
+    return elements / _step_s(optimizer, layout, precision, form, now)
+
+
+def with_products(
+    elements_per_s: float,
+    optimizer: Optimizer,
+    layout: ParameterLayout,
+    precision: torch.dtype,
+    form: StateForm,
+) -> float:
+    """The same for a model with that `layout`, with the optimizer's products of matrices: timed on
+    one of them, reckoned by their number for the others."""
+    products = sum(optimizer.products(spec) for spec in layout.specs)
+    if not products:
+        return elements_per_s
+    sample = ParameterLayout.of({"sample": SAMPLE_MATRIX}, {"sample"})
+    sample_s = _step_s(optimizer, sample, precision, form, time.perf_counter)
+    products_s = products / optimizer.products(sample.specs[0]) * sample_s
+    return layout.total_elements / (layout.total_elements / elements_per_s + products_s)
+
+
+def _step_s(
+    optimizer: Optimizer,
+    layout: ParameterLayout,
+    precision: torch.dtype,
+    form: StateForm,
+    now: Callable[[], float],
+) -> float:
     state = optimizer_state(optimizer, layout, form)
     store = HostStore.allocate(layout, precision, form=form, optimizer_state=state)
     stepper = Stepper(store, optimizer, BootClock())
@@ -147,4 +177,4 @@ def step_elements_per_s(
         stepper.begin(gradient, 1e-4, step)
         stepper.wait()
         seconds.append(now() - start)
-    return elements / statistics.median(seconds[1:])  # the first one faults pages in
+    return statistics.median(seconds[1:])  # the first one faults pages in
