@@ -149,9 +149,9 @@ class _Peer:
             )
             channels = open_exchange(self._transport, terms, PATIENCE_S)
             wires = terms.mean_wires(source.numel())
-            mean = all_reduce(Sums(source), wires, terms, channels)
+            all_reduce(Sums(source), wires, terms, channels)
             seconds.append(time.perf_counter() - started)
-            result = mean.numbers(terms.codec, source.numel())[:]
+            result = wires.numbers[:]
         assert torch.equal(source, result), "fast and wrong would be no result"
         return seconds
 

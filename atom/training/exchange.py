@@ -149,11 +149,12 @@ class Exchange:
                 self.gave_to = start.parent, run.ballot
             source = self._offered(start.parent) if gives else None
             began = self._clock.now()
-            result = all_reduce(source, wires, terms, channels, run.cancelled, norm.landed)
+            all_reduce(source, wires, terms, channels, run.cancelled, norm.landed)
             took_s = self._clock.now() - began
             if channels.right:
                 self.speeds.finished(terms, channels, elements, took_s)
-            finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm.norm())
+            norm_of_mean, result = norm.norm(), wires.encoded()  # in this order
+            finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm_of_mean)
         self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result)
         return finished

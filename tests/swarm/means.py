@@ -10,4 +10,6 @@ from atom.swarm.exchange.encoded import EncodedMean
 def encoded(numbers: Tensor, codec: Codec = EXACT) -> EncodedMean:
     """Of a peer that is alone."""
     terms = Terms(("me",), 0, bytes(32), 1.0, codec)
-    return all_reduce(Sums(numbers), terms.mean_wires(numbers.numel()), terms, Channels())
+    wires = terms.mean_wires(numbers.numel())
+    all_reduce(Sums(numbers), wires, terms, Channels())
+    return wires.encoded()

@@ -86,7 +86,8 @@ class Swarm:
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         given = None if source is None else Sums(source, residual)
         wires = terms.mean_wires(elements)
-        mean = all_reduce(given, wires, terms, channels, cancelled, landed(wires.numbers))
+        all_reduce(given, wires, terms, channels, cancelled, landed(wires.numbers))
+        mean = wires.encoded()
         if kept is not None:
             kept.append(mean)
         return mean.numbers(terms.codec.of_means(), elements)[:]

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from torch import Tensor
 from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.contribution import Contribution as Offered
 from atom.swarm.exchange.contribution import Sums
+from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Channel
@@ -200,6 +203,23 @@ def test_all_members_hold_the_same_mean(
         assert bool(member.reads) == bool(count)
     assert outcomes[0].ballot == ballot()
     assert outcomes[0].norm == pytest.approx(total / sum(sequences) * ELEMENTS**0.5)
+
+
+def test_the_norm_is_of_the_mean_however_late_it_is_summed(
+    circle_of: CircleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that are shorter than their rooms move together in the end: not before it was read."""
+    read = MeanNumbers.__getitem__
+
+    def late(numbers: MeanNumbers, elements: slice) -> Tensor:
+        time.sleep(0.2)
+        return read(numbers, elements)
+
+    monkeypatch.setattr(MeanNumbers, "__getitem__", late)
+    circle = coarse(circle_of, 3, "sparse")
+    circle.start(1, 1, 1, shares=(1, 1, 1))
+    (outcome,) = {member.finished() for member in circle.members}
+    assert outcome.norm == gradient_norm(circle.members[0].result(outcome.digest))
 
 
 # ---- error feedback

@@ -17,7 +17,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
 from atom.swarm.exchange.contribution import Contribution, Sums
-from atom.swarm.exchange.encoded import EncodedMean, MeanWires
+from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import (
@@ -53,12 +53,12 @@ def all_reduce(
     channels: Channels,
     cancelled: threading.Event | None = None,
     landed: Landed = lambda start, stop: None,
-) -> EncodedMean:
-    """The mean = scale · Σ sources over the members: in a ring, or by parts with owners. The same
-    bytes on all of them.
+) -> None:
+    """The mean, scale · Σ sources over the members, into `wires`: in a ring, or by parts with
+    owners. The same bytes on all of them.
 
     `source`: what this member brings; None counts as zeros. `wires`: `mean_wires` of the terms,
-    new; what is there can be read once it has `landed`, until this returns.
+    new; what is there can be read once it has `landed`.
 
     `channels` come from `open_exchange` and are closed when this returns or raises; its
     threads are gone by then. After a failure what `wires` hold means nothing, nor what the
@@ -73,14 +73,13 @@ def all_reduce(
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
-        return wires.encoded()
+        return
     try:
         _run(reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise reduction.failure
-    return wires.encoded()
 
 
 def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
