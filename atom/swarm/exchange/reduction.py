@@ -135,6 +135,7 @@ class Reduction:
         self._working = 2 * connections
         self._arrived = set[int]()
         """Chunks by number."""
+        self._sent = set[int]()
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
@@ -183,6 +184,8 @@ class Reduction:
         """The chunk's bytes are out of our hands."""
         with self.changed:
             self._sent_bytes += 4 * (step.stop - step.start)
+            self._sent.add(step.number)
+            self.changed.notify_all()
 
     def silence_s(self) -> float:
         """How long a neighbour may say nothing, and take nothing, from now on."""
@@ -206,6 +209,13 @@ class Reduction:
             if self.stop.is_set():
                 raise Interrupted("stopped")
             return self._there(chunk)
+
+    def wait_until_sent(self, chunk: int) -> None:
+        """Returns when that chunk is out of our hands. Raises: Interrupted."""
+        with self.changed:
+            self.changed.wait_for(lambda: chunk in self._sent or self.stop.is_set())
+            if self.stop.is_set():
+                raise Interrupted("stopped")
 
     def _there(self, chunk: int | None) -> bool:
         return chunk is None or chunk in self._arrived
@@ -279,7 +289,7 @@ class Reduction:
             self.landed(step.start, step.stop)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
-        """What the next member of a ring is to have, `numbers_room` or a copy. Raises: as
+        """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as
         `encode`."""
         room, codec = self.wires.room(step), self.terms.codec
         self.wires.put(step, self.encode(codec, partial, step.start, room, 1.0))

@@ -93,10 +93,6 @@ class Receiver(Half):
     _heard_at: float | None = None
     """When a frame began last: a peer that has said anything has all its connections."""
 
-    def __init__(self, reduction: Reduction, channel: Channel, steps: Iterable[Step]) -> None:
-        super().__init__(reduction, channel, steps)
-        self._sum = torch.empty(reduction.plan.chunk_elements)
-
     def run(self) -> None:
         for step in self._steps:
             self.take(step)
@@ -120,8 +116,9 @@ class Receiver(Half):
     def _store(self, step: Step) -> None:
         reduction, codec = self.reduction, self.reduction.codec(step)
         numbers = reduction.wires.numbers_room(step)
-        room = reduction.wires.room(step) if step.gather else self._room(step)
-        arrived = self._receive(step, room)
+        room = self._mean_room(step) if step.gather else self._scratch
+        most = codec.wire_bytes(step.stop - step.start)
+        arrived = self._receive(step, room[:most])
         try:
             if step.gather:
                 codec.decode(arrived, numbers)
@@ -137,10 +134,10 @@ class Receiver(Half):
             came = [(self.channel.peer_id, arrived)]
             raise reduction.spoilt(failure, came, step) from None
 
-    def _room(self, step: Step) -> Tensor:
-        """For a partial sum."""
-        numbers = self._sum[: step.stop - step.start]
-        return self.reduction.terms.codec.wire(numbers, self._scratch)
+    def _mean_room(self, step: Step) -> Tensor:
+        """Where our partial sum of that chunk was. That it was sent is sure only if nobody lies."""
+        self.reduction.wait_until_sent(step.number - 1)
+        return self.reduction.wires.room(step)
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8); returns what of it came."""

@@ -8,7 +8,7 @@ has a slot of its own, so that accepting in it can never complete an ordinary qu
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +22,9 @@ from atom.training.round.events import Action, Offence, Phase, Report, Send, Vie
 
 _HEADS_REMEMBERED = 64
 _GUEST_PASS_S, _PROMISE_S = 10.0, 60.0
-"""A pass of a peer that has not been in a round yet, and a promise, are waited for so long: or for
-as long as those of others, and rounds, lately took."""
-_ROUNDS_REMEMBERED = 8
+"""A pass of a peer that has not been in a round yet, and a promise, are waited for at most so long:
+or for a usual pass, and five."""
+_USUAL_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,6 @@ class RoundState:
     """How many times over the time is up in which it could have been decided."""
 
 
-def usual_most(lately: Collection[float]) -> float:
-    """What hardly any of them exceeds, by the median and three median absolute deviations: one that
-    is far off moves neither. 0 of none."""
-    if not lately:
-        return 0.0
-    usual = statistics.median(lately)
-    return usual + 3 * statistics.median(abs(each - usual) for each in lately)
-
-
 class RoundContext:
     """Shared by the parts of one machine; carries no rule of its own."""
 
@@ -195,7 +186,6 @@ class RoundContext:
         """Messages to ourselves: handled after the present event."""
         self.jitter = random.Random(me.incarnation)
         self._left: dict[bytes, Acceptor] = {}
-        self._rounds_s = deque[float](maxlen=_ROUNDS_REMEMBERED)
 
     @property
     def head(self) -> Head:
@@ -208,7 +198,6 @@ class RoundContext:
         while len(self._left) > _HEADS_REMEMBERED:
             del self._left[next(iter(self._left))]
         acceptor = self._left.pop(head.digest, None) or Acceptor()
-        self._rounds_s.append(self.round_s)
         self.state = RoundState(head, state_digest, self.now, acceptor=acceptor, since=self.now)
 
     def enter_phase(self, phase: Phase) -> None:
@@ -222,13 +211,14 @@ class RoundContext:
 
     def promise_patience(self, aside: AbstractSet[str] = frozenset()) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, but not for
-        those aside, and not for longer than rounds lately took."""
+        those aside, and not much longer than the known ones' passes usually take."""
         leases = same_head(self.head, self.view)
         passes = {peer_id: leases[peer_id].pass_seconds for peer_id in leases.keys() - aside}
         known = [self.view.pass_seconds, *(passes[p] for p in passes.keys() & self.head.known)]
         guests = [passes[peer_id] for peer_id in passes.keys() - self.head.known]
-        slowest = max(*known, min(max(guests, default=0.0), max(_GUEST_PASS_S, usual_most(known))))
-        most = max(_PROMISE_S, usual_most(self._rounds_s))
+        usual = statistics.median_low(known)
+        slowest = max(*known, min(max(guests, default=0.0), max(_GUEST_PASS_S, usual)))
+        most = max(_PROMISE_S, _USUAL_PASSES * usual)
         return max(self.patience.promise, min(2 * slowest + 0.5, most))
 
     def send(self, peer_id: str, message: Message) -> None:
