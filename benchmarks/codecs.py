@@ -26,10 +26,6 @@ def main() -> None:
     options = _options()
     names = [BESIDE, *(name for name in options.codecs if name != BESIDE)]
     codecs = {name: codec_named(name) for name in names}
-    for name in names:
-        means = codecs[name].of_means()
-        if means is not codecs[name]:
-            codecs[f"{name}, of means"] = means
     found = {name: _measured(codec, options) for name, codec in codecs.items()}
     titles = [
         "codec",

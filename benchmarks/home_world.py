@@ -118,12 +118,10 @@ def elements_of(model_dim: int) -> int:
 
 
 def number_bytes(codec: Codec) -> float:
-    """Of a number on the wire: the mean of both ways, to an owner and as a mean, of numbers with a
-    normal distribution; the worst case may be more."""
+    """Of a number on the wire, with a normal distribution; the worst case may be more."""
     values = torch.randn(SAMPLED, generator=torch.Generator().manual_seed(1))
     scratch = torch.empty(4 * SAMPLED, dtype=torch.uint8)
-    sizes = [each.encode(values, scratch).numel() for each in (codec, codec.of_means())]
-    return sum(sizes) / len(sizes) / SAMPLED
+    return codec.encode(values, scratch).numel() / SAMPLED
 
 
 @dataclass

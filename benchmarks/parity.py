@@ -8,7 +8,7 @@ write it in plain PyTorch. Rows:
     reference     DiLoCo, nothing of ours
     float32, int8, int4     local steps with these codecs, by parts with owners
     muon          float32; Muon inside
-    sparse, sparse-32       of the mean 1/16 and 1/32 travel back
+    sparse, sparse-64       of 4,096 numbers 256 and 64 travel
     sparse-senders          sparse; the mean of a number is over those that sent it
     sparse-forgetful        sparse; every tenth round one of them begins anew: what it kept is lost
     published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
@@ -66,7 +66,7 @@ ROWS: dict[str, Side] = {
     SYNCHRONOUS: synchronous,
     "reference": reference,
     **{name: by(name) for name in ("float32", "int8", "int4", "sparse")},
-    "sparse-32": partial(ours, codec=Sparse(64, 128)),
+    "sparse-64": partial(ours, codec=Sparse(64)),
     "sparse-senders": by("sparse", over_senders=True),
     "sparse-forgetful": by("sparse", forgets_every=10),
     "published": published,

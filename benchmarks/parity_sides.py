@@ -233,10 +233,9 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
             if offer.keeps_lost:
                 offer.lacks(start, lost * codec.given_back)
         total *= scale
-        means = codec.of_means()
-        means.decode(means.encode(total, scratch, lost), mean[start:stop])
+        codec.decode(codec.encode(total, scratch, lost), mean[start:stop])
         if owner.keeps_lost:
-            lost *= means.given_back / scale
+            lost *= codec.given_back / scale
             owner.lacks(start, lost, 1 / (scale * len(peers)))
     return mean
 
@@ -246,7 +245,7 @@ def over_its_senders(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
     encodes its own numbers like any other."""
     offers, elements = [peer.rule.contribution() for peer in peers], peers[0].store.master.numel()
     scratch, arrived = torch.empty(4 * elements + 64, dtype=torch.uint8), torch.empty(elements)
-    total, senders, means = torch.zeros(elements), torch.zeros(elements), codec.of_means()
+    total, senders = torch.zeros(elements), torch.zeros(elements)
     all_lost = torch.empty(len(peers), elements)
     for peer, offer, lost in zip(peers, offers, all_lost, strict=True):
         codec.decode(codec.encode(offer.part(0, elements), scratch, lost), arrived)
@@ -257,7 +256,7 @@ def over_its_senders(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
         part = slice(place * size, min((place + 1) * size, elements))
         rest = torch.empty_like(total[part])
         mean = total[part] / senders[part].clamp(min=1)
-        means.decode(means.encode(mean, scratch, rest), arrived[part])
+        codec.decode(codec.encode(mean, scratch, rest), arrived[part])
         lost[part] += rest * senders[part]
     for offer, lost in zip(offers, all_lost, strict=True):
         offer.lacks(0, lost * codec.given_back)

@@ -23,7 +23,8 @@ from atom.optim.gradients import FlatNumbers, require_flat
 from atom.swap.host_kernels import host_kernels
 
 LANES = 2**15  # float64 sums that do not wait for each other
-BLOCK_ELEMENTS = LANES * 2**7  # 16 MiB, where they have to be decoded
+BLOCK_ELEMENTS = LANES * 2**7
+MOST_THREADS = 8  # each has 16 MiB at work, where numbers have to be decoded
 
 
 class LandingNorm:
@@ -39,7 +40,7 @@ class LandingNorm:
         def summed(start: int, stop: int) -> float:
             return _sum_of_squares(gradient[start:stop].detach())
 
-        threads = torch.get_num_threads()
+        threads = min(torch.get_num_threads(), MOST_THREADS)
         self._blocks = LandedBlocks(gradient.numel(), BLOCK_ELEMENTS, summed, threads, "atom-norm")
         self.landed = self._blocks.landed
         self.close = self._blocks.close

@@ -33,7 +33,7 @@ from atom.optim.clipping import norm_of_pieces
 from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms, stretches
 from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import WORKING, weights_of
-from atom.swap.state_form import StateForm
+from atom.swap.state_form import StateForm, round_to_bfloat16
 
 MOMENTUM = "momentum"
 LEAST_NORM = 1e-30  # what is smaller counts as zero: a float32 must hold the ratio of two norms
@@ -101,7 +101,7 @@ class LARS(Optimizer):
                 moved = kept.float().mul_(self._momentum_decay).add_(direction.mul_(rate))
                 weights.sub_(moved)
             if kept.dtype != moved.dtype:
-                kept.copy_(moved)
+                round_to_bfloat16(moved, kept)
 
     def _local_rate(self, pieces: list[tuple[Part, Tensor]], step: StepTerms) -> float:
         size = norm_of_pieces(weights_of(piece.stored) for piece, _ in pieces)

@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -173,6 +173,15 @@ def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Itera
         yield whole
         return
     yield from stretches(whole, PIECE_ELEMENTS, {name: declared[name].block for name in declared})
+
+
+def without_state(part: Part) -> Iterator[Part]:
+    """The part, or if it is large its stretches, for what is done to weights alone."""
+    bare = replace(part, state={})
+    if part.stop - part.start <= PIECE_ELEMENTS:
+        yield bare
+    else:
+        yield from stretches(bare, PIECE_ELEMENTS, {})
 
 
 def stretches(whole: Part, elements: int, blocks: Mapping[str, int]) -> Iterator[Part]:

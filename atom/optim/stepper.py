@@ -18,7 +18,7 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.graph.ir import SubModel
 from atom.optim.gradients import FlatNumbers, require_flat
-from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, parts_of
+from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, parts_of, without_state
 from atom.swap.engine import Observer
 from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import HostStore
@@ -55,8 +55,10 @@ class Stepper:
         host_kernels()
         self._store = store
         self._optimizer = optimizer
-        self.parts = parts_of(optimizer, store, frozen)
+        self._parts = parts_of(optimizer, store, frozen)
         """Of the store: all that a step changes."""
+        self.stretches = [each for part in self._parts for each in without_state(part)]
+        """The same, in small parts that have no state."""
         self._sub_models = sub_models
         self._clock = clock
         self._observer = observer
@@ -79,7 +81,7 @@ class Stepper:
 
         `gradient`: [total elements], times `coefficient`; it belongs to the stepper until `wait`
         returns or raises. `step` counts from 1. `update`: what is done to each part, if not the
-        optimizer's; as that, on several threads if the optimizer is element-wise.
+        optimizer's step: element-wise, given one of `stretches`, on several threads.
 
         Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
@@ -87,10 +89,11 @@ class Stepper:
         require_flat(gradient, self._store.gradients.numel())
         self._store.changed()
         terms = StepTerms(step, learning_rate, coefficient)
-        readiness = Readiness([(part.start, part.stop) for part in self.parts])
-        done = self._observed(readiness.finish)
+        parts = self.stretches if update else self._parts
+        readiness = Readiness([(part.start, part.stop) for part in parts])
+        done = self._observed(parts, readiness.finish)
         threads = torch.get_num_threads()
-        todo = iter(enumerate(self.parts))  # shared: `next` is one step of the interpreter
+        todo = iter(enumerate(parts))  # shared: `next` is one step of the interpreter
 
         def work() -> None:
             if torch.get_num_threads() != threads:
@@ -102,7 +105,8 @@ class Stepper:
                 readiness.fail(failure)
 
         self._store.readiness = readiness
-        count = step_threads(self._optimizer, self.parts)
+        together = update is None and not self._optimizer.elementwise
+        count = 1 if together else step_threads(parts)
         threads_of_step = [
             threading.Thread(target=work, name="atom-optimizer") for _ in range(count)
         ]
@@ -146,7 +150,9 @@ class Stepper:
             update(part, part.of(gradients), terms)
             done(index)
 
-    def _observed(self, finish: Callable[[int], None]) -> Callable[[int], None]:
+    def _observed(
+        self, parts: Sequence[Part], finish: Callable[[int], None]
+    ) -> Callable[[int], None]:
         """What a thread calls when a part is done: it tells the observer of the last part of each
         sub-model, before a pass can end with it. A share begins when the one before it ended."""
         observer, clock = self._observer, self._clock
@@ -155,7 +161,7 @@ class Stepper:
         users: dict[str, int] = {}  # by parameter: the first sub-model that uses it
         for sub_model in reversed(self._sub_models):
             users.update({name: sub_model.index for _, name in sub_model.parameters})
-        owner = [users[part.parameter.name] for part in self.parts]
+        owner = [users[part.parameter.name] for part in parts]
         left, lock, began = Counter(owner), threading.Lock(), clock.now()
 
         def done(index: int) -> None:
@@ -171,14 +177,12 @@ class Stepper:
         return done
 
 
-def step_threads(optimizer: Optimizer, parts: Sequence[Part]) -> int:
-    """How many threads share a step. Whole parameters are left to PyTorch's own threads.
+def step_threads(parts: Sequence[Part]) -> int:
+    """How many threads share an element-wise step. Others are left to PyTorch's own threads.
 
     A step waits for memory, and a few cores ask for all that memory gives. Meanwhile others load,
     launch and add gradients: beyond eight threads, half of the cores are left to them.
     """
-    if not optimizer.elementwise:
-        return 1
     most = torch.get_num_threads()
     most = most if most <= ALL_CORES else max(ALL_CORES, most // 2)
     elements = sum(part.stop - part.start for part in parts)

@@ -80,3 +80,11 @@ def joined(high: Tensor, low: Tensor) -> Tensor:
     """The float32 whose halves these are: new memory."""
     bits = (high.contiguous().view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
+
+
+def round_to_bfloat16(values: Tensor, out: Tensor) -> None:
+    """`out` = finite `values`, fp32, to nearest, ties to even: in integers, so that it is the same
+    everywhere. An instruction that PyTorch may use (VCVTNE2PS2BF16) takes the smallest for 0."""
+    bits = values.view(torch.int32)
+    rounded = (bits >> 16).bitwise_and_(1).add_(bits).add_(0x7FFF).bitwise_right_shift_(16)
+    out.view(torch.int16).copy_(rounded)

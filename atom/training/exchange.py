@@ -112,7 +112,7 @@ class Exchange:
     def fetching_pace(self) -> Pace:
         """Of what a result takes, no slower than an exchange may be."""
         pace, elements = self.speeds.pace(), self._results.elements
-        share = self._codec.average_bytes(elements) / (4 * elements)
+        share = self._codec.wire_bytes(elements) / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.swap import state_form
 from atom.swap.host_store import HostStore
-from atom.swap.state_form import HIGH, LOW, StateArena, StateForm, joined, split
+from atom.swap.state_form import HIGH, LOW, StateArena, StateForm, joined, round_to_bfloat16, split
 
 LAYOUT = ParameterLayout.of({"a": (3, 7), "b": (5,)})
 
@@ -93,3 +93,17 @@ def test_the_device_loads_the_high_halves_themselves() -> None:
 def test_only_bfloat16_is_half_of_a_float32(form: StateForm, precision: torch.dtype) -> None:
     with pytest.raises(ValueError, match="bfloat16"):
         HostStore.allocate(LAYOUT, precision, form=form)
+
+
+def test_a_rounded_number_is_the_nearest_and_of_two_the_even_one() -> None:
+    numbers = every_kind_of_number()
+    numbers = numbers[numbers.abs() < 3e38]
+    rounded = torch.empty_like(numbers, dtype=torch.bfloat16)
+    round_to_bfloat16(numbers, rounded)
+    bits = numbers.view(torch.int32) & ~0xFFFF  # towards zero
+    down, up = (each.view(torch.float32).double() for each in (bits, bits + 0x10000))
+    below, above = (numbers.double() - down).abs(), (up - numbers.double()).abs()
+    even = (bits >> 16) % 2 == 0
+    nearest = torch.where((below < above) | ((below == above) & even), down, up)
+    assert torch.equal(rounded.double(), nearest)
+    assert (below == above).any()

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,8 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
-from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, ring_tag
-from atom.swarm.exchange.reduction import Landed
+from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
+from atom.swarm.exchange.reduction import Landed, Reduction
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Pace
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -90,7 +90,7 @@ class Swarm:
         mean = wires.encoded()
         if kept is not None:
             kept.append(mean)
-        return mean.numbers(terms.codec.of_means(), elements)[:]
+        return mean.numbers(terms.codec, elements)[:]
 
     def average(
         self,
@@ -174,3 +174,26 @@ def broken(future: "Future[Tensor]") -> ExchangeBroken:
     failure = future.exception(timeout=SOON)
     assert isinstance(failure, ExchangeBroken), failure
     return failure
+
+
+@contextmanager
+def spoilt(liar: int, means: bool, spoil: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within it the member of that rank sums honestly, but sends its contributions, or else the
+    `means` of its part, as something else."""
+    put_mean, encoded_part = Reduction.put_mean, Reduction.encoded_part
+
+    def put(reduction: Reduction, step: Step, mean: Tensor) -> None:
+        put_mean(reduction, step, mean)
+        if means and reduction.terms.rank == liar:
+            wire = spoil(reduction.wires.chunk(step).clone())
+            reduction.wires.room(step)[: wire.numel()] = wire
+            reduction.wires.put(step, wire)
+
+    def encoded(reduction: Reduction, step: Step, scratch: Tensor) -> Tensor:
+        wire = encoded_part(reduction, step, scratch)
+        return spoil(wire.clone()) if not means and reduction.terms.rank == liar else wire
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reduction, "put_mean", put)
+        patch.setattr(Reduction, "encoded_part", encoded)
+        yield

@@ -124,8 +124,8 @@ def host_plan(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
 
 def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
     """What there will be in the state directory `root`, and what room there is for it."""
-    means = codec_named(run.swarm.codec).of_means()
-    result_bytes = means.wire_bytes(graph.layout.total_elements)
+    codec = codec_named(run.swarm.codec)
+    result_bytes = codec.wire_bytes(graph.layout.total_elements)
     kept = peer.state.snapshots
     state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
     own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))

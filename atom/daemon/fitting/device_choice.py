@@ -125,7 +125,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
     arenas += [
         ("working copy", working_copy_bytes(precision, form) * elements),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
-        ("averages, as they travel", 2 * codec.of_means().wire_bytes(elements)),
+        ("averages, as they travel", 2 * codec.wire_bytes(elements)),
     ]  # the one voted on and the next
     own_bytes = update_rule(run).own_bytes(layout, keeps_lost=codec.given_back > 0)
     arenas.append(("update rule's own", own_bytes))

@@ -210,4 +210,4 @@ def _surroundings(
 
 def _number_bytes(run: RunFile) -> float:
     """Of an averaged number on the wire."""
-    return codec_named(run.swarm.codec).average_bytes(2**20) / 2**20
+    return codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20

@@ -248,6 +248,6 @@ def _terms(member: Membership) -> Terms:
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
-        average_bytes=codec_named(run.swarm.codec).average_bytes(member.replica.elements),
+        average_bytes=codec_named(run.swarm.codec).wire_bytes(member.replica.elements),
         ring_possible=codec_named(run.swarm.codec).fixed_size,
     )

@@ -46,7 +46,7 @@ def slow_joining(
     cap = min((cap for cap in caps if cap is not None), default=None)
     if cap is None or now is None:
         return ""
-    line_s = codec_named(run.swarm.codec).average_bytes(elements) / (cap / 8)
+    line_s = codec_named(run.swarm.codec).wire_bytes(elements) / (cap / 8)
     rate = run.batch.micro_batch_sequences / micro_batch_s if micro_batch_s else math.inf
     with_us = seconds_with(now, Newcomer(line_s, rate))
     if with_us < WORTH_SAYING * now.seconds:

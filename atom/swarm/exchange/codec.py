@@ -1,4 +1,4 @@
-"""How numbers look on the wire: encoded once by their sender, decoded once by their receiver.
+"""How numbers look on the wire: encoded once by their sender, decoded as often as they are read.
 
 A mean is encoded once, by its owner, and all decode the same bytes. A codec may take any number of
 bytes. One whose bytes are of a fixed size may also be used in a ring, which encodes a partial sum
@@ -41,15 +41,6 @@ class Codec(ABC):
         """Whether `elements` may take so many bytes."""
         most = self.wire_bytes(elements)
         return length == most if self.fixed_size else 0 <= length <= most
-
-    def of_means(self) -> "Codec":
-        """The codec in which an owner sends the mean of its part, where that is another one."""
-        return self
-
-    def average_bytes(self, elements: int) -> int:
-        """The most that a member sends to reduce and to gather, each as one of a great many owners
-        of equal parts; the mean of both."""
-        return (self.wire_bytes(elements) + self.of_means().wire_bytes(elements)) // 2
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         """Memory for `values` on the wire: of `scratch`, or their own."""

@@ -47,7 +47,7 @@ class EncodedMean:
         return {CHUNKS: self.chunks, WIRES: self.wires}
 
     def numbers(self, codec: Codec, elements: int) -> "MeanNumbers":
-        """What it says. `codec`: of means. Raises: PeerRefused(MALFORMED) for a table that does not
+        """What it says. Raises: PeerRefused(MALFORMED) for a table that does not
         fit; bytes that say nothing are found by `check`."""
         return MeanNumbers(codec, self.wires, self._pieces(codec, elements))
 
@@ -124,7 +124,7 @@ class MeanWires:
     in a ring once before that, as a sum that is on its way."""
 
     def __init__(self, plan: Plan, codec: Codec) -> None:
-        """`codec`: of means. Raises: MemoryError."""
+        """Raises: MemoryError."""
         self.plan, steps = plan, list(plan.means())
         self._codec, self._index = codec, {step.start: n for n, step in enumerate(steps)}
         places = _slices(codec.wire_bytes(step.stop - step.start) for step in steps)

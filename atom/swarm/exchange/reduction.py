@@ -105,7 +105,7 @@ class Terms:
 
     def mean_wires(self, elements: int) -> MeanWires:
         """For a mean of so many elements, a multiple of 16. Raises: MemoryError."""
-        return MeanWires(self.plan(elements), self.codec.of_means())
+        return MeanWires(self.plan(elements), self.codec)
 
     def plan(self, elements: int) -> Plan:
         """The usual one for an arena of that size."""
@@ -140,7 +140,6 @@ class Reduction:
         self._began = time.monotonic()
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
         self._zeros = None if self.source is not None else torch.zeros(self._chunk)
-        self.of_means = self.terms.codec.of_means()
 
     @property
     def _chunk(self) -> int:
@@ -229,7 +228,7 @@ class Reduction:
 
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
         """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
-        return self.encode(self.terms.codec, self._finite_part(step), step.start, scratch)
+        return self.encode(self._finite_part(step), step.start, scratch)
 
     def _finite_part(self, step: Step) -> Tensor:
         part = self.part(step)
@@ -240,16 +239,10 @@ class Reduction:
             raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
         return part
 
-    def codec(self, step: Step) -> Codec:
-        """In which the chunk travels."""
-        return self.of_means if step.gather else self.terms.codec
-
-    def encode(
-        self, codec: Codec, values: Tensor, start: int, scratch: Tensor, times: float = 0.0
-    ) -> Tensor:
+    def encode(self, values: Tensor, start: int, scratch: Tensor, times: float = 0.0) -> Tensor:
         """The bytes of our part, from element `start` on, or of a sum, `times` which it is one over
         sequences; the source is told what they lack. Raises: ExchangeBroken(NOT_FINITE)."""
-        source = self.source
+        source, codec = self.source, self.terms.codec
         lost = torch.empty(values.numel()) if source and source.keeps_lost else None
         try:
             wire = codec.encode(values, scratch, lost)
@@ -272,7 +265,7 @@ class Reduction:
         numbers, suspect = torch.empty(step.stop - step.start), self.terms.me
         for peer_id, wire in came:
             try:
-                self.codec(step).decode(wire, numbers)
+                self.terms.codec.decode(wire, numbers)
             except (NotFinite, NotCanonical):
                 suspect = peer_id
                 break
@@ -291,11 +284,10 @@ class Reduction:
     def put_sum(self, step: Step, partial: Tensor) -> None:
         """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as
         `encode`."""
-        room, codec = self.wires.room(step), self.terms.codec
-        self.wires.put(step, self.encode(codec, partial, step.start, room, 1.0))
+        self.wires.put(step, self.encode(partial, step.start, self.wires.room(step), 1.0))
 
     def put_mean(self, step: Step, mean: Tensor) -> None:
         """The owner's last touch: a chunk's mean as everybody is to have it. Raises: as
         `encode`."""
         room, times = self.wires.room(step), 1 / self.terms.scale
-        self.wires.put(step, self.encode(self.of_means, mean, step.start, room, times))
+        self.wires.put(step, self.encode(mean, step.start, room, times))

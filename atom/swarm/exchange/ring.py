@@ -114,7 +114,7 @@ class Receiver(Half):
         return ExchangeBroken(self.channel.peer_id, reason, detail)
 
     def _store(self, step: Step) -> None:
-        reduction, codec = self.reduction, self.reduction.codec(step)
+        reduction, codec = self.reduction, self.reduction.terms.codec
         numbers = reduction.wires.numbers_room(step)
         room = self._mean_room(step) if step.gather else self._scratch
         most = codec.wire_bytes(step.stop - step.start)
@@ -153,7 +153,7 @@ class Receiver(Half):
             words = self.channel.recv_rest(length, patience)
             raise parse_broken(words, terms.members)
         size = length - len(expected)
-        fits = self.reduction.codec(step).fits(size, step.stop - step.start)
+        fits = terms.codec.fits(size, step.stop - step.start)
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:

@@ -88,8 +88,8 @@ class Sparse(Codec):
     algorithm; sums in fp32 over eight lanes). So nothing has two forms: decoding refuses all else.
     The last chunk of a part may be shorter, and keeps as many: up to `kept` numbers it is whole.
 
-    The mean of what the members sent has more numbers than each of them sent, so it is made sparse
-    with `kept_of_means`.
+    The mean of what the members sent has more numbers than each of them sent: it is made sparse
+    again.
     """
 
     name = "sparse"
@@ -97,13 +97,10 @@ class Sparse(Codec):
     given_back = 0.9
     fixed_size = False
 
-    def __init__(self, kept: int = 64, kept_of_means: int = 256) -> None:
-        """Powers of two, from 16 to 256. Raises: MismatchError, if the kernels are not compiled."""
+    def __init__(self, kept: int = 256) -> None:
+        """Of a chunk: 16, 32, 64, 128 or 256. Raises: MismatchError, if not compiled."""
         assert kept in (16, 32, 64, 128, 256)
-        self._kept, self._kept_of_means, self._kernels = kept, kept_of_means, sparse_kernels()
-
-    def of_means(self) -> Codec:
-        return Sparse(self._kept_of_means, self._kept_of_means)
+        self._kept, self._kernels = kept, sparse_kernels()
 
     def wire_bytes(self, elements: int) -> int:
         chunks, rest = divmod(elements, CHUNK)

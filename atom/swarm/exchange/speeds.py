@@ -46,7 +46,7 @@ class SpeedBook:
         """An exchange of so many elements over these channels took so long."""
         shares = terms.shares or (1,) * len(terms.members)
         moved = [averages_moved(shares, rank) for rank in range(len(shares))]
-        wire_bytes, seconds = terms.codec.average_bytes(elements), max(seconds, 1e-3)
+        wire_bytes, seconds = terms.codec.wire_bytes(elements), max(seconds, 1e-3)
         ours = all(right.sending_s >= BUSY_SHARE * seconds for right in channels.right)
         with self._lock:
             self._rates.append(4 * elements * moved[terms.rank] / seconds)

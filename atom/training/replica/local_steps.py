@@ -38,7 +38,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper, Update
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
-from atom.swap.state_form import HIGH, LOW, MASTER, StateArena
+from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, round_to_bfloat16
 from atom.swarm.exchange.contribution import Contribution, all_finite
 from atom.training.replica.update_rule import UpdateRule
 
@@ -171,7 +171,7 @@ class LocalSteps(UpdateRule):
             COUNT: torch.tensor(self.gradients.spent, dtype=torch.float64),
         }
         way = torch.zeros_like(self._theta)
-        for part in self.stepper.parts:
+        for part in self.stepper.stretches:
             torch.sub(part.of(self._theta), weights_of(part.stored), out=part.of(way))
         return own | {WAY: way} if way.any() else own
 
@@ -261,7 +261,7 @@ class LocalSteps(UpdateRule):
         self.stepper.wait()
         offer, sequences = self._offer, self.gradients.sequences
         if offer is None or offer.sequences != sequences:
-            for part in self.stepper.parts:
+            for part in self.stepper.stretches:
                 part.of(self._cut).copy_(weights_of(part.stored))
             offer = self._offer = _Offer(self._theta, self._cut, sequences, self.keeps_lost)
             self._offered_loss_sum = self.gradients.loss_sum
@@ -298,11 +298,3 @@ class LocalSteps(UpdateRule):
             weights.copy_(theta)
             if kept is not None:
                 weights.add_(kept)
-
-
-def round_to_bfloat16(values: Tensor, out: Tensor) -> None:
-    """`out` = finite `values`, fp32, to nearest, ties to even. In integers: PyTorch may leave it to
-    an instruction that takes the smallest numbers for zeros."""
-    bits = values.view(torch.int32)
-    rounded = (bits >> 16).bitwise_and_(1).add_(bits).add_(0x7FFF).bitwise_right_shift_(16)
-    out.view(torch.int16).copy_(rounded)

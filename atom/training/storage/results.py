@@ -24,8 +24,7 @@ class Results:
         """`elements`: of each result. `codec`: of the run."""
         self.folder = folder
         self.elements = elements
-        self.codec = codec.of_means()
-        """In which results are kept."""
+        self.codec = codec
         self._lock = threading.Lock()
         self._held: dict[bytes, EncodedMean] = {}
 

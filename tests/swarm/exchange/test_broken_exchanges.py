@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from threaded_ring import SILENCE_S, SOON, Make, broken, sources
+from threaded_ring import SILENCE_S, SOON, Make, broken, sources, spoilt
 from torch import Tensor
 
 from atom.base.reasons import Reason
@@ -216,31 +216,17 @@ def test_a_lone_member_refuses_bad_numbers(swarm_of: Make) -> None:
     assert (failure.suspect, failure.reason) == (swarm.order[0], Reason.NOT_FINITE)
 
 
-def liar(kind: type[Codec]) -> Codec:
-    """Sums honestly, and passes its share of the mean on as what are no numbers."""
-    codec, of_means = kind(), kind()
-    encode = of_means.encode
-
-    def lie(values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        return encode(values, scratch, lost).fill_(0xFF)
-
-    of_means.encode = lie  # type: ignore[method-assign]
-    of_means.decode = lambda wire, out: None  # type: ignore[method-assign]
-    codec.of_means = lambda: of_means  # type: ignore[method-assign]
-    return codec
-
-
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("kind", [Float32, Int8])
+@pytest.mark.parametrize("codec", [Float32(), Int8()], ids=lambda each: each.name)
 def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
-    swarm_of: Make, size: int, kind: type[Codec]
+    swarm_of: Make, size: int, codec: Codec
 ) -> None:
     swarm, parts = swarm_of(size), sources(size, 16 * size)
-    codecs = [kind(), liar(kind), kind()]
-    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=codecs[rank]))
-    for future in (*work[:1], *work[2:]):
-        failure = broken(future)
-        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
+    with spoilt(1, True, lambda wire: wire.fill_(0xFF)):
+        work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=codec))
+        for future in (*work[:1], *work[2:]):
+            failure = broken(future)
+            assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
 
 
 # ---- whose word counts

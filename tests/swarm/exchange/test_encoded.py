@@ -31,7 +31,7 @@ def test_all_members_keep_the_same_bytes(
     swarm.average(parts, codec=codec, kept=kept)
     first, *others = kept
     assert len({state_digest(each.arenas) for each in kept}) == 1
-    assert first.wires.numel() <= 1.01 * codec.of_means().wire_bytes(ELEMENTS)
+    assert first.wires.numel() <= 1.01 * codec.wire_bytes(ELEMENTS)
     for other in others:
         assert first.wires.data_ptr() != other.wires.data_ptr()
 
@@ -92,18 +92,18 @@ def test_of_exact_numbers_no_odd_bytes_are_left() -> None:
 def test_any_stretch_can_be_read_by_itself(swarm_of: Make, codec: Codec) -> None:
     kept = list[EncodedMean]()
     mean = swarm_of(3, (1, 2, 0)).average(sources(3, ELEMENTS), codec=codec, kept=kept)
-    numbers, size = kept[0].numbers(codec.of_means(), ELEMENTS), int(kept[0].chunks[0])
+    numbers, size = kept[0].numbers(codec, ELEMENTS), int(kept[0].chunks[0])
     assert (numbers.numel(), numbers.dtype) == (ELEMENTS, torch.float32)
     ends = [0, 1, size - 1, size, size + 1, 3 * size, ELEMENTS - 1, ELEMENTS]
     for start, stop in itertools.combinations_with_replacement(ends, 2):
         assert torch.equal(numbers[start:stop], mean[start:stop])
-    assert encoded(torch.empty(0), codec).numbers(codec.of_means(), 0)[:].numel() == 0
+    assert encoded(torch.empty(0), codec).numbers(codec, 0)[:].numel() == 0
 
 
 def test_what_no_encoder_writes_is_refused() -> None:
     mean = encoded(torch.ones(NUMBERS), Sparse())
     mean.wires.fill_(0x7F)
-    assert refusal(mean.check, Sparse().of_means(), NUMBERS) is Reason.MALFORMED
+    assert refusal(mean.check, Sparse(), NUMBERS) is Reason.MALFORMED
 
 
 def test_a_chunk_is_no_larger_than_any_plan_has_it() -> None:

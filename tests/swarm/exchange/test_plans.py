@@ -132,5 +132,5 @@ def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) ->
     segment, least = list(plan.chunks(0, 1)), BUCKET_BYTES // 4
     elements = segment[-1][2] - segment[0][1]
     assert elements == least // codec.element_bytes
-    assert codec.wire_bytes(elements) < 1.01 * least  # with int8's scales
+    assert codec.wire_bytes(elements) < 1.03 * least  # with scales, levels and counts
     assert len(segment) >= 4

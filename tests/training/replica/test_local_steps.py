@@ -22,7 +22,6 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.local_steps import (
     WARM_UP_STEPS,
     LocalSteps,
-    round_to_bfloat16,
 )
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
@@ -566,17 +565,6 @@ def test_what_it_keeps_is_reckoned_with() -> None:
     run, plain = parse_run_text(RUN), parse_run_text(RUN.split("update")[0])
     assert list(shared_state(run, layout)) == ["master", "outer_momentum"]
     assert peer_bytes(run, layout) - peer_bytes(plain, layout) == (4 + 2 + 4) * 528
-
-
-def test_momentum_is_rounded_as_pytorch_rounds() -> None:
-    bits = torch.randint(-(2**31), 2**31, (2**20,), generator=torch.Generator().manual_seed(1))
-    values = torch.cat(
-        [bits.int().view(torch.float32), torch.tensor([0.0, -0.0, 1e-45, 1.00390625])]
-    )
-    values = values[values.isfinite()]
-    rounded = torch.empty_like(values, dtype=torch.bfloat16)
-    round_to_bfloat16(values, rounded)
-    assert torch.equal(rounded.view(torch.int16), values.bfloat16().view(torch.int16))
 
 
 RUN = """
