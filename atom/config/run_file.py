@@ -147,7 +147,7 @@ class Swarm(Section):
     """How long the others wait for silent voters before they go on without a quorum."""
     codec: str = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
-    quarters it, int4 takes an eighth, sparse a hundredth, and each peer keeps what these took away
+    quarters it, int4 takes an eighth, sparse a sixtieth, and each peer keeps what these took away
     for the next round."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""

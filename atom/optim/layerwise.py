@@ -45,7 +45,7 @@ do: it is part of the definition."""
 
 class LAMB(AdamW):
     """Keeps AdamW's two moments for each weight. Parameters of fewer than two dimensions take
-    AdamW's steps. A step takes 4 bytes more for each weight of the largest parameter."""
+    AdamW's steps. A step takes 8 bytes more for each weight of the largest parameter."""
 
     elementwise: ClassVar[bool] = False
 

@@ -10,8 +10,7 @@ from atom.config.run_file import EVERY_STEP, LOCAL_STEPS, RunFile
 
 SYNCHRONOUS_CODECS = ("float32", "bfloat16", "int8")
 """Most exact first. With int4 nobody has compared the loss of every-step."""
-LOCAL_CODEC = "int4"
-"""Of local steps: its loss was that of float32 (docs/local-steps.md)."""
+LOCAL_CODECS = ("int4", "sparse")  # their loss was that of float32 (docs/local-steps.md)
 INNER_STEPS = 30
 """Of each peer between two rounds, where the run file does not say: as in published runs."""
 
@@ -29,7 +28,8 @@ def run_variants(run: RunFile, peers: int) -> Iterator[RunFile]:
         yield from _variant(run, codec, step, {"rule": EVERY_STEP})
     outer = run.update.model_dump(exclude_unset=True)
     local = outer | {"rule": LOCAL_STEPS, "inner_sequences": inner}
-    yield from _variant(run, LOCAL_CODEC, whole, local)
+    for codec in LOCAL_CODECS:
+        yield from _variant(run, codec, whole, local)
 
 
 def _variant(run: RunFile, codec: str, sequences: int, update: dict[str, Any]) -> Iterator[RunFile]:

@@ -63,6 +63,7 @@ def test_an_optimizer_step_has_as_many_sequences_in_every_mode() -> None:
         ("every-step", "bfloat16", 16, None),
         ("every-step", "int8", 16, None),
         ("local-steps", "int4", 540, 6),
+        ("local-steps", "sparse", 540, 6),
     ]
     assert all(v.swarm.grace_seconds == 3.0 for v in found), "all else is the run's"
 
@@ -70,7 +71,7 @@ def test_an_optimizer_step_has_as_many_sequences_in_every_mode() -> None:
 def test_a_run_of_local_steps_keeps_its_own_terms() -> None:
     found = variants(720, more=LOCAL)
     assert ways(found)[0] == ("every-step", "float32", 18, None)
-    assert ways(found)[-1] == ("local-steps", "int4", 720, 6)
+    assert ways(found)[-2] == ("local-steps", "int4", 720, 6)
     assert found[-1].update.outer_rate == 0.7
 
 
@@ -78,12 +79,12 @@ def test_what_a_run_file_may_not_ask_for_is_left_out() -> None:
     half = 'gradients = "bfloat16"'
     found = variants(16, model='precision = "bfloat16"', optimizer=half)
     assert ("every-step", "int8") not in {(v.update.rule, v.swarm.codec) for v in found}
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def test_an_optimizer_step_has_a_micro_batch_at_least() -> None:
     found = variants(4, peers=8)
-    assert ways(found)[-1] == ("local-steps", "int4", 240, 1)
+    assert ways(found)[-1] == ("local-steps", "sparse", 240, 1)
     assert ways(variants(6, peers=1, more=LOCAL.replace("6", "2")))[0][2] == 4
 
 
