@@ -43,13 +43,14 @@ class Codec(ABC):
         return length == most if self.fixed_size else 0 <= length <= most
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        """Memory for `values` on the wire: of `scratch`, or their own."""
+        """Memory for `values` on the wire, of `scratch`."""
         return scratch[: self.wire_bytes(values.numel())]
 
     @abstractmethod
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        """The bytes of `values`, which are finite, at the start of `wire(values, scratch)`; what
-        encoding takes away goes to `lost`. Raises: NotFinite if what will be decoded is not."""
+        """The bytes of `values`, which are finite, at the start of `wire(values, scratch)`, or
+        their own memory; what encoding takes away goes to `lost`. Raises: NotFinite if what will be
+        decoded is not."""
 
     @abstractmethod
     def decode(self, wire: Tensor, out: Tensor) -> None:
@@ -73,9 +74,6 @@ class Float32(Codec):
     element_bytes = 4
     given_back = 0.0
     exact = True
-
-    def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        return values.view(torch.uint8)
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         if lost is not None:

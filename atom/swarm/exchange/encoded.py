@@ -47,8 +47,8 @@ class EncodedMean:
         return {CHUNKS: self.chunks, WIRES: self.wires}
 
     def numbers(self, codec: Codec, elements: int) -> "MeanNumbers":
-        """What it says. Raises: PeerRefused(MALFORMED) for a table that does not
-        fit; bytes that say nothing are found by `check`."""
+        """What it says. Raises: PeerRefused(MALFORMED) for a table that does not fit; bytes that
+        say nothing are found by `check`."""
         return MeanNumbers(codec, self.wires, self._pieces(codec, elements))
 
     def check(self, codec: Codec, elements: int) -> None:
