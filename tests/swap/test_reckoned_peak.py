@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
 from test_offloaded_values import Rig, everything, graph_of, program_of, surroundings
@@ -10,6 +11,8 @@ from test_offloaded_values import Rig, everything, graph_of, program_of, surroun
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.memory import Reckoning
 from atom.plan.pieces import Piece, crossings_of, pieces_of
 from atom.swap.arrangement import Arrangement
@@ -54,6 +57,29 @@ def test_a_pass_stays_below_its_reckoning(model: str, cut: str, moved: float) ->
         real = real_bytes(model, cut, arrangement, count)
         reckoned = reckoned_bytes(model, cut, arrangement, count)
         assert real <= reckoned < 2.3 * real
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
+    """Chunks that are computed again in the backward, and chunks that are not."""
+    config = GPT3Config(1, 2, 16, sequence_tokens=512, vocabulary_size=500)
+    generator = torch.Generator().manual_seed(1)
+    data = {n: torch.randint(500, (2, 512), generator=generator) for n in ("tokens", "targets")}
+    traced = trace(GPT3(config), data)
+    assert len(traced.recomputed) > 2
+    chain = operation_chain(traced, assume_graph(traced, "rtx3060-12g").operations)
+    if remembered:
+        assert chain.remembering is not None
+        traced, chain = traced.remembering(), chain.remembering
+    program = build_program(traced)
+    parts = pieces_of(chain, [part.end_call for part in program.sub_models])
+    memory = Reckoning(parts, 1, 4).memory(Arrangement())
+    rig = Rig(program, Arrangement())
+    rig.engine.run_pass([data], [0])
+    with allocations() as sizes:
+        rig.engine.run_pass([data], [0])
+    real = peak_bytes(sizes())
+    assert real <= memory.activation_bytes + memory.boundary_bytes < 1.2 * real
 
 
 @pytest.mark.parametrize("model", MODELS)

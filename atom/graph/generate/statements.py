@@ -48,6 +48,15 @@ class Statements:
         self.names[node] = unique(wanted, self._locals)
         return self.names[node]
 
+    def _give_up_names(self, call: fx.Node) -> None:
+        """Of results that nobody reads after this call. Whatever is called alike then takes such a
+        name over, and the memory that it held until then is free."""
+        made = {self.names[n] for n in call.all_input_nodes if n.op == "call_function"}
+        for name in made & self._locals:
+            held = [other for other, used in self.names.items() if used == name]
+            if all(self._ends_at(other, call) for other in held):
+                self._locals.discard(name)
+
     def called_after(self, node: fx.Node) -> str:
         """The name of what made a value: its module, or its operator."""
         path = self._alone.get(node, "")
@@ -69,18 +78,19 @@ class Statements:
             written = expression(node, self.names)
             picks = _picks(node)
             if picks:
+                self._give_up_names(node)
                 targets = self._unpack(node, picks)
             else:
                 taken_over = self._taken_over(node)
-                if taken_over:
-                    self.names[node] = taken_over
-                targets = [taken_over or self.take(node, self.called_after(node))]
+                self._give_up_names(node)
+                self._locals.discard(taken_over)
+                targets = [self.take(node, taken_over or self.called_after(node))]
             comment = self._comment(node)
             yield from assignment(targets, written.head, written.arguments, comment, indent)
 
     def _taken_over(self, node: fx.Node) -> str:
         """The first argument's name, where nobody reads that after this call and no module gives
-        a better one: `x = x + projection`. (A local name holds its memory until forward returns.)
+        a better one: `x = x + projection`.
         """
         first = next(iter(node.args), None)
         if node in self._alone or not isinstance(first, fx.Node) or first not in self.names:
