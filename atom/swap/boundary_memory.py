@@ -30,7 +30,7 @@ class BoundaryMemory:
     def allocate(
         cls, programs: Sequence[tuple[Program, Arrangement]], device: Device, micro_batches: int
     ) -> "BoundaryMemory":
-        """Enough for each of the programs. Raises: MemoryError; DeviceError."""
+        """Enough for each of the programs. Raises: MemoryError."""
         needs = [boundary_bytes(*each, micro_batches) for each in programs]
         place = max((need.ring_slot_bytes for need in needs), default=0)
         host = max((need.host_bytes for need in needs), default=0)

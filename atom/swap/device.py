@@ -49,6 +49,11 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
+    @property
+    def unlocked_bytes(self) -> int:
+        """Of `host_memory`, what could not be page-locked: copies of it take a detour."""
+        ...
+
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros on the host that this device copies from and to at full speed, until `close`."""
         ...
@@ -59,7 +64,7 @@ class Device(Protocol):
         ...
 
     def take_again_host(self, memory: torch.Tensor) -> None:
-        """It is copied from and to at full speed again. Raises: DeviceError: only slower."""
+        """It is copied from and to at full speed again."""
         ...
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -167,6 +172,10 @@ class CpuDevice:
     @property
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def unlocked_bytes(self) -> int:
+        return 0
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return allocate_host_memory(elements, dtype)

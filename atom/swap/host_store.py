@@ -51,9 +51,9 @@ class HostStore:
         gradients: torch.dtype = torch.float32,
         optimizer_state: Mapping[str, StateArena] | None = None,
     ) -> "HostStore":
-        """All zeros. `host_memory(elements, dtype)` comes from the device that will read it.
-        `gradients`: in which numbers they leave the device and are summed. `optimizer_state`: what
-        the optimizer declares.
+        """All zeros. `host_memory(elements, dtype)` comes from the device, for what it moves: the
+        working copy and the gradients. `gradients`: in which numbers they leave the device and are
+        summed. `optimizer_state`: what the optimizer declares.
 
         Raises: ValueError for a precision not in PRECISIONS, or that the form or the gradients do
         not go with; MemoryError.
@@ -64,13 +64,13 @@ class HostStore:
         if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
             raise ValueError(f"gradients in {gradients} with weights in {precision}")
         arenas = state_arenas(layout, form, optimizer_state or {})
-        state = {name: host_memory(arena.elements, arena.dtype) for name, arena in arenas.items()}
+        moved = HIGH if form.splits else MASTER if precision == torch.float32 else None
+        state = dict[str, Tensor]()
+        for name, arena in arenas.items():
+            allocate = host_memory if name == moved else allocate_host_memory
+            state[name] = allocate(arena.elements, arena.dtype)
         sums = host_memory(layout.total_elements, gradients)
-        if form.splits:
-            working = state[HIGH]
-        else:
-            wide = precision == torch.float32
-            working = state[MASTER] if wide else host_memory(layout.total_elements, precision)
+        working = state[moved] if moved else host_memory(layout.total_elements, precision)
         return cls(layout, precision, form, arenas, state, sums, working)
 
     @property

@@ -1,10 +1,9 @@
 """Host memory that the CUDA driver knows: its pages are locked, and copies need no detour."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
-
-from atom.base.errors import DeviceError
 
 _LEAST_BYTES = 64 * 2**10
 """Below this, registering costs more than it gives."""
@@ -17,15 +16,21 @@ class RegisteredMemory:
         self._device = device
         self._held: dict[int, torch.Tensor] = {}
         """By address."""
+        self.refused_bytes = 0
+        """How much the driver would not lock, so far."""
 
     def hold(self, memory: torch.Tensor) -> None:
-        """Registers it, unless it is too small. Raises: DeviceError."""
+        """Registers it, unless it is too small. Where the driver refuses (in WSL it locks little),
+        copies take a detour through its own buffers: the same bytes, later."""
         size_bytes = memory.numel() * memory.element_size()
         if size_bytes < _LEAST_BYTES:
             return
         with torch.cuda.device(self._device):
-            register(memory.data_ptr(), size_bytes)
-        self._held[memory.data_ptr()] = memory
+            if register(memory.data_ptr(), size_bytes):
+                self._held[memory.data_ptr()] = memory
+            else:
+                self.refused_bytes += size_bytes
+                _forget_refusal(self._device)
 
     def release(self, memory: torch.Tensor) -> None:
         """No copy of it is under way."""
@@ -39,19 +44,21 @@ class RegisteredMemory:
             self.release(memory)
 
 
-def register(pointer: int, size_bytes: int) -> None:
-    """Locks host memory for the current device's copy engines. Raises: DeviceError."""
-    code = _cudart().cudaHostRegister(pointer, size_bytes, 0)
-    if int(code) != 0:
-        raise DeviceError(
-            f"the driver cannot lock {size_bytes} bytes of host memory (CUDA error {int(code)})",
-            "raise the limit of locked memory (ulimit -l), or free host memory",
-        )
+def register(pointer: int, size_bytes: int) -> bool:
+    """Locks host memory for the current device's copy engines, if the driver can."""
+    return int(_cudart().cudaHostRegister(pointer, size_bytes, 0)) == 0
 
 
 def unregister(pointer: int) -> None:
     """Undoes `register`."""
     _cudart().cudaHostUnregister(pointer)
+
+
+def _forget_refusal(device: torch.device) -> None:
+    """A refusal stays the runtime's last error until somebody asks for it, and who starts a kernel
+    asks: this one, so that no other takes it for its own."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device).add_(1)
 
 
 def _cudart() -> Any:

@@ -56,9 +56,10 @@ class CudaDevice:
         self._device = torch.device("cuda", index)
         self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
-            self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._out = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            # First: a small kernel on the way out would wait behind a long matrix product.
+            self._out = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         self._free: dict[int, torch.cuda.Event] = {}
         self._loaded: dict[int, torch.cuda.Event] = {}
         self._ready: dict[int, torch.cuda.Event] = {}
@@ -77,9 +78,14 @@ class CudaDevice:
     def torch_device(self) -> torch.device:
         return self._device
 
+    @property
+    def unlocked_bytes(self) -> int:
+        return self._registered.refused_bytes
+
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Page-locked zeros. Faulted in first, registered after: much faster than pinning cold
-        pages, and without PyTorch's rounding up to powers of two. Held until it is given back."""
+        """Zeros, page-locked if the driver can lock so much. Faulted in first, registered after:
+        much faster than pinning cold pages, and without PyTorch's rounding up to powers of two.
+        Held until it is given back."""
         memory = allocate_host_memory(elements, dtype)
         self._registered.hold(memory)
         return memory
@@ -104,7 +110,7 @@ class CudaDevice:
             torch.cuda.synchronize()
             for memory in self._with_bounce(slots):
                 memory.untyped_storage().resize_(0)
-            torch.cuda.empty_cache()
+            give_back_cache()
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
         with torch.cuda.device(self._device):
@@ -290,8 +296,16 @@ class CudaDevice:
         self._loads.close()
         self._gradients.close()
         torch.cuda.synchronize(self._device)
+        give_back_cache()
         self._staging.clear()
         self._registered.close()
+
+
+def give_back_cache() -> None:
+    """What PyTorch keeps of a GPU's memory for later: free blocks, and cuBLAS' workspaces, one for
+    each thread and stream. When nothing is under way."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 def event_of(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
@@ -315,6 +329,13 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
             f"there is no GPU {index}; this machine has {torch.cuda.device_count()}",
             "count from 0",
         )
+    capability = torch.cuda.get_device_capability(index)
+    if not has_code(capability, torch.cuda.get_arch_list()):
+        raise DeviceError(
+            f"this PyTorch ({torch.__version__}) has no code for "
+            f"{torch.cuda.get_device_name(index)} (sm_{capability[0]}{capability[1]})",
+            "install PyTorch for another CUDA: wheels for CUDA 12.6 know cards from sm_50 on",
+        )
     with torch.cuda.device(index):
         # Emulated, a matrix product in bfloat16 is many times slower than in float16.
         if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
@@ -322,3 +343,16 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
                 f"{torch.cuda.get_device_name(index)} has no bfloat16",
                 'only runs with precision = "float16" or "float32" suit it',
             )
+
+
+def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
+    """Whether kernels built for these architectures (as "sm_86", or "compute_90", which the driver
+    compiles for later ones) run on a GPU of this capability: the same major version, no later
+    minor one."""
+    has = capability[0] * 10 + capability[1]
+    for name in built_for:
+        kind, _, number = name.rstrip("af").partition("_")
+        known = int(number)
+        if known <= has and (kind == "compute" or known // 10 == capability[0]):
+            return True
+    return not built_for

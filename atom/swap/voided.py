@@ -13,6 +13,7 @@ _ALLOCATORS = (
     "can't allocate memory",
     "Cannot allocate memory",  # of a file that is mapped
     "CUDA out of memory",
+    "CUDA error: out of memory",  # of the driver: a kernel's code, an event, a library's handle
     "_STATUS_ALLOC_FAILED",
 )
 """What PyTorch's plain RuntimeErrors say when memory is what was missing."""

@@ -5,7 +5,7 @@ import torch
 
 from atom.base.errors import DeviceError
 from atom.swap.stream_times import StreamTimes
-from atom.swap.streams import CudaDevice
+from atom.swap.streams import CudaDevice, has_code
 from tests.manual_clock import ManualClock
 
 
@@ -29,9 +29,36 @@ def test_a_gpu_that_only_emulates_bfloat16_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_61"])
     with pytest.raises(DeviceError, match="GTX 1080 Ti has no bfloat16") as refused:
         CudaDevice(0, torch.bfloat16)
     assert "float16" in refused.value.hint
+
+
+def test_a_gpu_that_pytorch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_120"])
+    with pytest.raises(DeviceError, match=r"GTX 1080 Ti \(sm_61\)") as refused:
+        CudaDevice()
+    assert "CUDA 12.6" in refused.value.hint
+
+
+CU130 = ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [((7, 0), False), ((7, 5), True), ((8, 0), True), ((8, 9), True), ((9, 0), True),
+     ((10, 3), True), ((11, 0), False), ((12, 1), True), ((13, 0), True)],
+)  # fmt: skip
+def test_code_runs_on_later_minor_versions_and_what_the_driver_compiles_on_all_later(
+    capability: tuple[int, int], runs: bool
+) -> None:
+    assert has_code(capability, CU130) == runs
 
 
 class FakeStream:

@@ -15,7 +15,6 @@ import torch
 from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
-from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
 from atom.swap import registered_memory, streams
 from atom.swap.chrome_trace import chrome_trace
@@ -28,6 +27,9 @@ from atom.swap.voided import Cause, PassVoided
 
 class PromptStream:
     """Has done everything already."""
+
+    def __init__(self, priority: int = 0) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass
@@ -81,11 +83,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
         "device": lambda device: nullcontext(),
         "stream": lambda stream: nullcontext(),
         "synchronize": lambda device=None: None,
-        "empty_cache": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
-    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: None)
+    monkeypatch.setattr(streams, "give_back_cache", lambda: None)
+    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: True)
     monkeypatch.setattr(registered_memory, "unregister", lambda pointer: None)
     device = HostedDevice()
     yield device
@@ -241,15 +243,33 @@ def test_gradients_are_reserved_in_whole_or_as_before(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.reserve_gradients(2, 2**17)
-    before, sizes = list(device._registered._held), list[int]()
+    before, sizes, allocate = list(device._registered._held), list[int](), device.host_memory
 
-    def register(pointer: int, size_bytes: int) -> None:
-        sizes.append(size_bytes)
+    def host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
+        sizes.append(elements)
         if len(sizes) == 2:
-            raise DeviceError("the driver cannot lock so much", "lock less")
+            raise MemoryError("the host has no more")
+        return allocate(elements, dtype)
 
-    monkeypatch.setattr(registered_memory, "register", register)
-    with pytest.raises(DeviceError):
+    monkeypatch.setattr(device, "host_memory", host_memory)
+    with pytest.raises(MemoryError):
         device.reserve_gradients(2, 2**18)
-    assert sizes == [2**20, 2**20]
+    assert sizes == [2**18, 2**18]
     assert list(device._registered._held) == before
+
+
+def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = list[torch.device]()
+    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: False)
+    monkeypatch.setattr(registered_memory, "_forget_refusal", forgotten.append)
+    memory = device.host_memory(2**18, torch.float32)
+    device.give_back_host(memory)
+    device.take_again_host(memory)
+    assert len(forgotten) == 2
+    assert device._registered.refused_bytes == 2 * 2**20
+    hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
+    assert first_pass(hosted) == first_pass(plain)
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    plain.device.close()

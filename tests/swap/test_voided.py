@@ -212,6 +212,19 @@ class ShortOfMemory(CpuDevice):
         raise self._failure
 
 
+SAID_BY_CUDA = (
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+@pytest.mark.parametrize("said", SAID_BY_CUDA)
+def test_what_cuda_says_without_memory_is_known(said: str) -> None:
+    assert is_out_of_memory(RuntimeError(said))
+    assert not is_out_of_memory(ValueError(said))
+
+
 FAILURES = [MemoryError(), RuntimeError(ALLOCATOR), torch.OutOfMemoryError("CUDA out of memory.")]
 
 

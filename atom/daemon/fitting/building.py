@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.daemon.fitting.cutting import (
     Callbacks,
@@ -60,6 +61,9 @@ def build_replica(
     _leave_source(cut, folder)
     with named_if_out_of_memory("set up"):
         replica = Replica(cut.training, cut.evaluation, cut.settings, device)
+    if device.unlocked_bytes:
+        told = format_bytes(device.unlocked_bytes)
+        callbacks.note(f"the driver does not lock {told} of host memory: copies of it are slower")
     return Built(replica, cutter, folder)
 
 

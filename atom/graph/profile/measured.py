@@ -60,6 +60,7 @@ def measure_graph(
         ) from error
     finally:
         if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
     layers = layer_profiles(graph, costs, timings, link)
     return Profile("measured", device_name(device), granularity, layers, operations, link)

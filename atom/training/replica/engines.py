@@ -7,12 +7,12 @@ What is counted and what is trained is on the host, in the store, and stays as i
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from atom.base.errors import AtomError, DeviceError
+from atom.base.errors import AtomError
 from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.optim.adamw import AdamW
@@ -154,8 +154,7 @@ class ReplicaEngines:
                 self._make(program, evaluation, settings)
             except BaseException as failure:
                 _let_go_of_half_made(failure)
-                with suppress(DeviceError):  # then copies take a detour
-                    self._device.take_again_host(boundaries)
+                self._device.take_again_host(boundaries)
                 raise
             self._given_back = False
             if self._preempted:
