@@ -29,7 +29,6 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import gradient_norm
 from atom.optim.optimizer import Optimizer, store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
@@ -93,10 +92,8 @@ class OffloadedModel:
         replica.reset_gradients()
         for some in _groups(batches, replica.micro_batches):
             replica.run_pass([_entries(batch) for batch in some])
-        sequences, sums = replica.sequences, replica.gradient_sums()
-        norm = gradient_norm(sums) / sequences
-        replica.begin_step(sums.div_(sequences), norm, self.steps + 1)
-        return replica.loss_sum / sequences
+        replica.begin_own_step()
+        return replica.loss_sum / replica.sequences
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
         """Mean loss per sequence in evaluation mode; nothing is changed. Raises: as `step`."""

@@ -30,7 +30,6 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import gradient_norm
 from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
@@ -126,15 +125,8 @@ class Atom:
             some = batches[first : first + self.at_once]
             replica.run_pass(some)
         loss = replica.loss_sum / replica.sequences
-        sequences = replica.sequences
-        if sequences & (sequences - 1):  # dividing rounds: so does the norm's own sum
-            self._require_sequences(sequences)
-            mean = replica.gradient_sums().div_(sequences)
-            norm = gradient_norm(mean)
-        else:
-            norm = gradient_norm(replica.gradient_sums()) / sequences
-            mean = replica.gradient_sums().div_(sequences)
-        replica.begin_step(mean, norm, replica.round + 1)
+        self._require_sequences(replica.sequences)
+        replica.begin_own_step()
         self.pass_counts.append(len(starts))
         self.step_ends.append(self.clock.now())
         return loss

@@ -72,13 +72,6 @@ def contributed(replica: Replica) -> Tensor:
     return replica.contribution().part(0, replica.elements)
 
 
-def begin_own_step(replica: Replica) -> None:
-    """On its own arena, as one box alone does; it may end under whatever comes next."""
-    norm = gradient_norm(replica.gradient_sums()) / replica.sequences
-    mean = replica.gradient_sums().div_(replica.sequences)
-    replica.begin_step(mean, norm, replica.round + 1)
-
-
 def step_once(replica: Replica, micro_batches: Sequence[MicroBatch], round: int) -> Tensor:
     """A round of this peer alone; its mean gradient."""
     replica.reset_gradients()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
+from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
@@ -67,7 +68,7 @@ class Replica:
         Raises: ValueError when the programs' layouts or the precision differ, the state's form or
         the gradients' is not for that precision, or the arrangement names a sub-model that is not
         there; MismatchError when a program was altered or the host kernels have not been compiled;
-        MemoryError; DeviceError.
+        MemoryError.
         """
         clock = clock or BootClock()
         self._observer = observer
@@ -303,9 +304,8 @@ class Replica:
         stays until `start_round`, or as much of it as the rule says.
 
         Args:
-            mean: [elements], the mean contribution, not changed. It
-                belongs to the step until `finish_step` has returned. It may be `gradient_sums()`
-                itself, divided by the sequences: `start_round`, then, before the next pass.
+            mean: [elements], the mean contribution, not changed. It belongs to the step until
+                `finish_step` has returned.
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
             ours: how many of this peer's sequences are in the mean.
@@ -321,6 +321,18 @@ class Replica:
             raise ValueError(f"round {round} does not follow round {self._round}")
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
+
+    def begin_own_step(self) -> None:
+        """The same for one box alone, by the rule `EveryStep`: on the mean of what it has
+        accumulated itself, which may be divided in place. Raises: as `begin_step`."""
+        self._stepper.require_whole()
+        sums, sequences = self.gradient_sums(), self.sequences
+        if sequences & (sequences - 1):  # only a power of two can divide at the end, exactly
+            sums.div_(sequences)
+            sequences = 1
+        norm = gradient_norm(sums) / sequences
+        self._rule.begin_step(sums, norm, self._round + 1, sequences)
+        self._round += 1
 
     def finish_step(self) -> None:
         """Returns when no step is under way and the state is whole. From any thread.

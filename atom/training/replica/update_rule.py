@@ -63,13 +63,16 @@ class UpdateRule(ABC):
         self.clip_norm = clip_norm
         self.keeps_lost = keeps_lost
 
-    def begin_step(self, gradient: FlatNumbers, norm: float, number: int) -> None:
-        """Starts optimizer step `number` on a gradient of that `norm`.
+    def begin_step(
+        self, gradient: FlatNumbers, norm: float, number: int, sequences: int = 1
+    ) -> None:
+        """Starts optimizer step `number` on a mean of that `norm`. `gradient`: the mean, or its sum
+        over so many `sequences`, which is divided on its way into the step.
 
         Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
         nothing is changed. StepFailed when the step before broke off.
         """
-        coefficient = clip_coefficient(norm, self.clip_norm)
+        coefficient = clip_coefficient(norm, self.clip_norm) / sequences
         self.stepper.begin(gradient, learning_rate(self.rate, number), number, coefficient)
 
     @classmethod

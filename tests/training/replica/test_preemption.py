@@ -24,7 +24,6 @@ from tests.training.small_replica import (
     FIRST_VALUE,
     RATE,
     batches,
-    begin_own_step,
     program,
     same,
 )
@@ -127,7 +126,7 @@ class Rig:
 
     def step(self) -> None:
         """Begun only: it ends under whatever comes next."""
-        begin_own_step(self.replica)
+        self.replica.begin_own_step()
         self.replica.reset_gradients()
 
 

@@ -25,7 +25,6 @@ from tests.training.small_replica import (
     FIRST_VALUE,
     apply,
     batches,
-    begin_own_step,
     filled,
     program,
     same,
@@ -75,7 +74,7 @@ def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[
         replica.run_pass(batches(3, round % 3))
         replica.run_pass(batches(1, round % 3 + 50))
         losses.append(replica.loss_sum)
-        begin_own_step(replica)
+        replica.begin_own_step()
         if not under:
             replica.finish_step()
     return losses
