@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test chaos model browser promtool docker walk check format proto bench clean
+.PHONY: .venv demo demo-home test gpu chaos model browser promtool docker walk check format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -35,6 +35,10 @@ demo-home: $(TOOLS)
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
 test: $(TOOLS)
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# The device path on a GPU; without one on the CPU, as `make test` runs it.
+gpu: $(TOOLS)
+	$(BIN)/python -m pytest tests/gpu
 
 # The model's long bounds, 200,000 simulated rounds, daemons that nobody can dial, that have a slow line, are
 # interrupted while they join, or have a full disk, then two hundred faults of real daemons: kills, freezes,

@@ -47,7 +47,7 @@ seed = 5
 family = "gpt3"
 layers = 2
 heads = 2
-model_dim = 32
+model_dim = {model_dim}
 sequence_tokens = 16
 
 [data]
@@ -55,7 +55,7 @@ source = "python-stdlib"
 max_bytes = "200 kB"
 
 [batch]
-global_sequences = 96
+global_sequences = {sequences}
 micro_batch_sequences = 4
 
 [optimizer]
@@ -104,8 +104,10 @@ def endless(
     rounds: str = "",
     schedule: str = "",
     rule: str = RULE,
+    model_dim: int = 32,
+    sequences: int = 96,
 ) -> str:
-    """A run file without a last round."""
+    """A run file without a last round. `sequences`: of a round."""
     exchange = EXCHANGE[rule]
     return RUN.format(**locals())
 
@@ -130,6 +132,7 @@ class Peer:
         """What Python runs."""
         self.namespace: str | None = None
         """The network namespace it lives in; None: this one."""
+        self._sees_gpu = False
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[psutil.Process] = []
         self._events: list[Event] = []
@@ -140,6 +143,13 @@ class Peer:
         path = self.root / f"{self.name}.toml"
         text = path.read_text(encoding="utf-8").replace("127.0.0.1", listen)
         path.write_text(f"{text}{more}\n", encoding="utf-8")
+
+    def give_gpu(self) -> None:
+        """Before it starts: it trains on the first GPU, not on the CPU."""
+        path = self.root / f"{self.name}.toml"
+        text = path.read_text(encoding="utf-8").replace('"cpu"', '"cuda"')
+        path.write_text(text, encoding="utf-8")
+        self._sees_gpu = True
 
     # ---- its lives
 
@@ -155,7 +165,7 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
-                env=environment(self.root),
+                env=environment(self.root, self._sees_gpu),
                 preexec_fn=die_with_parent,
             )
 
@@ -395,16 +405,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Atom importable as it is here, no GPU, one arithmetic thread, temporary files in sight."""
-    return os.environ | {
-        "PYTHONPATH": str(Path(atom.__file__).parent.parent),
+def environment(root: Path, sees_gpu: bool = False) -> dict[str, str]:
+    """Atom and its libraries importable as here, no GPU unless `sees_gpu`, one arithmetic thread,
+    temporary files in sight."""
+    paths = [str(Path(atom.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    own = {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "NO_COLOR": "1",
-        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(root / "t"),
         "XDG_STATE_HOME": str(root / "crashes"),
     }
+    if not sees_gpu:
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    return os.environ | own
 
 
 def _short(value: Any) -> Any:

@@ -1,0 +1,43 @@
+"""For the device path: on a GPU where there is one, on a CPU otherwise.
+
+A GPU's own kernels are compared with themselves, so what repeats a computation must repeat its
+bits: deterministic algorithms are on. cuBLAS reads its setting when it is first used.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from atom.swap.device import CpuDevice, Device
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+ON_A_GPU = torch.cuda.is_available()
+collect_ignore = [] if ON_A_GPU else ["test_memory.py"]
+"""Of a GPU's own memory a CPU has nothing."""
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    device = _opened()
+    yield device
+    device.close()
+    gc.collect()  # engines are in cycles with what they call: their slots would be there still
+
+
+def _opened() -> Device:
+    if not ON_A_GPU:
+        return CpuDevice()
+    from atom.swap.streams import CudaDevice
+
+    return CudaDevice(0)

@@ -1,0 +1,74 @@
+"""Steps under passes, pauses and other arrangements change no bit."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from replicas import EVERY, batches, new_replica, program_in, settings_of, train
+
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Device
+from atom.swap.engine import PassCancelled
+from atom.training.replica.replica import Replica
+from tests.training.small_replica import same
+
+WAIT_S = 20.0
+NARROW = {"precision": torch.bfloat16, "gradients": torch.bfloat16}
+FORMS = pytest.mark.parametrize("changes", [{}, NARROW], ids=["float32", "bfloat16"])
+STAYING = Arrangement(2, EVERY, frozenset({1, 3}))
+OFFLOADING = Arrangement(3, offloaded=EVERY, least_offloaded_bytes=0)
+
+
+def assert_trained_alike(
+    device: Device,
+    changes: dict[str, torch.dtype],
+    between: Callable[[Replica, int], None],
+    arrangement: Arrangement | None = None,
+) -> None:
+    plain = new_replica(device, changes)
+    expected = train(plain, lambda replica, number: replica.finish_step())
+    other = new_replica(device, changes, arrangement)
+    assert train(other, between) == expected
+    assert same(other, plain)
+
+
+@FORMS
+@pytest.mark.parametrize("arrangement", [Arrangement(), STAYING, OFFLOADING])
+def test_a_step_under_the_next_pass_changes_no_bit(
+    changes: dict[str, torch.dtype], arrangement: Arrangement, device: Device
+) -> None:
+    assert_trained_alike(device, changes, lambda replica, number: None, arrangement)
+
+
+@FORMS
+def test_a_pause_changes_no_bit(changes: dict[str, torch.dtype], device: Device) -> None:
+    def pause(replica: Replica, number: int) -> None:
+        assert replica.engines.preempt(WAIT_S)
+        with pytest.raises(PassCancelled):
+            replica.run_pass(batches(number))
+        replica.engines.resume()
+
+    assert_trained_alike(device, changes, pause)
+
+
+@FORMS
+def test_a_pass_broken_off_is_repeated_with_the_same_bits(
+    changes: dict[str, torch.dtype], device: Device
+) -> None:
+    def break_off(replica: Replica, number: int) -> None:
+        events = itertools.count()
+        with pytest.raises(PassCancelled):
+            replica.run_pass(batches(number), lambda: next(events) > number)
+
+    assert_trained_alike(device, changes, break_off)
+
+
+@pytest.mark.parametrize("ways", [(STAYING, OFFLOADING), (OFFLOADING, Arrangement())])
+def test_another_arrangement_changes_no_bit(ways: tuple[Arrangement, ...], device: Device) -> None:
+    def rearrange(replica: Replica, number: int) -> None:
+        settings = settings_of({}, ways[number % 2])
+        replica.finish_step()
+        replica.rearrange(program_in(torch.float32), None, settings)
+
+    assert_trained_alike(device, {}, rearrange)
