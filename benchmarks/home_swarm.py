@@ -229,8 +229,7 @@ def befall(
             JOIN_ROUNDS * bound_s,
         )
         took_part = _took_part(victim)
-    else:
-        after_rounds(world, others, 2, bound_s)
+    after_rounds(world, others, 1 if kind == "joining" else 2, bound_s)
     gap_s = longest_gap(commits(others[0].events()), since)
     told = {"longest_s": gap_s, "ratio": gap_s / usual_s, "took_s": time.time() - since}
     if took_part is not None:
