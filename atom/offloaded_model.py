@@ -124,7 +124,8 @@ class OffloadedModel:
         self._replica.load_state(state["state"], int(state["steps"]))
 
     def close(self) -> None:
-        """Waits for the step under way and gives the device's memory back."""
+        """Waits for the step under way and gives the device's memory back, cuBLAS' workspaces of
+        the whole process with it: nothing else computes there meanwhile."""
         self._replica.finish_step()
         self._device.close()
 

@@ -147,8 +147,9 @@ class Peer:
     def give_gpu(self) -> None:
         """Before it starts: it trains on the first GPU, not on the CPU."""
         path = self.root / f"{self.name}.toml"
-        text = path.read_text(encoding="utf-8").replace('"cpu"', '"cuda"')
-        path.write_text(text, encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        assert '"cpu"' in text
+        path.write_text(text.replace('"cpu"', '"cuda"'), encoding="utf-8")
         self._sees_gpu = True
 
     # ---- its lives

@@ -16,8 +16,13 @@ class RegisteredMemory:
         self._device = device
         self._held: dict[int, torch.Tensor] = {}
         """By address."""
-        self.refused_bytes = 0
-        """How much the driver would not lock, so far."""
+        self._refused: dict[int, int] = {}
+        """Bytes by address."""
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Of what is to be registered, what the driver did not lock."""
+        return sum(self._refused.values())
 
     def hold(self, memory: torch.Tensor) -> None:
         """Registers it, unless it is too small. Where the driver refuses (in WSL it locks little),
@@ -29,11 +34,12 @@ class RegisteredMemory:
             if register(memory.data_ptr(), size_bytes):
                 self._held[memory.data_ptr()] = memory
             else:
-                self.refused_bytes += size_bytes
+                self._refused[memory.data_ptr()] = size_bytes
                 _forget_refusal(self._device)
 
     def release(self, memory: torch.Tensor) -> None:
         """No copy of it is under way."""
+        self._refused.pop(memory.data_ptr(), None)
         if self._held.pop(memory.data_ptr(), None) is not None:
             with torch.cuda.device(self._device):
                 unregister(memory.data_ptr())

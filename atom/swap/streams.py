@@ -58,7 +58,7 @@ class CudaDevice:
         with torch.cuda.device(self._device):
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            # First: a small kernel on the way out would wait behind a long matrix product.
+            # Before the others: a small kernel of it would wait behind a long matrix product.
             self._out = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         self._free: dict[int, torch.cuda.Event] = {}
         self._loaded: dict[int, torch.cuda.Event] = {}
@@ -80,7 +80,7 @@ class CudaDevice:
 
     @property
     def unlocked_bytes(self) -> int:
-        return self._registered.refused_bytes
+        return self._registered.unlocked_bytes
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros, page-locked if the driver can lock so much. Faulted in first, registered after:
@@ -334,7 +334,7 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
         raise DeviceError(
             f"this PyTorch ({torch.__version__}) has no code for "
             f"{torch.cuda.get_device_name(index)} (sm_{capability[0]}{capability[1]})",
-            "install PyTorch for another CUDA: wheels for CUDA 12.6 know cards from sm_50 on",
+            "install PyTorch for another CUDA: 12.6 knows cards from sm_50 to sm_90, 13 from sm_75",
         )
     with torch.cuda.device(index):
         # Emulated, a matrix product in bfloat16 is many times slower than in float16.
@@ -346,13 +346,17 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
 
 
 def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
-    """Whether kernels built for these architectures (as "sm_86", or "compute_90", which the driver
-    compiles for later ones) run on a GPU of this capability: the same major version, no later
-    minor one."""
+    """Whether kernels built for these architectures run on a GPU of this capability. "sm_86": on
+    those of its major version, and no earlier minor one. "compute_90": the driver compiles it for
+    all later ones. "sm_90a": on this one alone."""
     has = capability[0] * 10 + capability[1]
     for name in built_for:
-        kind, _, number = name.rstrip("af").partition("_")
-        known = int(number)
-        if known <= has and (kind == "compute" or known // 10 == capability[0]):
+        kind, _, number = name.partition("_")
+        digits = number.rstrip("af")
+        if not digits.isdigit():
+            continue
+        known = int(digits)
+        fits = known <= has and (kind == "compute" or known // 10 == capability[0])
+        if known == has or (fits and digits == number):
             return True
-    return not built_for
+    return False

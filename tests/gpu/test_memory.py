@@ -9,7 +9,6 @@ import torch
 from replicas import ROUNDS, batches, new_replica, train
 
 from atom.swap.device import Device
-from atom.swap.registered_memory import _forget_refusal, register
 from atom.swap.streams import give_back_cache
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import same
@@ -66,6 +65,6 @@ def test_a_pause_gives_the_memory_back(device: Device) -> None:
 def test_a_registration_that_the_driver_refuses_harms_nothing_else(device: Device) -> None:
     """The same memory twice is such a one."""
     memory = device.host_memory(2**20, torch.float32)
-    assert not register(memory.data_ptr(), memory.nbytes)
-    _forget_refusal(device.torch_device)
+    device.take_again_host(memory)
+    assert device.unlocked_bytes == memory.nbytes
     assert torch.ones(8, device="cuda").add_(1).sum().item() == 16

@@ -324,7 +324,11 @@ class Replica:
 
     def begin_own_step(self) -> None:
         """The same for one box alone, by the rule `EveryStep`: on the mean of what it has
-        accumulated itself, which may be divided in place. Raises: as `begin_step`."""
+        accumulated itself. `reset_gradients`, then, before the next pass.
+
+        Raises: as `begin_step`; what is accumulated may have been divided by then.
+        """
+        assert self._rule.same_steps, "a rule with steps of the peer's own takes them itself"
         self._stepper.require_whole()
         sums, sequences = self.gradient_sums(), self.sequences
         if sequences & (sequences - 1):  # only a power of two can divide at the end, exactly
