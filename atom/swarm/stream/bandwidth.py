@@ -20,7 +20,7 @@ RING_SHARE = 0.25
 """Bytes that transfers may send for each byte of a running ring. Below it a joiner of a swarm that
 does nothing but average would never catch up: four donors' shares carry one result per round."""
 _QUIET_S = 0.25
-"""For so long after its last bytes a ring counts as running."""
+"""For so long after its last bytes a ring that has not ended counts as running."""
 _HEARTBEAT_BYTES = 1024
 """Sent at once: no more says that a ring waits, not that it is at work."""
 _MOST_CREDIT_BYTES = 1024 * 1024
@@ -83,7 +83,7 @@ class TransferThrottle:
     connections. Pure arithmetic on a given time. Thread-safe.
 
     The link's speed need not be known: what the ring gets through is what the link has to give.
-    When the ring is silent, transfers have the link to themselves at once.
+    When the ring has ended, or is silent, transfers have the link to themselves.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,12 @@ class TransferThrottle:
             if count > _HEARTBEAT_BYTES:
                 self._running_until = now + _QUIET_S
             self._credit_bytes = min(self._credit_bytes + RING_SHARE * count, _MOST_CREDIT_BYTES)
+
+    def ring_ended(self) -> None:
+        """Nothing of it is to come. Who missed it fetches its result now, and is in the next one if
+        that is quick: a wait here is a wait each round, and others may need less to begin one."""
+        with self._lock:
+            self._running_until = -math.inf
 
     def take(self, most: int, now: float) -> int:
         """How many bytes, of `most` that it has, a transfer sends next; 0: it asks again later.
@@ -148,12 +154,15 @@ class ThrottledStream:
     def __init__(self, stream: Stream, bandwidth: Bandwidth, ring: bool = False) -> None:
         self.below = stream
         self.ring = ring
+        self._in_use = False
+        """By a ring, which ends when it is closed: one that nobody claims ends none."""
         self._bandwidth = bandwidth
         self._closed = threading.Event()
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
         if self.ring:
+            self._in_use = True
             self._bandwidth.throttle.ring_sent(len(view), time.monotonic())
         for part in _slices(view, self._bandwidth.upload):
             self._take_turn(self._bandwidth.upload, len(part))
@@ -173,6 +182,8 @@ class ThrottledStream:
     def close(self) -> None:
         self._closed.set()
         self.below.close()
+        if self._in_use:
+            self._bandwidth.throttle.ring_ended()
 
     def _take_turn(self, bucket: TokenBucket, count: int) -> None:
         self._closed.wait(bucket.take(count, time.monotonic()))

@@ -149,3 +149,26 @@ def test_a_ring_stream_tells_the_throttle_what_it_sends(ring: bool) -> None:
     stream.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
     taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
     assert (0 in taken) is ring
+
+
+def test_who_missed_a_ring_has_its_result_as_soon_as_it_has_ended() -> None:
+    """Round after round, each sent once more to one that has no part in them: it would never have
+    one if it had to wait, where the others begin the next round in less."""
+    throttle, now = TransferThrottle(), 100.0
+    for _ in range(20):
+        throttle.ring_sent(PART_BYTES // 16, now)
+        throttle.ring_ended()
+        assert throttle.take(PART_BYTES // 16, now + 0.001) == PART_BYTES // 16
+        now += 0.2
+
+
+@pytest.mark.parametrize(("used", "freed"), [(True, True), (False, False)])
+def test_a_ring_ends_when_a_stream_that_it_used_is_closed(used: bool, freed: bool) -> None:
+    bandwidth = Bandwidth()
+    bandwidth.throttle = running_ring(until=time.monotonic())
+    stream = ThrottledStream(stream_pair()[0], bandwidth, ring=True)
+    if used:
+        stream.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
+    stream.close()
+    taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
+    assert (0 not in taken) is freed
