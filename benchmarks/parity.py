@@ -8,6 +8,7 @@ write it in plain PyTorch. Rows:
     reference     DiLoCo, nothing of ours
     float32, int8, int4     local steps with these codecs, by parts with owners
     muon          float32; Muon inside
+    synchronous-muon        synchronous, with PyTorch's Muon
     sparse, sparse-64       of 4,096 numbers 256 and 64 travel
     sparse-senders          sparse; the mean of a number is over those that sent it
     sparse-forgetful        sparse; every tenth round one of them begins anew: what it kept is lost
@@ -56,6 +57,10 @@ def muon(play: Play) -> Iterator[Tensor]:
     return ours(replace(play, optimizer=Muon), codec_named("float32"))
 
 
+def synchronous_muon(play: Play) -> Iterator[Tensor]:
+    return synchronous(replace(play, optimizer=Muon))
+
+
 def by(name: str, **how: Any) -> Side:
     return partial(ours, codec=codec_named(name), **how)
 
@@ -71,6 +76,7 @@ ROWS: dict[str, Side] = {
     "sparse-forgetful": by("sparse", forgets_every=10),
     "published": published,
     "muon": muon,
+    "synchronous-muon": synchronous_muon,
     "uneven": uneven,
     "churning": by("float32", away_every=3),
     **{f"late-{steps}": by("float32", late=steps) for steps in LATE},

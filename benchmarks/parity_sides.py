@@ -15,6 +15,7 @@ from atom.base.clock import BootClock
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena
+from atom.optim.muon import Muon
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
@@ -63,13 +64,13 @@ class Play:
 def synchronous(play: Play) -> Iterator[Tensor]:
     """One optimizer step on all peers' sequences at once. Weights after as many as a round has."""
     weights = play.first_weights()
-    optimizer, leaves = _plain_adamw(play.size, weights)
+    optimizers, leaves = _plain_optimizers(play.size, weights, play.optimizer is Muon)
     samples = play.samples()
     for round in range(1, play.rounds + 1):
         for _ in range(play.inner_steps):
             tokens, targets = (each.flatten(0, 1)[None] for each in next(samples))
             _, found = gradients(play.size, weights[None], tokens, targets)
-            _plain_step(optimizer, leaves, found[0], learning_rate(play.rate, round))
+            _plain_step(optimizers, leaves, found[0], learning_rate(play.rate, round))
         yield weights
 
 
@@ -90,38 +91,52 @@ def reference(play: Play) -> Iterator[Tensor]:
 
 def _plain_rounds(play: Play, peers: Sequence[Tensor]) -> Iterator[int]:
     """Takes the inner steps of each round on all peers' weights, in place; then yields it."""
-    inner = [_plain_adamw(play.size, weights) for weights in peers]
+    inner = [_plain_optimizers(play.size, weights) for weights in peers]
     samples = play.samples()
     for round in range(1, play.rounds + 1):
         for _ in range(play.inner_steps):
             _, found = gradients(play.size, torch.stack(list(peers)), *next(samples))
-            for (optimizer, leaves), gradient in zip(inner, found, strict=True):
-                _plain_step(optimizer, leaves, gradient, learning_rate(play.rate, round))
+            for (optimizers, leaves), gradient in zip(inner, found, strict=True):
+                _plain_step(optimizers, leaves, gradient, learning_rate(play.rate, round))
         yield round
 
 
-def _plain_adamw(size: Size, weights: Tensor) -> tuple[torch.optim.AdamW, list[Tensor]]:
-    """On views of one arena; matrices decay."""
+def _plain_optimizers(
+    size: Size, weights: Tensor, muon: bool = False
+) -> tuple[list[torch.optim.Optimizer], list[Tensor]]:
+    """PyTorch's AdamW on views of one arena; matrices decay. `muon`: its Muon on hidden ones."""
     layout = size.layout
-    leaves = [layout.view(weights, spec.name) for spec in layout.specs]
+    views = {spec: layout.view(weights, spec.name) for spec in layout.specs}
+    hidden = [leaf for spec, leaf in views.items() if muon and spec.hidden_matrix]
+    rest = [leaf for spec, leaf in views.items() if not (muon and spec.hidden_matrix)]
     groups = [
-        {"params": [leaf for leaf in leaves if leaf.dim() > 1], "weight_decay": DECAY},
-        {"params": [leaf for leaf in leaves if leaf.dim() == 1], "weight_decay": 0.0},
+        {"params": [leaf for leaf in rest if leaf.dim() > 1], "weight_decay": DECAY},
+        {"params": [leaf for leaf in rest if leaf.dim() == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=BETAS, foreach=True)
-    return optimizer, leaves
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=1.0, betas=BETAS, foreach=True)
+    ]
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers, list(views.values())
 
 
 def _plain_step(
-    optimizer: torch.optim.AdamW, leaves: Sequence[Tensor], gradient: Tensor, rate: float
+    optimizers: Sequence[torch.optim.Optimizer],
+    leaves: Sequence[Tensor],
+    gradient: Tensor,
+    rate: float,
 ) -> None:
     scale, start = min(1.0, CLIP_NORM / (float(gradient.norm()) + 1e-6)), 0
     for leaf in leaves:
         leaf.grad = gradient[start : start + leaf.numel()].view_as(leaf) * scale
         start += -(-leaf.numel() // 16) * 16
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
 
 
 class PlayedPeer:
