@@ -94,7 +94,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/data/stored_dataset.py",),
-    "pyarrow": ("atom/models/data/arrow.py",),
     "safetensors": ("atom/training/storage/", "atom/daemon/model/weight_files.py"),
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/stream/",),

@@ -41,7 +41,7 @@ class Data(Section):
     max_documents: Count | None = None
     """Use only so many documents, from the start: files, lines or rows that are not empty."""
     text_field: Name | None = None
-    """Field of JSON lines, or column of parquet, that holds the text; omitted: "text"."""
+    """Field of JSON lines, or column of a table, that holds the text; omitted: "text"."""
 
     @model_validator(mode="after")
     def _check(self) -> "Data":

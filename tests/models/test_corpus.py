@@ -150,7 +150,7 @@ def test_what_is_packed_is_no_text(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b\x08 no text")
     with pytest.raises(DataError, match=f"{name} is packed") as caught:
         contents(text_corpus([tmp_path]))
-    assert ".jsonl.gz" in caught.value.hint
+    assert "unpack it" in caught.value.hint
 
 
 def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 import errno
 import fcntl
 import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from atom.models.data import unfinished
-from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import SURVEYING, Corpus, DataError, Limits
+from atom.models.data import token_file
+from atom.models.data.corpus import SURVEYING, Corpus, DataError, Limits, silent
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
-from atom.models.data.token_writer import TOKENISING
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenising import TOKENISING
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.data.windows import Windows, split_tokens
 
@@ -112,7 +117,7 @@ def test_a_full_disk_passes_up_and_leaves_nothing(
     def full(descriptor: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(unfinished.os, "fsync", full)
+    monkeypatch.setattr(token_file.os, "fsync", full)
     with pytest.raises(OSError, match="No space") as caught:
         cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), tmp_path / "c")
     assert caught.value.errno == errno.ENOSPC
@@ -128,6 +133,65 @@ def test_what_a_dead_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: P
         cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), folder)
         assert {path.suffix for path in folder.iterdir()} == {".tokens", ".partial"}
         assert not (folder / "dead.partial").exists()
+
+
+def test_of_two_at_once_one_tokenises_and_the_other_waits(tmp_path: Path) -> None:
+    corpus, folder = corpus_of(tmp_path, b"abc"), tmp_path / "c"
+    begun, may_end, told = threading.Event(), threading.Event(), []
+
+    def slowly(what: str, done_bytes: int, total_bytes: int) -> None:
+        if what == TOKENISING:
+            begun.set()
+            assert may_end.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cached_tokens, corpus, ByteTokenizer(), folder, slowly)
+        assert begun.wait(30)
+        second = pool.submit(
+            cached_tokens, corpus, ByteTokenizer(), folder, lambda what, *_: told.append(what)
+        )
+        with pytest.raises(TimeoutError):
+            second.result(0.3)
+        may_end.set()
+        assert first.result(30).digest == second.result(30).digest
+    assert TOKENISING not in told
+    assert [path.suffix for path in folder.iterdir()] == [".tokens"]
+
+
+def test_a_killed_process_leaves_what_the_next_one_replaces(tmp_path: Path) -> None:
+    text, folder = corpus_of(tmp_path, b"abc" * 100), tmp_path / "c"
+    program = """
+import os, signal, sys
+from pathlib import Path
+from atom.models.data.files import text_corpus
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenizer import ByteTokenizer
+def kill(what, done, total):
+    if what == "tokenising":
+        os.kill(os.getpid(), signal.SIGKILL)
+cached_tokens(text_corpus([sys.argv[1]]), ByteTokenizer(), Path(sys.argv[2]), kill)
+"""
+    arguments = [sys.executable, "-c", program, tmp_path / "text", folder]
+    ended = subprocess.run(arguments, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.suffix for path in folder.iterdir()] == [".partial"]
+    assert bytes(cached_tokens(text, ByteTokenizer(), folder).tokens.tolist()) == b"abc" * 100
+    assert [path.suffix for path in folder.iterdir()] == [".tokens"]
+
+
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, b"one text")
+
+    class Unsteady(Corpus):
+        def survey(self, on_progress=silent):
+            told = super().survey(on_progress)
+            [file] = (path for path in (tmp_path / "text").rglob("*") if path.is_file())
+            file.write_bytes(b"another.")
+            return told
+
+    with pytest.raises(DataError, match="changed while it was tokenised"):
+        cached_tokens(Unsteady(corpus.read), ByteTokenizer(), tmp_path / "c")
+    assert list((tmp_path / "c").iterdir()) == []
 
 
 def test_a_text_that_the_tokenizer_knows_nothing_of_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class DataError(ValueError):
 
 
 class DataUnreachable(DataError):
-    """Data that cannot be had now: what was made of it so far is kept."""
+    """Data that cannot be had now, and perhaps later."""
 
 
 class NoRoomForData(DataUnreachable):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atom.models.data.cache import cached_tokens
 from atom.models.data.corpus import Corpus, DataError, Progress, silent
 from atom.models.data.permutation import Permutation
 from atom.models.data.sampler import Sampler
+from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.data.windows import Windows, split_tokens
 

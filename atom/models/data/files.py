@@ -19,15 +19,14 @@ from atom.models.data.corpus import (
     reads,
 )
 from atom.models.data.json_lines import json_lines_documents
-from atom.models.data.parquet import parquet_documents
 
-JSON_LINES_SUFFIXES = tuple(
-    kind + packed for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")
-)
-PARQUET_SUFFIX = ".parquet"
-PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+PACKED_SUFFIXES = (".parquet", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
 """With any tokenizer their bytes are no text, and with "bytes" nobody would see it."""
-_UNPACK = "unpack it, or pack it as .jsonl.gz or .jsonl.zst"
+_UNPACK = (
+    'unpack it, or name its folder as a table: [data] source = "datasets", which knows .parquet '
+    "and .jsonl.zst"
+)
 
 # Tests are data for tests, encodings are tables of numbers; the rest differs between machines
 # with the same Python, much of it because Linux distributions package it apart.
@@ -45,9 +44,8 @@ def text_corpus(
 ) -> Corpus:
     """Files, folders (every file below that is not hidden) and globs, in the order given.
 
-    JSON lines and parquet files hold a document per line or row, under `text_field`; any other
-    file is one document. Within a folder or glob the order is that of the relative path. A file
-    named twice counts once.
+    JSON lines hold a document per line, under `text_field`; any other file is one document.
+    Within a folder or glob the order is that of the relative path. A file named twice counts once.
     Raises: DataError if an entry matches nothing, or may not be looked at.
     """
     found: dict[Path, Path] = {}
@@ -95,10 +93,8 @@ def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
             size = path.stat().st_size
             if name.endswith(JSON_LINES_SUFFIXES):
                 yield from json_lines_documents(path, text_field)
-            elif name.endswith(PARQUET_SUFFIX):
-                yield from parquet_documents(path, text_field)
             elif name.endswith(PACKED_SUFFIXES):
-                raise DataError(f"{path} is packed, and only JSON lines are read so", _UNPACK)
+                raise DataError(f"{path} is packed, and only .jsonl.gz is read so", _UNPACK)
             else:
                 yield FileDocument(path, size)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from atom.models.data.arrow import open_zstd
 from atom.models.data.corpus import DataError, RecordDocument
 
 _MAX_LINE_BYTES = 1 << 28
@@ -56,10 +55,8 @@ def field_text(record: dict[str, Any], field: str, where: str) -> bytes | None:
 
 
 def _open(path: Path) -> IO[bytes]:
-    name = path.name.lower()
-    if name.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path))
-    return open_zstd(path) if name.endswith(".zst") else path.open("rb")
+    is_packed = path.name.lower().endswith(".gz")
+    return cast(IO[bytes], gzip.open(path)) if is_packed else path.open("rb")
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
