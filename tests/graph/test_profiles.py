@@ -59,12 +59,11 @@ def gpt3_graph(dtype: torch.dtype = torch.float32) -> Graph:
     return trace(GPT3(config, device="meta", dtype=dtype), tokens(*GPT3_NAMES))
 
 
-@pytest.mark.parametrize("granularity", ["layer", "operator"])
-def test_measured(granularity: str) -> None:
+def test_measured() -> None:
     graph = gpt3_graph()
-    profile = measure_graph(graph, "cpu", granularity, repeats=2, link=LINK)
+    profile = measure_graph(graph, "cpu", repeats=2, link=LINK)
     check(profile, graph)
-    assert (profile.source, profile.granularity) == ("measured", granularity)
+    assert profile.source == "measured"
     assert profile.device_name
     first, second = profile.layers[1:3]
     assert (first.forward_s, first.backward_s) == (second.forward_s, second.backward_s)
@@ -73,24 +72,17 @@ def test_measured(granularity: str) -> None:
     assert profile.layers[0].forward_s.median > 0
 
 
-@pytest.mark.parametrize("granularity", ["layer", "operator"])
 @pytest.mark.parametrize("name", sorted(ZOO))
-def test_every_graph_is_measured(name: str, granularity: str) -> None:
+def test_every_graph_is_measured(name: str) -> None:
     make, batch = ZOO[name]
     graph = trace(make(), batch(0))
-    check(measure_graph(graph, "cpu", granularity, repeats=1, link=LINK), graph)
+    check(measure_graph(graph, "cpu", repeats=1, link=LINK), graph)
 
 
-@pytest.mark.parametrize("granularity", ["layer", "operator"])
-def test_models_that_nobody_prepared_are_measured(granularity: str) -> None:
+def test_models_that_nobody_prepared_are_measured() -> None:
     for model in (llama(), bert()):
         graph = trace(model, tokens(*HF_NAMES))
-        check(measure_graph(graph, "cpu", granularity, repeats=1, link=LINK), graph)
-
-
-def test_an_unknown_granularity() -> None:
-    with pytest.raises(ValueError, match="layer, operator"):
-        measure_graph(gpt3_graph(), "cpu", "atom")
+        check(measure_graph(graph, "cpu", repeats=1, link=LINK), graph)
 
 
 def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +117,6 @@ def test_measuring_draws_no_random_number_of_the_callers() -> None:
     graph = trace(TiedGPT(dropout=0.1), tokens_and_targets())
     before = torch.get_rng_state()
     measure_graph(graph, "cpu", repeats=1, link=LINK)
-    measure_graph(graph, "cpu", "operator", repeats=1, link=LINK)
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -33,7 +33,7 @@ def _reckoned(graph: Graph, title: str, rates: Rates, link: LinkRates, fused: bo
     costs = operation_costs(graph, fused)
     operations = tuple(_seconds(cost, rates) for cost in costs.operations)
     layers = layer_profiles(graph, costs, summed(graph, operations), link)
-    return Profile("assumed", title, "operator", layers, operations, link)
+    return Profile("assumed", title, layers, operations, link)
 
 
 def _seconds(cost: OperationCost, rates: Rates) -> OperationSeconds:

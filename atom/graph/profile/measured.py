@@ -7,9 +7,8 @@ import torch
 
 from atom.base.errors import DeviceError
 from atom.graph.costs.operations import operation_costs
-from atom.graph.profile.by_layer import layer_profiles, shared, summed
+from atom.graph.profile.by_layer import layer_profiles, shared
 from atom.graph.profile.index_bounds import index_bounds
-from atom.graph.profile.node_by_node import measure_operations
 from atom.graph.profile.rates import Stopwatch, measure_link, now
 from atom.graph.profile.roofline import TYPICAL
 from atom.graph.profile.seconds import LinkRates, Profile
@@ -17,42 +16,31 @@ from atom.graph.profile.sub_models import Told, profile
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
 
-GRANULARITIES = ("layer", "operator")
-
 
 def measure_graph(
     graph: Graph,
     device: torch.device | str,
-    granularity: str = "layer",
     repeats: int = 5,
     link: LinkRates | None = None,
     stopwatch: Stopwatch = now,
     told: Told = lambda done, total: None,
 ) -> Profile:
-    """Runs every distinct layer (or call) forward and backward on the device, each alone.
+    """Runs every distinct layer forward and backward on the device, each alone. Its calls share
+    its seconds, as a usual device would take them.
 
     Parameters and inputs are made up; at any time those of one layer exist. Without `link`, the
     rates of copies to and from the device are measured too. `stopwatch` is read by the thread that
     works: one that counts a thread's own seconds leaves out what other programs took meanwhile.
     `told`: how many layers are measured, and of how many.
 
-    Raises: ValueError for an unknown granularity; DeviceError if a layer does not fit the device.
+    Raises: DeviceError if a layer does not fit the device.
     """
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity {granularity!r} is none of {', '.join(GRANULARITIES)}")
     device = torch.device(device)
     costs = operation_costs(graph, fused=device.type == "cuda")
     link = link or measure_link(device, stopwatch=stopwatch)
     try:
-        if granularity == "operator":
-            operations = measure_operations(graph, costs, device, repeats, stopwatch)
-            timings = summed(graph, operations)
-        else:
-            program, bounds = build_program(graph), index_bounds(graph)
-            timings = profile(program, device, repeats, bounds, stopwatch, told)
-            operations = shared(
-                graph, costs, timings, TYPICAL["cpu" if device.type == "cpu" else "cuda"]
-            )
+        program, bounds = build_program(graph), index_bounds(graph)
+        timings = profile(program, device, repeats, bounds, stopwatch, told)
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"a layer of {graph.model_name} does not fit the device with its activations",
@@ -62,8 +50,14 @@ def measure_graph(
         if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-    layers = layer_profiles(graph, costs, timings, link)
-    return Profile("measured", device_name(device), granularity, layers, operations, link)
+    typical = TYPICAL["cpu" if device.type == "cpu" else "cuda"]
+    return Profile(
+        "measured",
+        device_name(device),
+        layer_profiles(graph, costs, timings, link),
+        shared(graph, costs, timings, typical),
+        link,
+    )
 
 
 def device_name(device: torch.device | str) -> str:

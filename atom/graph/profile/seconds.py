@@ -79,9 +79,7 @@ class Profile:
     source: str
     """`measured`, or `assumed` for a named device that is not here."""
     device_name: str
-    granularity: str
-    """`layer`: a layer's calls share its seconds by their weights; `operator`: each by itself."""
     layers: tuple[LayerProfile, ...]
     operations: tuple[OperationSeconds, ...]
-    """One per entry of `graph.calls`."""
+    """One per entry of `graph.calls`. Measured: a layer's calls share its seconds."""
     link: LinkRates
