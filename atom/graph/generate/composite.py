@@ -137,7 +137,7 @@ def _made(members: Sequence[_Member]) -> Iterator[str]:
         yield from assignment([f"self.{name}"], class_name, ["device"])
     else:
         items = f"{class_name}(device) for _ in range({len(members)})"
-        yield from assignment([f"self.{name}"], "nn.ModuleList", [items])
+        yield f"{BODY}self.{name} = nn.ModuleList({items})"
 
 
 def crossings(graph: Graph, layers: Sequence[Layer]) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from atom.base.units import format_bytes
 from atom.graph.generate.python_text import LINE_LENGTH, docstring_text, shortened
 
-_LONGEST_PERIOD = 12
-"""Sub-models after which a pattern may begin again."""
-
-_FEWEST_SAVED = 2
-"""A pattern is said once if that makes the table shorter by at least as many lines."""
+_FEWEST_REPEATED = 2
+"""Sub-models like the one before them that a line stands for."""
 
 _TITLES = ("#", "class", "layers", "parameters", "in", "out")
 
@@ -40,47 +38,31 @@ class Row:
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """The lines, each at most `LINE_LENGTH` long."""
     kept = list(_kept(rows))
-    cells = [_TITLES, *(_cells(index, rows[index]) for index, again in kept if not again)]
+    cells = [_TITLES, *(_cells(run[0], rows[run[0]]) for run in kept if len(run) == 1)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_TITLES))]
     spare = LINE_LENGTH - 2 * len(_TITLES) - sum(widths)
     widths[2] = max(widths[2] + min(spare, 0), len(_TITLES[2]))
     yield _line(_TITLES, widths)
-    for index, again in kept:
-        if again:
-            text = _again(rows[index : index + again], index)
-            yield docstring_text(shortened(f"  {'…'.rjust(widths[0])}  {text}", LINE_LENGTH))
+    for run in kept:
+        if len(run) == 1:
+            yield _line(_cells(run[0], rows[run[0]]), widths)
         else:
-            yield _line(_cells(index, rows[index]), widths)
+            layers = f"{rows[run[0]].first_layer} … {rows[run[-1]].last_layer}"
+            text = f"the same for {layers} ({run[0]} … {run[-1]})"
+            yield docstring_text(shortened(f"  {'…'.rjust(widths[0])}  {text}", LINE_LENGTH))
 
 
-def _kept(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
-    """(first row, 0) for a row that is written; (first row, count) for rows that repeat the
-    pattern before them."""
-    index, alike = 0, [row.alike for row in rows]
-    while index < len(rows):
-        period, repeated = _pattern(alike, index)
-        yield from ((row, 0) for row in range(index, index + period))
-        if repeated:
-            yield index + period, repeated
-        index += period + repeated
-
-
-def _pattern(alike: Sequence[object], start: int) -> tuple[int, int]:
-    """(length of the pattern that begins at `start`, rows after it that repeat it)."""
-    best = (1, 0)
-    for period in range(1, min(_LONGEST_PERIOD, (len(alike) - start) // 2) + 1):
-        end = start + period
-        while end < len(alike) and alike[end] == alike[end - period]:
-            end += 1
-        repeated = (end - start) // period * period - period
-        if repeated - 1 >= _FEWEST_SAVED and repeated > best[1]:
-            best = (period, repeated)
-    return best
-
-
-def _again(rows: Sequence[Row], index: int) -> str:
-    layers = f"{rows[0].first_layer} … {rows[-1].last_layer}"
-    return f"the same for {layers} ({index} … {index + len(rows) - 1})"
+def _kept(rows: Sequence[Row]) -> Iterator[range]:
+    """A row that is written, by itself; rows that are like the one before them, together."""
+    first = 0
+    for _, alike in groupby(rows, lambda row: row.alike):
+        end = first + len(list(alike))
+        if end - first > _FEWEST_REPEATED:
+            yield range(first, first + 1)
+            yield range(first + 1, end)
+        else:
+            yield from (range(row, row + 1) for row in range(first, end))
+        first = end
 
 
 def _cells(index: int, row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Python statements laid out over lines, the way `ruff format` lays them out.
+"""Python statements as lines: whole where they fit, else one argument each.
 
 Knows text only: no torch, nothing that differs between Python versions. Statements are those that
 the printer writes: assignments of one call or one short expression, signatures, returns.
@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 LINE_LENGTH = 100
+"""What statements are wrapped at; a single argument or target may be longer."""
 INDENT = "    "
 BODY = INDENT * 2
 """Where the statements of a method stand."""
 
-_LONGEST_NAME = 40
+_LONGEST_NAME = 28
 
 
 def assignment(
@@ -23,40 +24,40 @@ def assignment(
     comment: str = "",
     indent: str = BODY,
 ) -> Iterator[str]:
-    """`targets = head(arguments)  # comment`, or `targets = head` without arguments."""
+    """`targets = head(arguments)  # comment`, or `targets = head` without arguments; a comment
+    that the line has no room for stands before it."""
     tail = f"  # {comment}" if comment else ""
-    target = ", ".join(targets)
-    whole = f"{indent}{target} = {_call(head, arguments)}"
-    if fits(whole + tail):
-        yield whole + tail
-    elif len(targets) > 1 and not fits(f"{indent}{target} = ("):
-        yield f"{indent}("
-        yield from (f"{indent}{INDENT}{name}," for name in targets)
-        yield from _right(f"{indent}) = ", head, arguments, indent, tail)
+    left = f"{indent}{', '.join(targets)} = {head}"
+    if arguments is not None:
+        yield from _wrapped(f"{left}(", arguments, f"){tail}", indent)
+    elif fits(left + tail):
+        yield f"{left}{tail}"
     else:
-        yield from _right(f"{indent}{target} = ", head, arguments, indent, tail)
+        yield f"{indent}# {comment}"
+        yield left
 
 
 def signature(name: str, arguments: Sequence[str], indent: str = INDENT) -> Iterator[str]:
     """`def name(arguments):`"""
-    whole = f"{indent}def {name}({', '.join(arguments)}):"
-    if fits(whole):
-        yield whole
-        return
-    yield f"{indent}def {name}("
-    yield from _inside(arguments, indent + INDENT)
-    yield f"{indent}):"
+    yield from _wrapped(f"{indent}def {name}(", arguments, "):", indent)
 
 
 def returned(names: Sequence[str], indent: str = BODY) -> Iterator[str]:
-    """`return names`: always a tuple."""
-    whole = f"{indent}return {tuple_text(names)}"
-    if fits(whole):
+    """`return (names)`: always a tuple."""
+    if len(names) == 1:
+        yield f"{indent}return ({names[0]},)"
+    else:
+        yield from _wrapped(f"{indent}return (", names, ")", indent)
+
+
+def _wrapped(left: str, items: Sequence[str], right: str, indent: str) -> Iterator[str]:
+    whole = f"{left}{', '.join(items)}{right}"
+    if not items or fits(whole):
         yield whole
         return
-    yield f"{indent}return ("
-    yield from (f"{indent}{INDENT}{name}," for name in names)
-    yield f"{indent})"
+    yield left
+    yield from (f"{indent}{INDENT}{item}," for item in items)
+    yield f"{indent}{right}"
 
 
 def remark(parts: Iterable[str], indent: str = BODY) -> Iterator[str]:
@@ -113,54 +114,3 @@ def shortened(text: str, width: int) -> str:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def _call(head: str, arguments: Sequence[str] | None) -> str:
-    return head if arguments is None else f"{head}({', '.join(arguments)})"
-
-
-def _right(
-    left: str, head: str, arguments: Sequence[str] | None, indent: str, tail: str
-) -> Iterator[str]:
-    """`left`, the call and the comment `tail` after it, on as many lines as that takes."""
-    whole = _call(head, arguments)
-    if fits(left + whole + tail):
-        yield left + whole + tail
-    elif arguments and fits(f"{left}{head}("):
-        yield f"{left}{head}("
-        yield from _inside(arguments, indent + INDENT)
-        yield f"{indent}){tail}"
-    elif left.strip() and (arguments or fits(f"{indent}{INDENT}{whole}")):
-        yield f"{left}("
-        yield from _right(indent + INDENT, head, arguments, indent + INDENT, "")
-        yield f"{indent}){tail}"
-    else:
-        yield left + whole + tail
-
-
-def _inside(arguments: Sequence[str], indent: str) -> Iterator[str]:
-    """The lines between a call's parentheses: all in one, or one each."""
-    together = indent + ", ".join(arguments)
-    if fits(together):
-        yield together
-        return
-    comma = "," if len(arguments) > 1 else ""
-    for argument in arguments:
-        if fits(f"{indent}{argument},") or not argument.endswith("]"):
-            yield f"{indent}{argument},"
-            continue
-        start, _, items = argument[:-1].partition("[")
-        yield f"{indent}{start}["
-        yield from (f"{indent}{INDENT}{item}," for item in _items(items))
-        yield f"{indent}]{comma}"
-
-
-def _items(text: str) -> Iterator[str]:
-    """The text between a list's brackets, cut at its own commas."""
-    depth = start = 0
-    for position, character in enumerate(text):
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            yield text[start:position].strip()
-            start = position + 1
-    yield text[start:].strip()
