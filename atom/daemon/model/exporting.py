@@ -15,7 +15,7 @@ from torch import Tensor
 from atom.base.errors import ModelError, StorageError
 from atom.base.home import expand_home
 from atom.daemon.console import Console
-from atom.daemon.model.folder_aside import folder_aside, require_free
+from atom.daemon.model.folder_aside import folder_aside, require_new
 from atom.daemon.model.kept_run import KeptRun, KeptWeights
 from atom.daemon.model.kept_tokenizer import end_of_text, write_tokenizer
 from atom.daemon.model.model_source import source_errors
@@ -66,7 +66,7 @@ def export_run(
     Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
     """
     target = expand_home(request.target).absolute()
-    require_free(target)
+    require_new(target)
     kept = KeptRun.read(request.state)
     _chosen(kept, request.snapshot)  # said now, and not when libraries were loaded
     console.note(f"reading the model of {kept.run.run.name}")

@@ -1,6 +1,5 @@
 """`atom export`: the folder is whole or not there, and holds what the chain names."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ from atom.base.errors import (
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import Exported, ExportRequest, export_run
-from atom.daemon.model.folder_aside import folder_aside
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
 from atom.daemon.model.weight_files import WeightFiles
@@ -313,37 +311,24 @@ def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_that_is_not_free(
+def test_a_target_that_is_not_new(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.founded(GPT3, tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").write_text("")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("kept")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StorageError, match="is not empty"):
-        exported(tmp_path, "full")
-    for target in ("file", "file/within"):
-        with pytest.raises(StorageError, match="file is a file"):
-            exported(tmp_path, target)
-    with pytest.raises(StorageError, match=r"cannot write .*: File name too long"):
-        exported(tmp_path, "x" * 300)
-    with monkeypatch.context() as inside:
-        inside.chdir(tmp_path / "empty")
-        with pytest.raises(StorageError, match="is the folder that you are in") as caught:
-            export_run(ExportRequest(Path(), tmp_path / "a"), Silence())
-        assert str(tmp_path / "empty" / "model") in caught.value.hint
-    with pytest.raises(StorageError, match="is not empty"):
-        export_run(ExportRequest(Path("~/full"), tmp_path / "a"), Silence())
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
-    for link in ("link", "lost"):
-        with pytest.raises(StorageError, match="is a link"):
-            exported(tmp_path, link)
-    with pytest.raises(StorageError, match="where a disk or a volume is mounted"):
-        export_run(ExportRequest(Path("/"), tmp_path / "a"), Silence())
-    assert exported(tmp_path, "empty").files
+    for there in ("file", "empty", "lost", "."):
+        with pytest.raises(StorageError, match="is already there"):
+            exported(tmp_path, there)
+    with pytest.raises(StorageError, match="file is a file"):
+        exported(tmp_path, "file/within")
+    with pytest.raises(StorageError, match=r"cannot write .*: File name too long"):
+        exported(tmp_path, "x" * 250)
+    with pytest.raises(StorageError, match="is already there"):
+        export_run(ExportRequest(Path("~/empty"), tmp_path / "a"), Silence())
+    assert exported(tmp_path, "new/folder").files
 
 
 def test_nothing_half_written_is_left(
@@ -374,23 +359,6 @@ def test_nothing_half_written_is_left(
         assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_who_is_interrupted_as_it_begins_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, mkdir = list[str](), os.mkdir
-
-    def interrupted(path: str, mode: int = 0o777) -> None:
-        mkdir(path, mode)
-        made.append(str(path))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), folder_aside(tmp_path / "out", 0):
-        pass
-    assert len(made) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -402,22 +370,17 @@ exporting.export_run(exporting.ExportRequest(*map(Path, sys.argv[1:])), Silence(
 """
 
 
-def test_what_a_killed_export_left_goes_with_the_next_one_to_that_folder(
-    kept: Kept, tmp_path: Path
-) -> None:
+def test_what_a_killed_export_left_is_named(kept: Kept, tmp_path: Path) -> None:
     kept.founded(GPT3, tmp_path)
-    for target in ("out", "out.2"):
-        words = (sys.executable, "-c", KILLED, str(tmp_path / target), str(tmp_path / "a"))
-        assert subprocess.run(words, timeout=100, check=False).returncode == -signal.SIGKILL
-    (left,), (other,) = tmp_path.glob(".out.????????.partial"), tmp_path.glob(".out.2.*.partial")
-    assert (left / "whole" / weight_files.WHOLE).exists(), "most of it was written"
-    with (left / "held").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # as if somebody were at work
+    words = (sys.executable, "-c", KILLED, str(tmp_path / "out"), str(tmp_path / "a"))
+    assert subprocess.run(words, timeout=100, check=False).returncode == -signal.SIGKILL
+    left = tmp_path / ".out.partial"
+    assert (left / weight_files.WHOLE).exists(), "most of it was written"
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(StorageError, match=r"\.out\.partial is there"):
         exported(tmp_path)
-        assert left.exists()
-    shutil.rmtree(tmp_path / "out")
+    shutil.rmtree(left)
     assert exported(tmp_path).files
-    assert [left.exists(), other.exists()] == [False, True]
 
 
 def test_a_large_model_lies_in_several_files(
