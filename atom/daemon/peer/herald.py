@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from atom.base.clock import Clock
 from atom.daemon.console import Console
-from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill, Waiting
+from atom.daemon.peer.news import Arrival, News, Seen
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.lease_book import GAP_SECONDS
@@ -16,9 +16,8 @@ class Herald:
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
-        self._arrival, self._company, self._standstill = Arrival(), Company(), Standstill()
-        self._waiting = Waiting()
-        self._rounds: Rounds | None = None
+        self._arrival = Arrival()
+        self._news: News | None = None
         self._heard_at = float("-inf")
         self._left: frozenset[str] = frozenset()
 
@@ -39,10 +38,8 @@ class Herald:
         """`reason`: why we stand still, if we do; `last`: what was committed last, if we
         were there; `missing`: voters without whom nothing is decided."""
         now = self._clock.now()
-        self._rounds = self._rounds or Rounds(me)
-        lines = [self._standstill.line(reason, now), self._rounds.line(last, now)]
-        if now - self._heard_at <= GAP_SECONDS:  # else everybody seems to be gone
-            lines.append(self._company.line(view.fresh.keys(), self._left, now))
-            lines.append(self._waiting.line(missing, now))
-        for line in filter(None, lines):
+        self._news = self._news or News(me, now)
+        hears = now - self._heard_at <= GAP_SECONDS  # else everybody seems to be gone
+        others = view.fresh.keys() if hears else None
+        for line in self._news.lines(Seen(reason, last, others, self._left, missing), now):
             self._console.note(line)

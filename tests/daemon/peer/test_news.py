@@ -1,6 +1,5 @@
 """What a daemon says of the swarm while nobody types, and how often."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,104 +7,64 @@ import pytest
 
 from atom.daemon.console import Silence
 from atom.daemon.peer.herald import Herald
-from atom.daemon.peer.news import (
-    GATHER_S,
-    LOST_S,
-    SETTLE_S,
-    WAITING_S,
-    Company,
-    Pace,
-    Rounds,
-    Standstill,
-    Waiting,
-)
+from atom.daemon.peer.news import EVERY_S, LOST_S, WAITING_S, News, Seen
 from atom.swarm.chain.commit import Ballot, Contribution, Value
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import View
 from tests.manual_clock import ManualClock
 
 NOBODY: frozenset[str] = frozenset()
-ANN, BOB = "12D3KooWAnnAnn", "12D3KooWBobBob"
+ANN, BOB, CY = "12D3KooWAnnAnn", "12D3KooWBobBob", "12D3KooWCyCyCy"
 
 
 def names(number: int, first: int = 0) -> list[str]:
     return [f"12D3Koo{index:06}" for index in range(first, first + number)]
 
 
-def seconds(until: float, start: float = 0.0) -> Iterator[float]:
-    """Looks, ten a second."""
-    return (start + tenth / 10 for tenth in range(round((until - start) * 10)))
-
-
-def settled(*present: str) -> tuple[Company, list[str]]:
-    company = Company()
-    return company, said(company, present, seconds(20.0))
-
-
-def said(
-    company: Company, present: Any, looks: Iterator[float], left: frozenset[str] = NOBODY
-) -> list[str]:
-    return [line for now in looks if (line := company.line(present, left, now))]
-
-
-def test_who_was_there_before_is_told_together() -> None:
-    _, lines = settled(ANN, BOB)
-    assert len(lines) == 1
-    assert lines[0].startswith("here already: …")
-    assert lines[0].endswith("; 3 peers now")
-    assert settled()[1] == []
-
-
-def test_who_joins_leaves_or_falls_silent_is_named() -> None:
-    company, _ = settled(ANN)
-    assert said(company, [ANN, BOB], seconds(60.0, 40.0)) == ["joined: …BobBob; 3 peers now"]
-    goodbye = said(company, [ANN], seconds(100.0, 80.0), frozenset([BOB]))
-    assert goodbye == ["left: …BobBob; 2 peers now"]
-    assert said(company, [], seconds(140.0, 120.0)) == ["no longer seen: …AnnAnn; alone now"]
-
-
-def test_a_lease_that_lapses_for_a_moment_is_no_news() -> None:
-    company, _ = settled(ANN)
-    assert said(company, [], seconds(20.0 + LOST_S, 20.0)) == []
-    assert said(company, [ANN], seconds(60.0, 20.0 + LOST_S)) == []
-
-
-def test_those_that_come_within_a_moment_share_a_line() -> None:
-    company, _ = settled()
-    assert said(company, [ANN], seconds(20.0 + GATHER_S / 2, 20.0)) == []
-    lines = said(company, [ANN, BOB], seconds(40.0, 20.0 + GATHER_S / 2))
-    assert lines == ["joined: …AnnAnn, …BobBob; 3 peers now"]
-
-
-def test_a_crowd_that_comes_and_goes_does_not_flood() -> None:
-    """Of forty peers another one each second: lines come ever more seldom, and none is long."""
-    company, hours = Company(), 4
-    crowd = names(40 + hours * 3600)
-    lines = [
-        line
-        for second in range(hours * 3600)
-        if (line := company.line(crowd[second : second + 40], NOBODY, float(second)))
-    ]
-    assert lines[0].startswith("here already: …000000, …000001, …000002 and ")
-    assert hours * 6 <= len(lines) <= hours * 6 + 8
-    assert max(map(len, lines)) < 160
-    assert lines[-1].endswith(" peers now")
-
-
-def test_rare_lines_come_at_once_and_many_ever_more_seldom() -> None:
-    pace = Pace(10.0, 60.0)
-    told = [now for now in range(1000) if pace.is_due(now) and not pace.said(now)]
-    assert told[:5] == [0, 10, 30, 70, 130]
-    assert told[5:] == list(range(190, 1000, 60))
-    assert pace.is_due(2000.0)
-    pace.said(2000.0)
-    assert pace.is_due(2010.0)
-
-
 def value(number: int, *parts: tuple[str, int]) -> Value:
     made = tuple(Contribution(peer, b"i" * 16, count, 2.5 * count) for peer, count in parts)
     ballot = Ballot(1, ANN, b"i" * 16)
     return Value(b"h" * 32, number, ballot, b"r" * 32, 1.0, b"s" * 32, made, ())
+
+
+class Told:
+    """Looks at the same for some seconds, ten times in each, and keeps what is said."""
+
+    def __init__(self) -> None:
+        self.now, self.news = 0.0, News(CY, 0.0)
+
+    def after(self, seconds: float, **given: Any) -> list[str]:
+        usual = {"reason": "", "last": None, "others": (), "left": NOBODY, "missing": ()}
+        seen, said = Seen(**(usual | given)), list[str]()
+        for _ in range(round(10 * seconds)):
+            said += self.news.lines(seen, self.now)
+            self.now += 0.1
+        return said
+
+
+def test_who_was_there_joins_leaves_or_falls_silent_is_named() -> None:
+    told = Told()
+    assert told.after(60, others=[ANN]) == ["here already: …AnnAnn; 2 peers now"]
+    assert told.after(60, others=[ANN, BOB]) == ["joined: …BobBob; 3 peers now"]
+    assert told.after(60, others=[ANN], left=frozenset([BOB])) == ["left: …BobBob; 2 peers now"]
+    assert told.after(60, others=[]) == ["no longer seen: …AnnAnn; alone now"]
+
+
+def test_a_lease_that_lapses_for_a_moment_is_no_news() -> None:
+    told = Told()
+    told.after(60, others=[ANN])
+    assert told.after(LOST_S - 1) == []
+    assert told.after(60, others=[ANN]) == []
+
+
+def test_a_crowd_that_comes_and_goes_does_not_flood() -> None:
+    """Of forty peers another one each second."""
+    told, crowd, lines = Told(), names(40 + 3600), list[str]()
+    for second in range(3600):
+        lines += told.after(1, others=crowd[second : second + 40])
+    assert len(lines) <= 3600 / EVERY_S
+    assert max(map(len, lines)) < 200
+    assert lines[-1].endswith(" peers now")
 
 
 @pytest.mark.parametrize(
@@ -139,47 +98,43 @@ def test_who_arrives_where_nobody_is_ahead_says_its_round() -> None:
 
 
 def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
-    rounds = Rounds(ANN)
-    assert rounds.line(None, 0.0) == ""
-    first = rounds.line(value(7, (ANN, 32), (BOB, 64), ("idle", 0)), 1.0)
-    assert first == "round 7: loss 2.5000, 96 mini-batches of 2 peers, 32 of them ours"
-    lines = [rounds.line(value(now, (BOB, 96)), float(now)) for now in range(8, 608)]
-    told = [line for line in lines if line]
-    assert told[0] == (
-        "rounds 8 to 11, the last: loss 2.5000, 96 mini-batches of 1 peer, 0 of them ours"
-    )
-    assert 10 <= len(told) <= 14
-    assert rounds.line(value(900, (ANN, 96)), 9000.0).endswith("96 mini-batches, all of them ours")
-    assert rounds.line(value(900, (BOB, 96)), 9999.0) == ""
+    told = Told()
+    assert told.after(30) == []
+    first = value(7, (CY, 32), (BOB, 64), ("idle", 0))
+    assert told.after(1, last=first) == [
+        "round 7: loss 2.5000, 96 mini-batches of 2 peers, 32 of them ours"
+    ]
+    lines = [line for n in range(8, 308) for line in told.after(1, last=value(n, (BOB, 96)))]
+    assert lines[0].startswith("rounds 8 to 3")
+    assert lines[0].endswith(", the last: loss 2.5000, 96 mini-batches of 1 peer, 0 of them ours")
+    assert len(lines) == 300 / EVERY_S
+    (only,) = told.after(60, last=value(900, (CY, 96)))
+    assert only.endswith("96 mini-batches, all of them ours")
 
 
 def test_a_pause_is_told_with_its_reason_and_its_end() -> None:
-    standstill = Standstill()
-    assert standstill.line("", 0.0) == ""
-    assert standstill.line("on battery", 1.0) == "paused: on battery"
-    assert standstill.line("on battery", 5.0) == ""
-    assert standstill.line("outside its hours", 6.0) == "paused: outside its hours"
-    assert standstill.line("", 60.0) == "resumed"
+    told = Told()
+    assert told.after(5) == []
+    assert told.after(5, reason="on battery") == ["paused: on battery"]
+    assert told.after(5, reason="outside its hours") == ["paused: outside its hours"]
+    assert told.after(5) == ["resumed"]
+
+
+def test_a_pause_that_flickers_does_not_flood_and_is_told_rightly_in_the_end() -> None:
+    told = Told()
+    lines = [line for n in range(600) for line in told.after(0.1, reason="busy" * (n % 2))]
+    assert len(lines) <= 31
+    told.after(5)
+    assert told.after(5, reason="busy") == ["paused: busy"]
 
 
 def test_who_is_waited_for_is_told_once_and_only_where_nobody_goes_on_without() -> None:
-    waiting = Waiting()
-    assert waiting.line([ANN], 0.0) == ""
-    assert waiting.line([ANN], WAITING_S - 1) == ""
-    assert waiting.line([], WAITING_S) == ""
-    told = [waiting.line([ANN, BOB], 100.0 + now) for now in range(600)]
-    (line,) = filter(None, told)
+    told = Told()
+    assert told.after(WAITING_S - 1, missing=[ANN]) == []
+    assert told.after(1) == []
+    assert told.after(WAITING_S - 1, missing=[ANN, BOB]) == []
+    (line,) = told.after(600, missing=[ANN, BOB])
     assert line.startswith("no round can be decided without …AnnAnn, …BobBob, not in sight: ")
-    assert told.index(line) == WAITING_S
-
-
-def test_who_flickers_is_told_of_now_and_then_and_rightly_in_the_end() -> None:
-    standstill = Standstill()
-    looks = [("on battery" if now % 2 else "", float(now)) for now in range(600)]
-    told = [line for line in (standstill.line(*look) for look in looks) if line]
-    assert len(told) < 20
-    assert standstill.line("", 1000.0) in ("resumed", "")
-    assert standstill.line("on battery", 2000.0) == "paused: on battery"
 
 
 class Notes(Silence):
@@ -201,31 +156,13 @@ def test_a_herald_says_it_on_the_console(goodbye: PeerState) -> None:
             herald.hear({ANN: SimpleNamespace(state=state)})  # type: ignore[dict-item]
             herald.tell(BOB, View(fresh=fresh), "", None)
 
-    live(SETTLE_S + 20, {ANN: None}, PeerState.ACCUMULATING)
-    live(20, {}, goodbye)
+    live(60, {ANN: None}, PeerState.ACCUMULATING)
+    live(60, {}, goodbye)
     what = "left" if goodbye is PeerState.LEFT else "no longer seen"
     assert console.notes == ["here already: …AnnAnn; 2 peers now", f"{what}: …AnnAnn; alone now"]
 
 
-def test_a_herald_says_for_whom_it_waits_if_it_hears_at_all() -> None:
-    console, clock = Notes(), ManualClock(0.0)
-    herald = Herald(console, clock)
-
-    def live(hears: bool) -> None:
-        for _ in range(100):
-            clock.advance(5.0)
-            if hears:
-                herald.hear({})
-            herald.tell(BOB, View(), "", None, frozenset([ANN]))
-
-    live(False)
-    assert console.notes == []
-    live(True)
-    assert len(console.notes) == 1
-    assert "…AnnAnn, not in sight" in console.notes[0]
-
-
-def test_who_sees_nobody_because_it_was_asleep_says_nothing_of_the_others() -> None:
+def test_a_herald_that_was_asleep_says_nothing_of_the_others() -> None:
     console, clock = Notes(), ManualClock(0.0)
     herald = Herald(console, clock)
     lease: Any = SimpleNamespace(state=PeerState.ACCUMULATING)
@@ -235,5 +172,5 @@ def test_who_sees_nobody_because_it_was_asleep_says_nothing_of_the_others() -> N
         herald.tell(BOB, View(fresh={ANN: lease}), "", None)
     for _ in range(100):
         clock.advance(5.0)
-        herald.tell(BOB, View(), "on battery", None)
+        herald.tell(BOB, View(), "on battery", None, [ANN])
     assert console.notes == ["here already: …AnnAnn; 2 peers now", "paused: on battery"]
