@@ -155,7 +155,7 @@ class Recording:
 def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> Timeline:
     """When each event of a pass would be at work.
 
-    The schedule must be sound (`schedule_check.check`). What it finds loaded costs nothing.
+    The schedule must be sound. What it finds loaded costs nothing.
     Raises: ValueError for durations of another number of sub-models.
     """
     if len(durations.load_s) != shape.sub_models:

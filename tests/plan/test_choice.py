@@ -16,7 +16,7 @@ from atom.plan.pieces import pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Load, Shape, training_pass
-from atom.swap.schedule_check import check
+from tests.swap.schedule_check import check
 
 SEEDS = range(40)
 

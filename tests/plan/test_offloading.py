@@ -21,7 +21,7 @@ from atom.plan.pieces import crossings_of, pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, training_pass
-from atom.swap.schedule_check import check
+from tests.swap.schedule_check import check
 
 LAYERS = 24
 LARGE = 1 << 20

@@ -19,9 +19,9 @@ from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
 from atom.swap.schedule import Drop, Load, Shape, training_pass
-from atom.swap.schedule_check import ScheduleError, check
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store, take_step
+from tests.swap.schedule_check import ScheduleError, check
 
 SUB_MODELS = len(FINEST)
 EVERY = frozenset(range(SUB_MODELS))

@@ -24,8 +24,8 @@ from atom.swap.host_landing import at_once
 from atom.swap.host_store import HostStore
 from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, evaluation_pass, training_pass
-from atom.swap.schedule_check import check
 from atom.swap.timeline import Recording
+from tests.swap.schedule_check import check
 
 MOST = 3
 OPEN: list[CpuDevice] = []

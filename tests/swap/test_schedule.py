@@ -30,7 +30,7 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from atom.swap.schedule_check import ScheduleError, check
+from tests.swap.schedule_check import ScheduleError, check
 
 
 @given(shapes_with_loaded())
