@@ -31,8 +31,11 @@ ALLOWED: dict[str, set[str]] = {
         "base", "wire", "config", "models", "graph", "swap", "plan", "optim", "swarm",
         "training",
     },
-    "cli": {"base", "config", "models", "plan", "swarm", "training", "daemon", "dashboard"},
+    "cli": {
+        "base", "config", "models", "plan", "swarm", "training", "daemon", "dashboard", "extras",
+    },
     "dashboard": {"base", "config", "swarm"},
+    "extras": {"base", "config", "models", "swap", "swarm", "daemon"},
 }  # fmt: skip
 
 WITHIN: dict[str, dict[str, set[str]]] = {
@@ -61,7 +64,6 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "turns": set(),
         "monitors": {"", "turns"},
         "peer": {"", "model", "fitting", "owner", "turns", "monitors"},
-        "doctor": {"", "model", "fitting", "peer"},
     },
     "cli": {
         "shell": set(),

@@ -199,7 +199,7 @@ def doctor(
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.box.doctor import show_diagnosis
-    from atom.daemon.doctor.examination import DoctorRequest
+    from atom.extras.doctor.examination import DoctorRequest
 
     return show_diagnosis(DoctorRequest(address, peer, state), as_json)
 

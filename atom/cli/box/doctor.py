@@ -11,10 +11,8 @@ from rich.text import Text
 
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.terminal import print_plainly, stderr_console
-from atom.daemon.doctor.examination import DoctorRequest, examine
-from atom.daemon.doctor.facts import Facts
-from atom.daemon.doctor.finding import Finding, Level
-from atom.daemon.doctor.findings import findings_of
+from atom.extras.doctor.examination import DoctorRequest, examine
+from atom.extras.doctor.finding import Finding, Level
 
 _MARKS = {
     Level.OK: ("✓", "good"),
@@ -27,10 +25,10 @@ _MARKS = {
 def show_diagnosis(request: DoctorRequest, as_json: bool) -> ExitCode:
     """Prints the page; DIAGNOSIS if something failed. Raises: ConfigError, AddressError."""
     with stderr_console().status("looking") as status:
-        facts = examine(request, status.update)
-    findings = findings_of(facts)
+        findings = examine(request, status.update)
     if as_json:
-        typer.echo(json.dumps(to_json(facts, findings), indent=2))
+        said = {"findings": [asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(said, indent=2))
     else:
         print_plainly(page(findings))
     failed = any(finding.level is Level.FAILURE for finding in findings)
@@ -64,11 +62,3 @@ _WORDS = {
     Level.OK: "ok",
     Level.UNCHECKED: "not checked",
 }
-
-
-def to_json(facts: Facts, findings: list[Finding]) -> dict[str, object]:
-    """JSON-serialisable."""
-    return {
-        "findings": [asdict(finding) for finding in findings],
-        "facts": asdict(facts),
-    }

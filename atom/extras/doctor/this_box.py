@@ -1,0 +1,244 @@
+"""The checks of this box. Each ends within a second, changes nothing, and raises nothing."""
+
+import ctypes
+import errno
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+
+from atom.base.errors import AtomError
+from atom.base.home import nearest_folder
+from atom.base.kernel_library import BUILDING
+from atom.base.units import format_bytes
+from atom.config.peer_file import Device, PeerFile
+from atom.config.places import state_home
+from atom.daemon.state_directory import StateDirectory
+from atom.daemon.usable_memory import UsableMemory, more_than_there_is, usable_memory
+from atom.extras.doctor.finding import Finding, failure, ok, unchecked, warning
+from atom.models.installing import install_package
+from atom.swap import host_kernels
+from atom.swarm.addresses import parse_listen
+from atom.swarm.records.lease import CLOCKS_APART_SECONDS
+
+PYTHONS = ((3, 11), (3, 12))
+LEAST_DISK_BYTES = 2 * 10**9
+LEAST_GPU_SHARE = 0.5
+"""Of its memory: when less is free, somebody else is using it."""
+_DISTRIBUTION = "atom-swarm"
+_NVIDIA, _DISPLAYS = "0x10de", "0x03"
+"""In PCI's numbers: a vendor, and the beginning of a class of devices."""
+_TIME_ERROR = 5
+"""What adjtimex(2) returns while nothing keeps the clock right."""
+_MEND_GPU = (
+    "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
+    "; in a container: docker run --gpus all"
+)
+
+
+def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
+    said = ".".join(map(str, version))
+    if version in PYTHONS:
+        return ok("Python", said)
+    fix = "make clean && make .venv PYTHON=python3.12"
+    return failure("Python", f"{said}; 3.11 or 3.12 is needed", fix)
+
+
+def libraries(distribution: str = _DISTRIBUTION) -> Iterator[Finding]:
+    """A line for each that is missing or of a version that does not fit."""
+    try:
+        texts = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        texts = []  # run from a folder that was never installed
+    wanted = [each for each in map(Requirement, texts) if not each.marker or each.marker.evaluate()]
+    wrong = [each for each in wanted if not _fits(each)]
+    for each in wrong:
+        said = f"{each.name} {_installed(each.name) or 'is missing'}; wanted: {each.specifier}"
+        yield failure("Libraries", said, install_package(f"{each.name}{each.specifier}"))
+    if not wrong:
+        yield ok("Libraries", f"all {len(wanted)} as wanted, torch {torch.__version__}")
+
+
+def _fits(wanted: Requirement) -> bool:
+    here = _installed(wanted.name)
+    return here is not None and wanted.specifier.contains(here, prereleases=True)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def kernels() -> Finding:
+    try:
+        host_kernels.host_kernels()
+    except (AtomError, OSError) as problem:
+        return failure("Host kernels", str(problem), BUILDING)
+    return ok("Host kernels", "compiled")
+
+
+def gpu(device: Device, daemon_runs: bool) -> Finding:
+    if device.kind == "cpu":
+        return ok("GPU", "none is used: the peer file says cpu")
+    problem = _gpu_problem(device.gpu_index)
+    if problem:
+        return _no_gpu(problem, device.kind.startswith("cuda"), card_seen())
+    free, total = torch.cuda.mem_get_info(device.gpu_index)
+    said = f"{torch.cuda.get_device_name(device.gpu_index)}, "
+    said += f"{format_bytes(free)} of {format_bytes(total)} free"
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        said += ", computes in no bfloat16"
+    if daemon_runs:
+        return ok("GPU", f"{said}: your daemon is at work")
+    if free < LEAST_GPU_SHARE * total:
+        fix = "end what uses it: nvidia-smi lists the programs"
+        return warning("GPU", f"{said}: other programs use the rest", fix)
+    return ok("GPU", said)
+
+
+def _gpu_problem(index: int) -> str:
+    """Why there is none; empty: there is."""
+    if torch.version.cuda is None:
+        return "this PyTorch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no driver, or no device"
+    count = torch.cuda.device_count()
+    return "" if index < count else f"there are {count}, not number {index}"
+
+
+def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
+    """Where there is no card to mend, nothing is wrong: it is a slower box."""
+    if wanted:
+        fix = f'{_MEND_GPU}; or [device] kind = "cpu"'
+        return failure("GPU", f"{problem}, and the peer file wants one", fix)
+    means = "trains on the CPU, many times slower than a GPU: choose a run of a small model"
+    if card:
+        return warning("GPU", f"none that can be used, {problem}; {means}", _MEND_GPU)
+    return ok("GPU", f"none found; {means}")
+
+
+def card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/dxg")) -> bool:
+    """Whether a card of NVIDIA's is plugged in; in WSL, whether Windows lends any."""
+    for device in bus.glob("*/vendor"):
+        try:
+            vendor, kind = (device.with_name(n).read_text() for n in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor.strip() == _NVIDIA and kind.startswith(_DISPLAYS):
+            return True
+    return wsl.exists()
+
+
+def windows(release: str = platform.release()) -> Iterator[Finding]:
+    """A line of its own under Windows' Subsystem for Linux, by what the kernel calls itself."""
+    name = release.lower()
+    if "microsoft-standard" in name or "wsl2" in name:
+        yield ok("WSL", "memory, network, clock and driver are mended in Windows: volunteer.md")
+    elif "microsoft" in name:
+        said = "version 1 only imitates Linux' kernel, and knows no GPU"
+        yield warning("WSL", said, "in PowerShell: wsl --set-version NAME 2")
+
+
+def memory(cap_bytes: int | None, seen: UsableMemory | None = None) -> Finding:
+    """`cap_bytes`: [host] memory of the peer file."""
+    seen = seen or usable_memory()
+    said = f"{format_bytes(seen.available_bytes)} of {format_bytes(seen.total_bytes)} free"
+    if seen.is_limited:
+        said += ": this container or service may have no more"
+    if beyond := more_than_there_is(cap_bytes, seen.total_bytes):
+        fix = "lower [host] memory in the peer file, or leave it out: then it is what is free"
+        return warning("Host memory", f"{said}; {beyond}", fix)
+    return ok("Host memory", said)
+
+
+def disk(folder: Path) -> Finding:
+    """Of the folder, or of the nearest one above it that is there: none is made."""
+    there = nearest_folder(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(2**20))
+        free = shutil.disk_usage(there).free
+    except OSError as problem:
+        said = f"{there}: {problem.strerror or problem}"
+        return failure("Disk", said, "choose another folder: --state DIR")
+    said = f"{format_bytes(free)} free in {there}"
+    if free + StateDirectory(folder).kept_bytes < LEAST_DISK_BYTES:
+        fix = "free some space, or choose another disk: [state] directory in the peer file"
+        return failure("Disk", said, fix)
+    return ok("Disk", said)
+
+
+def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
+    """`is_ours`: the daemon of this state directory runs: it listens there."""
+    host = parse_listen(peer.network.listen).host
+    for key, number in peer.network.ports().items():
+        yield port(f"[network] {key}", host, number, is_ours)
+    if peer.metrics.port is not None:
+        yield port("[metrics] port", peer.metrics.host, peer.metrics.port, is_ours)
+
+
+def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
+    if is_ours:
+        return ok(setting, "your daemon listens")
+    if problem := _bind_problem(host, number):
+        fix = f"choose another in the peer file: {setting}"
+        return failure(setting, f"{host}:{number}: {problem}", fix)
+    if number:
+        return ok(setting, f"{number} is free")
+    return ok(setting, "any free one; behind a router, choose a number")
+
+
+def _bind_problem(host: str, number: int) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE:
+                return "another program listens there"
+            return problem.strerror or str(problem)
+    return ""
+
+
+def clock(offset_s: tuple[float, float] | None, synchronised: bool | None) -> Finding:
+    """`offset_s`: ours minus the swarm's lies between these; None: no swarm was seen."""
+    fix = "timedatectl set-ntp true; in a container, on its host"
+    if offset_s is None:
+        if synchronised is None:
+            return unchecked("Clock", "the kernel does not tell")
+        if synchronised:
+            return ok("Clock", "synchronised")
+        return warning("Clock", "nothing keeps it right; 3 s off is too much", fix)
+    low, high = offset_s
+    if low <= 0 <= high:
+        return ok("Clock", f"within {high - low:.0f} s of the swarm's")
+    way, least = ("ahead of", low) if low > 0 else ("behind", -high)
+    said = f"at least {least:.1f} s {way} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
+    if least > CLOCKS_APART_SECONDS:
+        return failure("Clock", said, fix)
+    return ok("Clock", said)
+
+
+def clock_synchronised() -> bool | None:
+    """Whether something keeps this clock right, as the kernel says; None: it does not say."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        state = library.adjtimex(ctypes.create_string_buffer(512))  # all zero: only reads
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def daemon_runs(state: Path) -> bool:
+    """Whether a daemon of this user's computes here: in `state`, or in the usual place."""
+    others = (each for each in state_home().glob("*") if each.name[0] not in "._")
+    return any(StateDirectory(each).in_use for each in (state, *others))

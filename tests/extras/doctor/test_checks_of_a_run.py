@@ -1,0 +1,121 @@
+"""The checks of a run, and that the examination asks for the right box."""
+
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import AddressError
+from atom.config.load import parse_peer_text
+from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
+from atom.daemon.state_directory import StateDirectory
+from atom.extras.doctor import examination, swarm_side
+from atom.extras.doctor.examination import DoctorRequest, box_of, examine, state_of
+from atom.extras.doctor.finding import Finding, Level, failure
+from atom.extras.doctor.swarm_side import clock_offset_s, fit, from_outside
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import decode_manifest
+from atom.swarm.records.lease import Reached
+from atom.swarm.records.manifest import Manifest
+from tests.daemon.model.kept_runs import folder_in
+from tests.daemon.tiny_run import GPT3
+
+
+def test_the_youngest_lease_tells_the_time() -> None:
+    assert clock_offset_s([]) is None
+    low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
+    assert low < 0 < high
+    ahead = clock_offset_s([9.0, 10.5])
+    assert ahead is not None
+    assert ahead[0] > 3
+    behind = clock_offset_s([-6.0])
+    assert behind is not None
+    assert behind[1] < -3
+
+
+def test_our_own_peer_knows_whether_it_is_reached() -> None:
+    reached = {"a": Reached.YES, "b": Reached.NO, "c": Reached.UNKNOWN}
+    levels = [from_outside(reached, peer).level for peer in reached]
+    assert levels == [Level.OK, Level.WARNING, Level.UNCHECKED]
+    assert "[network] reachable" in from_outside(reached, "b").fix
+    for own in (None, "gone"):
+        assert "join" in from_outside(reached, own).said
+
+
+def test_who_is_there() -> None:
+    assert swarm_side.alive("words", [], None).level is Level.WARNING
+    assert "1 peer is alive" in swarm_side.alive("words", ["a"], None).said
+    assert "2 peers are alive" in swarm_side.alive("words", ["a", "b"], "a").said
+    assert "the one on this box" in swarm_side.alive("words", ["a"], "a").said
+
+
+def test_other_versions_than_the_founder_s() -> None:
+    here = swarm_side._version_here("torch")
+    assert here is not None
+    (same,) = swarm_side.versions([("torch", here)])
+    assert same.level is Level.OK
+    other, none = swarm_side.versions([("torch", "0.1"), ("torch", here), ("no-such", "5.1")])
+    assert f"founded with torch 0.1, here is {here}" in other.said
+    assert "no-such 5.1, here is none" in none.said
+    assert {other.level, none.level} == {Level.WARNING}
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    with folder_in(tmp_path) as folder:
+        folder.found(GPT3)
+        return decode_manifest(StateDirectory(tmp_path / "a").manifest.read_bytes(), None)
+
+
+def test_a_run_fits_or_says_what_it_lacks(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = parse_peer_text('[host]\nmemory = "1 KiB"\n', tmp_path)
+    assert "fits: " in fit(manifest, PeerFile(), tmp_path, trains=False).said
+    lacking = fit(manifest, small, tmp_path, trains=False)
+    assert (lacking.level, "1.0 KiB may be used" in lacking.said) == (Level.FAILURE, True)
+    assert fit(manifest, small, tmp_path, trains=True).level is Level.OK, "its daemon has it"
+    full = type("Usage", (), {"free": 0})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: full)
+    for trains in (False, True):
+        lacking = fit(manifest, PeerFile(), tmp_path / "new", trains)
+        assert (lacking.level, "of disk, 0 B" in lacking.said) == (Level.FAILURE, True)
+
+
+def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unseen(address: str, state: Path) -> Finding:
+        return failure("Swarm", "cannot reach it", "ask for it")
+
+    monkeypatch.setattr(examination.swarm_side, "look", unseen)
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.create().peer_id}/run/words"
+    *box, last = examine(DoctorRequest(address, state=tmp_path), lambda text: None)
+    assert last == failure("Swarm", "cannot reach it", "ask for it")
+    *alone, hint = examine(DoctorRequest(state=tmp_path), lambda text: None)
+    assert [each.topic for each in alone] == [each.topic for each in box]
+    assert "atom doctor ADDRESS" in hint.said
+
+
+def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> None:
+    """There is the peer id that a run's owner may have listed."""
+    identity = Identity.create().peer_id
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words"
+    asked = DoctorRequest(address)
+    assert state_of(asked, PeerFile()) == default_state_directory("words")
+    kept = parse_peer_text('[state]\ndirectory = "kept"\n', tmp_path)
+    assert state_of(asked, kept) == tmp_path / "kept"
+    assert state_of(DoctorRequest(address, state=tmp_path), kept) == tmp_path
+    assert state_of(DoctorRequest(), PeerFile()) == default_state_directory("words").parent
+    with pytest.raises(AddressError):
+        state_of(DoctorRequest("nowhere", state=tmp_path), kept)
+
+
+def test_it_looks_with_the_caps_that_join_would_have(tmp_path: Path) -> None:
+    """`atom set` keeps them in the state directory, unless there is a peer file."""
+    (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
+    peer, folder = box_of(DoctorRequest(state=tmp_path))
+    assert (peer.network.upload_bits_per_s, folder) == (1e6, tmp_path)
+    (tmp_path / "other.toml").write_text("")
+    peer, _ = box_of(DoctorRequest(peer_file=tmp_path / "other.toml", state=tmp_path))
+    assert peer.network.upload_bits_per_s is None

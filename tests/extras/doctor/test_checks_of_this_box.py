@@ -1,0 +1,185 @@
+"""Each check of this box names its fault with a command or a key, and leaves nothing behind."""
+
+import os
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import MismatchError
+from atom.config.load import parse_peer_text
+from atom.config.peer_file import Device
+from atom.config.places import default_state_directory
+from atom.daemon.state_directory import StateDirectory
+from atom.daemon.usable_memory import UsableMemory
+from atom.extras.doctor import this_box
+from atom.extras.doctor.finding import Finding, Level
+from atom.swap import host_kernels
+
+GIB = 2**30
+
+
+def told(finding: Finding, level: Level, said: str, fix: str = "") -> None:
+    assert finding.level is level, finding
+    assert said in finding.said
+    assert fix in finding.fix
+
+
+def test_this_box_can_run_its_own_tests() -> None:
+    found = [this_box.python(), *this_box.libraries(), this_box.kernels()]
+    assert {finding.level for finding in found} == {Level.OK}, found
+
+
+def test_another_python_is_a_failure() -> None:
+    told(this_box.python((3, 13)), Level.FAILURE, "3.13; 3.11 or 3.12 is needed", "make .venv")
+
+
+def test_a_library_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["no-such-thing>=3", "torch<1", 'rich<1; python_version < "3"']
+    monkeypatch.setattr(metadata, "requires", lambda name: wanted)
+    missing, old = this_box.libraries()
+    told(missing, Level.FAILURE, "no-such-thing is missing; wanted: >=3", "pip install")
+    told(old, Level.FAILURE, f"torch {metadata.version('torch')}; wanted: <1", "pip install")
+
+
+def test_kernels_that_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise MismatchError("not compiled", "compile")
+
+    monkeypatch.setattr(host_kernels, "host_kernels", missing)
+    told(this_box.kernels(), Level.FAILURE, "not compiled", "build_kernels")
+
+
+@pytest.mark.parametrize(
+    ("kind", "card", "level", "said"),
+    [
+        ("cpu", True, Level.OK, "the peer file says cpu"),
+        ("auto", False, Level.OK, "none found; trains on the CPU, many times slower"),
+        ("auto", True, Level.WARNING, "none that can be used, "),
+        ("cuda:0", False, Level.FAILURE, ", and the peer file wants one"),
+    ],
+)
+def test_without_a_gpu(
+    kind: str, card: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(this_box, "card_seen", lambda: card)
+    fix = "" if level is Level.OK else "until nvidia-smi lists it"
+    told(this_box.gpu(Device(kind=kind), False), level, said, fix)
+
+
+@pytest.mark.parametrize(
+    ("free", "daemon_runs", "level", "said"),
+    [
+        (22 * GIB, False, Level.OK, "A card, 22.0 GiB of 24.0 GiB free"),
+        (2 * GIB, False, Level.WARNING, "other programs use the rest"),
+        (2 * GIB, True, Level.OK, "your daemon is at work"),
+    ],
+)
+def test_with_a_gpu(
+    free: int, daemon_runs: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    seen = {"is_available": True, "device_count": 1, "mem_get_info": (free, 24 * GIB)}
+    seen |= {"get_device_name": "A card", "is_bf16_supported": False}
+    for name, value in seen.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    finding = this_box.gpu(Device(kind="auto"), daemon_runs)
+    told(finding, level, said, "nvidia-smi" if level is Level.WARNING else "")
+    assert "no bfloat16" in finding.said
+    told(this_box.gpu(Device(kind="cuda:1"), False), Level.FAILURE, "there are 1, not number 1")
+
+
+def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:
+    for name, vendor, kind in (("a", "0x10de", "0x040300"), ("b", "0x8086", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert not this_box.card_seen(tmp_path, tmp_path / "none"), "its sound, and another's screen"
+    (tmp_path / "a" / "class").write_text("0x030200\n")
+    assert this_box.card_seen(tmp_path, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("release", "levels"),
+    [
+        ("6.8.0-45-generic", []),
+        ("5.15.153.1-microsoft-standard-WSL2", [Level.OK]),
+        ("4.4.0-22621-Microsoft", [Level.WARNING]),
+    ],
+)
+def test_windows_subsystem_has_a_line_of_its_own(release: str, levels: list[Level]) -> None:
+    assert [finding.level for finding in this_box.windows(release)] == levels
+
+
+def test_memory() -> None:
+    seen = UsableMemory(64 * GIB, 60 * GIB)
+    told(this_box.memory(64 * GIB, seen), Level.OK, "60.0 GiB of 64.0 GiB free")
+    told(this_box.memory(65 * GIB, seen), Level.WARNING, "allows 65.0 GiB", "[host] memory")
+    limited = UsableMemory(64 * GIB, 60 * GIB, is_limited=True)
+    told(this_box.memory(None, limited), Level.OK, "this container or service may have no more")
+
+
+def test_the_disk_is_tried_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(this_box.disk(tmp_path / "not" / "there"), Level.OK, f"free in {tmp_path}")
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(this_box, "LEAST_DISK_BYTES", 2**70)
+    told(this_box.disk(tmp_path), Level.FAILURE, "free in", "[state] directory")
+    monkeypatch.setattr(StateDirectory, "kept_bytes", 2**70)
+    told(this_box.disk(tmp_path), Level.OK, "free in")
+    told(this_box.disk(Path("/proc/1")), Level.FAILURE, "/proc/1: ", "--state DIR")
+
+
+def test_a_port_in_use_is_seen_unless_our_own_daemon_has_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        text = f'[network]\nlisten = "127.0.0.1:{number}"\n[metrics]\nport = 0\nhost = "::1"\n'
+        peer = parse_peer_text(text, tmp_path)
+        listen, data, metrics = this_box.ports(peer, is_ours=False)
+        assert {finding.level for finding in this_box.ports(peer, is_ours=True)} == {Level.OK}
+    told(listen, Level.FAILURE, f":{number}: another program listens there", "[network] listen")
+    told(data, Level.OK, "any free one")
+    told(metrics, Level.OK, "any free one")
+    told(this_box.port("[network] listen", "127.0.0.1", number, False), Level.OK, "is free")
+
+
+@pytest.mark.parametrize(
+    ("offset", "synchronised", "level", "said"),
+    [
+        (None, None, Level.UNCHECKED, "does not tell"),
+        (None, True, Level.OK, "synchronised"),
+        (None, False, Level.WARNING, "nothing keeps it right"),
+        ((-4.9, 0.1), False, Level.OK, "within 5 s of the swarm's"),
+        ((4.0, 9.0), True, Level.FAILURE, "at least 4.0 s ahead of the swarm's; 3 s are allowed"),
+        ((-12.0, -7.0), True, Level.FAILURE, "at least 7.0 s behind the swarm's"),
+        ((-7.0, -2.0), True, Level.OK, "at least 2.0 s behind the swarm's"),
+    ],
+)
+def test_the_clock(
+    offset: tuple[float, float] | None, synchronised: bool | None, level: Level, said: str
+) -> None:
+    fix = "timedatectl" if level in (Level.WARNING, Level.FAILURE) else ""
+    told(this_box.clock(offset, synchronised), level, said, fix)
+
+
+def test_a_daemon_of_ours_is_seen_wherever_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    for root in (tmp_path, default_state_directory("other")):
+        assert not this_box.daemon_runs(tmp_path)
+        daemon = StateDirectory(root)
+        daemon.lock()
+        assert this_box.daemon_runs(tmp_path)
+        daemon.unlock()
+
+
+def test_what_is_wrong_has_a_fix() -> None:
+    with pytest.raises(AssertionError, match="Clock"):
+        Finding("Clock", Level.FAILURE, "wrong")
