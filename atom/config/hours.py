@@ -9,37 +9,21 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY = "daily"
 EXAMPLE = '"mon-fri 18:00-08:00"'
 _DAY_MINUTES = 24 * 60
+_WEEK_MINUTES = 7 * _DAY_MINUTES
 _WINDOW = re.compile(r"\s*(\S+)\s+(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*")
 
 
 @dataclass(frozen=True)
 class Window:
-    """From a time on each of these days; past midnight if it ends earlier than it begins."""
+    """Some hours from each of these starts on."""
 
-    days: frozenset[int]
-    """On which it begins; 0: Monday."""
-    start_min: int
-    """Minutes after midnight."""
-    end_min: int
-    """Likewise, of that day or, if it is not after `start_min`, of the next."""
+    starts_min: frozenset[int]
+    """Minutes of the week; 0: Monday's midnight."""
+    length_min: int
 
     def holds(self, now: datetime) -> bool:
-        minute = 60 * now.hour + now.minute
-        today, before = now.weekday(), (now.weekday() - 1) % 7
-        if self.start_min < self.end_min:
-            return today in self.days and self.start_min <= minute < self.end_min
-        began_today = today in self.days and minute >= self.start_min
-        return began_today or (before in self.days and minute < self.end_min)
-
-    def next_start(self, now: datetime) -> datetime:
-        """The first after `now`."""
-        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        starts = (
-            midnight + timedelta(days=ahead, minutes=self.start_min)
-            for ahead in range(8)
-            if (now.weekday() + ahead) % 7 in self.days
-        )
-        return next(start for start in starts if start > now)
+        minute = _minute_of_week(now)
+        return any((minute - start) % _WEEK_MINUTES < self.length_min for start in self.starts_min)
 
 
 def parse_window(text: str) -> Window:
@@ -52,7 +36,9 @@ def parse_window(text: str) -> Window:
         raise ValueError(f"{text!r} begins at 24:00; write 00:00 of the next day")
     if start == end:
         raise ValueError(f"{text!r} ends as it begins; a whole day is 00:00-24:00")
-    return Window(_days(text, match[1]), start, end)
+    starts = frozenset(_DAY_MINUTES * day + start for day in _days(text, match[1]))
+    length = end - start if end > start else end - start + _DAY_MINUTES  # past midnight
+    return Window(starts, length)
 
 
 def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
@@ -61,7 +47,13 @@ def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
     what holds follows it through summer time and back."""
     if not windows or any(window.holds(now) for window in windows):
         return None
-    return min(window.next_start(now) for window in windows)
+    minute, starts = _minute_of_week(now), {s for window in windows for s in window.starts_min}
+    wait_min = min((start - minute) % _WEEK_MINUTES for start in starts)
+    return now.replace(second=0, microsecond=0) + timedelta(minutes=wait_min)
+
+
+def _minute_of_week(now: datetime) -> int:
+    return _DAY_MINUTES * now.weekday() + 60 * now.hour + now.minute
 
 
 def _minutes(text: str, hours: str, minutes: str) -> int:

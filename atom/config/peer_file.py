@@ -46,10 +46,8 @@ class Device(Section):
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     compile: bool = False
     """Whether sub-models go through torch.compile."""
-    share: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
-    """Of the device's time, by weight, where daemons of several runs use it."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
-    """How long a turn is then, at equal shares; it ends with a round."""
+    """How long a turn is, where daemons of several runs use the device; it ends with a round."""
     power_watts: Watts | None = Field(default=None, alias="power", gt=0)
     """Most power that the GPU may draw: "200 W"; omitted: as it is set. Needs root."""
 

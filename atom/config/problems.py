@@ -16,6 +16,11 @@ MAX_SHOWN = 5
 MAX_SENTENCE = 400
 """Characters of what is said about one key."""
 
+WITHDRAWN = {
+    "device.share": "remove it: runs on one device have turns of equal length, [device] slot",
+}
+"""What to do about a key that there was."""
+
 _WORDS = {
     "int_type": "expected a whole number, not {value}",
     "int_from_float": "expected a whole number, not {value}",
@@ -103,6 +108,8 @@ def _unknown(
     if kind == "section" and name in elsewhere:
         return Problem(name, what, elsewhere[name])
     homes = [path for path in keys_of(model) if path[-1] == name]
+    if withdrawn := WITHDRAWN.get(_dotted(location)):
+        return Problem(_dotted(location), "is no key any more", withdrawn)
     close = difflib.get_close_matches(name, list(_names(section)), n=1, cutoff=0.6)
     if close:
         hint = f"did you mean {close[0]}?"

@@ -142,7 +142,6 @@ PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "device.memory": (*NO_SIZE, ('"0 B"', "must be above 0"), ('"lots"', "'lots' is not")),
     "device.cpu_threads": no_count(1024),
     "device.compile": (NO_SWITCH, ("1", "expected true or false, not 1")),
-    "device.share": no_number("0", "1001"),
     "device.slot": (("60", "60 has no unit"), ('"1 day"', "'1 day' is not a quantity"),
                     ('"0 s"', "must be ")),
     "device.power": (("200", "200 has no unit"), ('"2 kWh"', "'2 kWh' is not a quantity"),

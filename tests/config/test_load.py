@@ -158,6 +158,7 @@ def test_malformed_toml_names_the_line() -> None:
         ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
         ('[device]\ncompile = "yes"', "device.compile: expected true or false", "torch.compile"),
         ('[device]\nkind = "gpu"', 'device.kind: cannot be "gpu"', "cuda:N"),
+        ("[device]\nshare = 2", "device.share: is no key any more", "[device] slot"),
         ('[host]\nmemory = "lots"', "host.memory: 'lots' is not", ""),
         ('[network]\nlisten = "localhost"', "network.listen: 'localhost' is not HOST:PORT", ""),
         ('[network]\nlisten = "a:99999"', "is not a port", ""),

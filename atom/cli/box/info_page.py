@@ -116,8 +116,7 @@ def _one_pass(figures: Info) -> str:
 
 
 def _turn(daemon: Info) -> str:
-    hour = format_seconds(round(daemon["last_hour_s"]))
-    return f"{daemon['run']} {daemon['turn']}, share {daemon['share']:g}, {hour} of the hour"
+    return f"{daemon['run']} {daemon['turn']}, since {format_seconds(round(daemon['since_s']))}"
 
 
 def _box(info: Info) -> Iterator[Row]:

@@ -14,11 +14,11 @@ from rich.text import Text
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
 from atom.cli.shell.terminal import columns_of, print_plainly, stderr_console, stdout_console
-from atom.daemon.turns.shown import own_row
+from atom.daemon.turns.taking import own_row
 
 _PLACE = "--state"
-COLUMNS = ("run", "state", "round", "device", "share", "turn", "left", "last hour", _PLACE)
-_FIRST_TO_GO = ("share", "last hour", "device", "left")
+COLUMNS = ("run", "state", "round", "device", "turn", "since", _PLACE)
+_FIRST_TO_GO = ("since", "device")
 
 
 class Asked(Protocol):
@@ -79,12 +79,8 @@ def _answer(client: Asked) -> Mapping[str, Any] | None:
 def _cells(root: Path, info: Mapping[str, Any]) -> list[str]:
     head = [info["run"], info["state"], f"{info['round']:,}", info["device_turns"]["device"]]
     turn = own_row(info)
-    if turn is None:
-        return [*head, "-", "-", "-", "-", str(root)]
-    left = "-" if turn["left_s"] is None else _whole(turn["left_s"])
-    return [
-        *head, f"{turn['share']:g}", turn["turn"], left, _whole(turn["last_hour_s"]), str(root)
-    ]  # fmt: skip
+    said = ["-", "-"] if turn is None else [turn["turn"], _whole(turn["since_s"])]
+    return [*head, *said, str(root)]
 
 
 def _silent(root: Path) -> list[str]:

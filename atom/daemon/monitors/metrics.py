@@ -23,7 +23,8 @@ from atom import __version__
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.monitors.scrape_server import ScrapeServer
-from atom.daemon.turns.shown import STANDINGS, own_row
+from atom.daemon.turns.rules import STANDINGS
+from atom.daemon.turns.taking import own_row
 from atom.swarm.records.lease import PeerState
 
 Info = Callable[[], Mapping[str, Any]]
@@ -41,12 +42,6 @@ _LAST_ROUND = (
     ("utilisation", "atom_utilisation_ratio", "Of the last round's time: in passes."),
     ("sent_bytes", "atom_round_sent_bytes", "To other peers, over the last round."),
     ("received_bytes", "atom_round_received_bytes", "From other peers, over the last round."),
-)
-_TURNS = (
-    ("share", "atom_device_share", "What this run's share of the device's time is counted by."),
-    ("slot_s", "atom_device_slot_seconds", "How long a turn is at equal shares, as we wish it."),
-    ("left_s", "atom_device_turn_left_seconds", "Of our turn; 0: it ends with the round."),
-    ("last_hour_s", "atom_device_last_hour_seconds", "Our run had the device so long of it."),
 )
 _COUNTERS = (
     ("rounds_joined", "atom_rounds_joined", "Committed rounds that this process had a part in."),
@@ -179,9 +174,6 @@ def _turns(info: Mapping[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily("atom_device_runs", "That take turns on our device.", len(runs))
     turns = {turn: float(turn == own["turn"]) for turn in STANDINGS}
     yield _by("turn", "atom_device_turn", "1 for what we have of the device now.", turns)
-    for key, name, meaning in _TURNS:
-        if own[key] is not None:
-            yield GaugeMetricFamily(name, meaning, own[key])
 
 
 def _by(label: str, name: str, meaning: str, values: Mapping[str, float]) -> GaugeMetricFamily:

@@ -31,7 +31,7 @@ THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
 MEMORY = ("device.memory", "host.memory")
-TURNS = ("device.share", "device.slot")
+SLOT = "device.slot"
 Setting = Mapping[str, Any]
 
 
@@ -193,7 +193,7 @@ class Settings:
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
             givers.on_worker(lambda: torch.set_num_threads(threads))
-        if changed & set(TURNS):
+        if SLOT in changed:
             givers.turns.retune(peer.device)
         if peer.schedule != before.schedule:
             givers.steward.wish(peer.schedule)
@@ -201,7 +201,7 @@ class Settings:
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (POWER, THREADS, *CAPS, *MEMORY, *TURNS) or key.startswith("schedule.")
+    return key in (POWER, THREADS, *CAPS, *MEMORY, SLOT) or key.startswith("schedule.")
 
 
 def _write(path: Path, text: str) -> None:

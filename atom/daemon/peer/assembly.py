@@ -24,9 +24,8 @@ from atom.daemon.peer.life import Life
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.parts import Parts
-from atom.daemon.turns.board_file import neighbours
-from atom.daemon.turns.opening import machine_folder
-from atom.daemon.turns.taking import DeviceTurns
+from atom.daemon.turns.claims import neighbours
+from atom.daemon.turns.taking import DeviceTurns, machine_folder
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.records.lease import Reached

@@ -19,7 +19,6 @@ from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note, may_b
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
-from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.lease import Lease, claims_better
@@ -279,14 +278,12 @@ class Life:
             self._settle()
         self.parts.turns.end_of_round()
 
-    def turn_wish(self) -> Wish:
-        """What we would do with the device now. From any thread."""
+    def wants_device(self) -> bool:
+        """Whether there is anything to compute now. From any thread."""
         parts = self.parts
         if self._gone or not (parts.pauses.wants_device and parts.worker.has_work):
-            return Wish.NOTHING
-        if not self._leaving.asked:
-            return Wish.TRAINING
-        return Wish.LEAVING if self.counted() else Wish.NOTHING
+            return False
+        return not self._leaving.asked or self.counted() > 0
 
     def counted(self) -> int:
         """Sequences of ours that no round has committed yet. From any thread."""

@@ -22,8 +22,7 @@ from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.slow_joining import round_now, slow_joining
-from atom.daemon.turns.opening import open_turns
-from atom.daemon.turns.taking import DeviceTurns
+from atom.daemon.turns.taking import DeviceTurns, open_turns
 from atom.daemon.usable_memory import more_than_there_is, usable_memory
 from atom.swarm.addresses import (
     JoinAddress,

@@ -100,7 +100,7 @@ def test_what_the_run_chose_beside_the_stock_is_said() -> None:
 def test_what_is_not_as_usual_is_said() -> None:
     wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False,
               "pause_for_gpu_programs": "no GPU"}  # fmt: skip
-    run = {"run": "tiny", "turn": "waits", "share": 2.0, "last_hour_s": 1200.2}
+    run = {"run": "tiny", "turn": "waits", "since_s": 1200.2}
     odd = info(
         rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
@@ -119,9 +119,7 @@ def test_what_is_not_as_usual_is_said() -> None:
         "not beside GPU programs (not seen: no GPU)"
     )
     turns = [text for label, text in rows(odd) if label == "its turns"]
-    assert turns == [
-        "tiny waits, share 2, 20 min of the hour", "other waits, share 2, 20 min of the hour"
-    ]  # fmt: skip
+    assert turns == ["tiny waits, since 20 min", "other waits, since 20 min"]
     alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
     assert "its turns" not in dict(rows(alike)), "two peers of one run take no turns"
 

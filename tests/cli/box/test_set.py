@@ -113,8 +113,8 @@ def test_a_key_alone_is_shown_and_nothing_is_changed(
         (["?", "network.upload=3"], "unknown key '?'", "`atom set` alone shows all keys"),
         (["network.upload", "upl=3"], "'upl=3' is not KEY=VALUE", "such as network.upload="),
         (
-            ["device.share=2", "network.upload"],
-            "network.upload has no value, and device.share=2 has one",
+            ["device.slot=2 s", "network.upload"],
+            "network.upload has no value, and device.slot=2 s has one",
             "change and look one after the other",
         ),
     ],

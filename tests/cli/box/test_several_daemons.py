@@ -14,9 +14,8 @@ from atom.cli.box.several_daemons import COLUMNS, show_daemons
 from atom.daemon.state_directory import StateDirectory
 
 
-def info_of(run: str, root: Path, turn: str, left_s: float | None) -> dict[str, Any]:
-    row = {"run": run, "share": 2.0, "turn": turn, "left_s": left_s, "last_hour_s": 2280.4,
-           "state_directory": str(root)}  # fmt: skip
+def info_of(run: str, root: Path, turn: str, since_s: float) -> dict[str, Any]:
+    row = {"run": run, "turn": turn, "since_s": since_s, "state_directory": str(root)}
     other = {**row, "run": "other", "state_directory": "/elsewhere"}
     turns = {"device": "cpu", "runs": [other, row]}
     base = {"run": run, "state": "accumulating", "round": 1204, "state_directory": str(root)}
@@ -43,7 +42,7 @@ class SmallDaemon:
 def daemons(tmp_path: Path) -> list[tuple[Path, SmallDaemon]]:
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     return [
-        (one, SmallDaemon(info_of("one", one, "waits", None))),
+        (one, SmallDaemon(info_of("one", one, "waits", 2280.4))),
         (two, SmallDaemon(None)),
         (three, SmallDaemon(info_of("three", three, "has the device", 62.4))),
     ]
@@ -63,11 +62,11 @@ def test_a_row_for_each(
     assert rows[1] == [
         "one",
         "accumulating",
-        *["1,204", "cpu", "2", "waits", "-", "38", "min"],
+        *["1,204", "cpu", "waits", "38", "min"],
         places[0],
     ]
-    assert rows[2] == ["two", "no", "answer", *"------", places[1]]
-    told = ["1,204", "cpu", "2", "has", "the", "device", "62", "s", "38", "min"]
+    assert rows[2] == ["two", "no", "answer", *"----", places[1]]
+    told = ["1,204", "cpu", "has", "the", "device", "62", "s"]
     assert rows[3] == ["three", "accumulating", *told, places[2]]
     assert "--state DIR" in streams.err
 

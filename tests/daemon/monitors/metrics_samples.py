@@ -8,10 +8,10 @@ from urllib.request import urlopen
 from atom.daemon.monitors.metrics import Metrics
 
 _TURN = {
-    "run": "one", "owner": "12D3KooWann", "share": 2.0, "slot_s": 600.0, "turn": "has the device",
-    "left_s": 30.5, "last_hour_s": 2400.0, "state_directory": "/one",
+    "run": "one", "owner": "12D3KooWann", "turn": "has the device", "since_s": 30.5,
+    "state_directory": "/one",
 }  # fmt: skip
-_OTHERS = {**_TURN, "run": "two", "turn": "waits", "left_s": None, "state_directory": "/two"}
+_OTHERS = {**_TURN, "run": "two", "turn": "waits", "state_directory": "/two"}
 INFO: dict[str, Any] = {
     "run": 'quoted "run"\n',
     "peer_id": "12D3KooWann",

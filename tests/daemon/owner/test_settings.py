@@ -58,10 +58,10 @@ class Memory:
 
 class SmallTurns:
     def __init__(self) -> None:
-        self.terms = list[tuple[float, float]]()
+        self.terms = list[float]()
 
     def retune(self, terms: Device) -> None:
-        self.terms.append((terms.share, terms.slot_s))
+        self.terms.append(terms.slot_s)
 
 
 class Scene:
@@ -94,12 +94,12 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
     scene.path.chmod(0o640)
     said = scene.settings.set(
         ["network.upload=8 Mbit/s", "device.cpu_threads=1", "device.power=200 W",
-         "schedule.pause_on_battery=true", "device.memory=2 GiB", "device.share=3",
+         "schedule.pause_on_battery=true", "device.memory=2 GiB", "device.slot=3 min",
          "network.data_port=9"]
     )  # fmt: skip
     assert [each["live"] for each in said] == [True] * 6 + [False]
     assert scene.memory.caps == [(2 << 30, None)]
-    assert scene.turns.terms == [(3.0, 600.0)]
+    assert scene.turns.terms == [180.0]
     assert said[0] == {
         "key": "network.upload", "value": '"8 Mbit/s"', "default": False, "live": True,
     }  # fmt: skip

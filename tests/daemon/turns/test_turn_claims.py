@@ -1,0 +1,96 @@
+"""Claims as files: what is read back, who is gone, and what others may have written."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atom.daemon.turns.claims import CLAIM, ClaimFile, living, neighbours
+from atom.daemon.turns.rules import WAITS, Claim
+
+ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
+TWO = replace(ONE, run="two/a", place="/two")
+DIES = f"""
+import os, sys
+from pathlib import Path
+from atom.daemon.turns.claims import ClaimFile
+from atom.daemon.turns.rules import Claim
+file = ClaimFile(Path(sys.argv[1]))
+file.look(lambda others: Claim("gone/a", "/gone", 1.0, {WAITS!r}, 0.0))
+os._exit(0)
+"""
+
+
+def said(file: ClaimFile, claim: Claim) -> Mapping[str, Claim]:
+    return file.look(lambda others: claim)
+
+
+def test_each_sees_the_others(tmp_path: Path) -> None:
+    one, two = ClaimFile(tmp_path / "cpu"), ClaimFile(tmp_path / "cpu")
+    assert said(one, ONE) == {"": ONE}
+    assert set(said(two, TWO).values()) == {ONE, TWO}
+    changed = replace(ONE, since_s=2.0)
+    said(one, changed)
+    assert set(said(two, TWO).values()) == {changed, TWO}
+    one.leave()
+    assert said(two, TWO) == {"": TWO}
+    two.leave()
+    assert [path.name for path in (tmp_path / "cpu").iterdir()] == ["claims.lock"]
+
+
+def test_who_died_is_gone(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=True, timeout=60)
+    (left,) = tmp_path.glob(f"*{CLAIM}")
+    file = ClaimFile(tmp_path)
+    assert said(file, ONE) == {"": ONE}
+    assert not left.exists()
+    file.leave()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b"[" * 9000, b'{"process": 1}'])
+def test_what_is_no_claim_is_passed_over(text: bytes, tmp_path: Path) -> None:
+    file = ClaimFile(tmp_path)
+    with (tmp_path / f"odd{CLAIM}").open("wb") as odd:
+        fcntl.flock(odd, fcntl.LOCK_EX)
+        odd.write(text)
+        odd.flush()
+        assert said(file, ONE) == {"": ONE}
+    file.leave()
+
+
+def test_while_another_looks_nothing_changes(tmp_path: Path) -> None:
+    one, two = ClaimFile(tmp_path), ClaimFile(tmp_path)
+    with (tmp_path / "claims.lock").open("a+") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            said(one, ONE)
+    assert said(two, TWO) == {"": TWO}
+    two.leave()
+
+
+def test_a_folder_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
+    one, two = ClaimFile(tmp_path / "cpu"), ClaimFile(tmp_path / "cpu")
+    said(one, ONE)
+    shutil.rmtree(tmp_path / "cpu")
+    said(one, ONE)
+    assert set(said(two, TWO).values()) == {ONE, TWO}
+    one.leave()
+    two.leave()
+
+
+def test_neighbours_are_all_of_the_machine(tmp_path: Path) -> None:
+    assert neighbours(tmp_path / "nowhere") == frozenset()
+    one, two = ClaimFile(tmp_path / "cpu"), ClaimFile(tmp_path / "GPU-1")
+    said(one, ONE)
+    said(two, TWO)
+    assert neighbours(tmp_path) == {os.getpid()}
+    one.leave()
+    two.leave()
+    assert neighbours(tmp_path) == frozenset()
+    assert list(living(tmp_path / "cpu")) == []
