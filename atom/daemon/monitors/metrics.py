@@ -4,8 +4,8 @@ Names follow Prometheus' rules: base units in the name, `_total` on counters. La
 values, whatever strangers send: states, named reasons, our own names of events.
 """
 
-import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import (
@@ -20,9 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atom import __version__
-from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
-from atom.daemon.monitors.scrape_server import ScrapeServer
+from atom.daemon.monitors.scrape_server import ScrapeServer, listen
 from atom.daemon.turns.rules import STANDINGS
 from atom.daemon.turns.taking import own_row
 from atom.swarm.records.lease import PeerState
@@ -31,22 +30,73 @@ Info = Callable[[], Mapping[str, Any]]
 _REASONS = frozenset(reason.value for reason in Reason)
 _REDUCE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
-_GAUGES = (
-    ("round", "atom_round", "Last round applied here."),
-    ("global_batch", "atom_global_batch_sequences", "Sequences per round, over all peers."),
-    ("mini_batches", "atom_counted_sequences", "Sequences counted here for the next round."),
-    ("loss", "atom_loss_nats", "Mean loss of the last committed round; of text, nats per token."),
-    ("tokens_per_s", "atom_tokens_per_second", "This peer's speed over the last 30 s."),
-)
-_LAST_ROUND = (
-    ("utilisation", "atom_utilisation_ratio", "Of the last round's time: in passes."),
-    ("sent_bytes", "atom_round_sent_bytes", "To other peers, over the last round."),
-    ("received_bytes", "atom_round_received_bytes", "From other peers, over the last round."),
-)
-_COUNTERS = (
-    ("rounds_joined", "atom_rounds_joined", "Committed rounds that this process had a part in."),
-    ("sequences_committed", "atom_committed_sequences", "Sequences of this process in them."),
-)
+
+@dataclass(frozen=True)
+class _Figure:
+    """One line of the table."""
+
+    name: str
+    meaning: str
+    of: Callable[[Mapping[str, Any]], float | Mapping[str, float] | None]
+    """Of what `atom info` shows; by label where there is one; None: it is not known now."""
+    label: str = ""
+    only_rises: bool = False
+
+
+def _at(*keys: str) -> Callable[[Mapping[str, Any]], Any]:
+    def of(info: Any) -> Any:
+        for key in keys:
+            info = None if info is None else info[key]
+        return info
+
+    return of
+
+
+def _runs(info: Mapping[str, Any]) -> float | None:
+    rows = info["device_turns"]["runs"]
+    return len({(row["run"], row["owner"]) for row in rows}) or None
+
+
+def _turn(info: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Our own: the other daemons of the device are asked themselves."""
+    own = own_row(info)
+    return None if own is None else {turn: float(turn == own["turn"]) for turn in STANDINGS}
+
+
+_FIGURES = (
+    _Figure("atom_round", "Last round applied here.", _at("round")),
+    _Figure("atom_state", "1 for the state that this peer is in.",
+            lambda info: {each.value: float(each == info["state"]) for each in PeerState}, "state"),
+    _Figure("atom_global_batch_sequences", "Sequences per round, over all peers.",
+            _at("global_batch")),
+    _Figure("atom_counted_sequences", "Sequences counted here for the next round.",
+            _at("mini_batches")),
+    _Figure("atom_loss_nats", "Mean loss of the last committed round; of text, nats per token.",
+            _at("loss")),
+    _Figure("atom_tokens_per_second", "This peer's speed over the last 30 s.", _at("tokens_per_s")),
+    _Figure("atom_utilisation_ratio", "Of the last round's time: in passes.",
+            _at("last_round", "utilisation")),
+    _Figure("atom_round_sent_bytes", "To other peers, over the last round.",
+            _at("last_round", "sent_bytes")),
+    _Figure("atom_round_received_bytes", "From other peers, over the last round.",
+            _at("last_round", "received_bytes")),
+    _Figure("atom_rounds_joined", "Committed rounds that this process had a part in.",
+            _at("rounds_joined"), only_rises=True),
+    _Figure("atom_committed_sequences", "Sequences of this process in them.",
+            _at("sequences_committed"), only_rises=True),
+    _Figure("atom_peers", "Other peers seen alive.", lambda info: len(info["peers"])),
+    _Figure("atom_disk_free_bytes", "Free where the state is kept.", _at("disk", "free_bytes")),
+    _Figure("atom_passes_voided", "Passes that counted for nothing.", _at("passes_voided"),
+            "reason", only_rises=True),
+    _Figure("atom_pass_duration_seconds", "How long a pass took.",
+            _at("last_pass", "pass_seconds")),
+    _Figure("atom_device_computing_ratio", "Of that pass: the device computes.",
+            _at("last_pass", "computing")),
+    _Figure("atom_device_waiting_ratio", "Of that pass: the device waits.",
+            _at("last_pass", "waiting"), "reason"),
+    _Figure("atom_device_runs", "That take turns on our device.", _runs),
+    _Figure("atom_device_turn", "1 for what we have of the device now.", _turn, "turn"),
+)  # fmt: skip
 
 
 class Metrics:
@@ -81,25 +131,10 @@ class Metrics:
             if fields["reduce_seconds"]:
                 self._reduce.observe(fields["reduce_seconds"])
 
-    def serve(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
-        """Answers scrapes from now on. The port, and what ends it.
-
-        Raises: PortInUseError; AddressError for an address or port this process cannot have.
-        """
-        try:
-            server = ScrapeServer(host, port, make_wsgi_app(self.registry))
-        except OSError as problem:
-            what = f"metrics cannot be served on {host} port {port}: "
-            if problem.errno == errno.EADDRINUSE:
-                hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
-                raise PortInUseError(f"{what}another program listens there", hint) from None
-            raise AddressError(
-                what + (problem.strerror or str(problem)),
-                "use an address of this machine and a port above 1023: [metrics] host and port in"
-                " a peer file",
-            ) from None
-
-        return server.server_port, server.close
+    def serve(self, host: str, port: int) -> ScrapeServer:
+        """Answers scrapes from now on. Raises: PortInUseError; AddressError for an address or port
+        this process cannot have."""
+        return listen(host, port, make_wsgi_app(self.registry))
 
     def show(self, info: Info) -> Callable[[], None]:
         """Adds what the daemon knows to every scrape, until what is returned is called.
@@ -116,7 +151,7 @@ class _InfoCollector(Collector):
 
     def __init__(self, info: Info) -> None:
         self._info = info
-        self._highest: dict[str, float] = {}
+        self._highest: dict[tuple[str, str], float] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that registering does not ask a daemon that is only being made."""
@@ -127,57 +162,18 @@ class _InfoCollector(Collector):
         what = GaugeMetricFamily("atom_info", "What this is.", labels=["version", "run", "peer_id"])
         what.add_metric([__version__, str(info["run"]), str(info["peer_id"])], 1.0)
         yield what
-        states = {state.value: float(state.value == info["state"]) for state in PeerState}
-        yield _by("state", "atom_state", "1 for the state that this peer is in.", states)
-        for key, name, meaning in _GAUGES:
-            if info[key] is not None:
-                yield GaugeMetricFamily(name, meaning, info[key])
-        for key, name, meaning in _LAST_ROUND if info["last_round"] else ():
-            yield GaugeMetricFamily(name, meaning, info["last_round"][key])
-        for key, name, meaning in _COUNTERS:
-            # A better branch takes rounds back, and a fall would be read as a new beginning.
-            self._highest[key] = max(info[key], self._highest.get(key, 0.0))
-            yield CounterMetricFamily(name, meaning, self._highest[key])
-        yield GaugeMetricFamily("atom_peers", "Other peers seen alive.", len(info["peers"]))
-        free = info["disk"]["free_bytes"]
-        yield GaugeMetricFamily("atom_disk_free_bytes", "Free where the state is kept.", free)
-        voided = CounterMetricFamily(
-            "atom_passes_voided", "Passes that counted for nothing.", labels=["reason"]
-        )
-        for reason, count in info["passes_voided"].items():
-            voided.add_metric([str(reason)], count)
-        yield voided
-        yield from _last_pass(info["last_pass"])
-        yield from _turns(info)
+        for figure in _FIGURES:
+            value = figure.of(info)
+            if value is not None:
+                yield self._family(figure, value)
 
-
-def _last_pass(figures: Mapping[str, Any] | None) -> Iterator[Metric]:
-    """Of one pass of the last 30 s; nothing before the first."""
-    if figures is None:
-        return
-    yield GaugeMetricFamily(
-        "atom_pass_duration_seconds", "How long a pass took.", figures["pass_seconds"]
-    )
-    yield GaugeMetricFamily(
-        "atom_device_computing_ratio", "Of that pass: the device computes.", figures["computing"]
-    )
-    waits = {str(reason): float(share) for reason, share in figures["waiting"].items()}
-    yield _by("reason", "atom_device_waiting_ratio", "Of that pass: the device waits.", waits)
-
-
-def _turns(info: Mapping[str, Any]) -> Iterator[Metric]:
-    """Our own: the other daemons of the device are asked themselves."""
-    own = own_row(info)
-    if own is None:
-        return
-    runs = {row["run"] + "/" + row["owner"] for row in info["device_turns"]["runs"]}
-    yield GaugeMetricFamily("atom_device_runs", "That take turns on our device.", len(runs))
-    turns = {turn: float(turn == own["turn"]) for turn in STANDINGS}
-    yield _by("turn", "atom_device_turn", "1 for what we have of the device now.", turns)
-
-
-def _by(label: str, name: str, meaning: str, values: Mapping[str, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, meaning, labels=[label])
-    for which, value in values.items():
-        family.add_metric([which], value)
-    return family
+    def _family(self, figure: _Figure, value: float | Mapping[str, float]) -> Metric:
+        kind = CounterMetricFamily if figure.only_rises else GaugeMetricFamily
+        family = kind(figure.name, figure.meaning, labels=[figure.label] if figure.label else [])
+        for label, number in (value if isinstance(value, Mapping) else {"": value}).items():
+            if figure.only_rises:
+                # A better branch takes rounds back, and a fall would be read as a new beginning.
+                number = max(number, self._highest.get((figure.name, label), 0.0))
+                self._highest[figure.name, label] = number
+            family.add_metric([label] if figure.label else [], float(number))
+        return family

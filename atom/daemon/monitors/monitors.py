@@ -1,13 +1,14 @@
-"""Who else hears of a daemon's events than its log: the lease, Prometheus, TensorBoard."""
+"""Who else hears of a daemon's events than its log: Prometheus, TensorBoard."""
 
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from atom.base.events import EventSink
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
-from atom.daemon.monitors.ended_attempts import EndedAttempts
-from atom.daemon.monitors.given_up import GivenUp
 from atom.daemon.monitors.metrics import Info, Metrics
 from atom.daemon.monitors.tensorboard_log import TensorBoardLog
 
@@ -18,14 +19,16 @@ class Monitors:
     def __init__(self, peer: PeerFile, stack: ExitStack, console: Console) -> None:
         """Takes the port of metrics, if they are wanted: before anything is made that may take
         hours. Raises: ConfigError, StorageError, PortInUseError, AddressError."""
-        self.ended_attempts = EndedAttempts()
         self._stack, self._console = stack, console
         self._metrics: Metrics | None = None
         self._url = ""
-        self.sinks: list[EventSink] = [self.ended_attempts]
+        self.sinks: list[EventSink] = []
         if peer.metrics.port is not None:
             self._metrics = Metrics()
-            self._url = self._serve(self._metrics, peer.metrics.host, peer.metrics.port)
+            server = self._metrics.serve(peer.metrics.host, peer.metrics.port)
+            stack.callback(server.close)
+            host = f"[{peer.metrics.host}]" if ":" in peer.metrics.host else peer.metrics.host
+            self._url = f"http://{host}:{server.server_port}/metrics"
             self.sinks.append(GivenUp(self._metrics, "the metrics that count events", console.note))
         if peer.log.tensorboard is not None:
             board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
@@ -39,7 +42,29 @@ class Monitors:
             self._stack.callback(self._metrics.show(info))
             self._console.note(f"metrics: {self._url}")
 
-    def _serve(self, metrics: Metrics, host: str, port: int) -> str:
-        number, close = metrics.serve(host, port)
-        self._stack.callback(close)
-        return f"http://{f'[{host}]' if ':' in host else host}:{number}/metrics"
+
+class GivenUp:
+    """An event sink that tells `sink`, until that fails: monitors tell of the training, and never
+    end it. Thread-safe if `sink` is."""
+
+    def __init__(self, sink: EventSink, name: str, note: Callable[[str], None]) -> None:
+        """`note` hears, once, that nothing more comes for `name`."""
+        self._sink, self._name, self._note = sink, name, note
+        self._lock = threading.Lock()
+        self._has_failed = False
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.attempt(lambda: self._sink.emit(kind, **fields))
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Something else that is done with the sink, such as its end."""
+        if self._has_failed:
+            return
+        try:
+            act()
+        except Exception as problem:  # noqa: BLE001 - a library's faults are not the training's
+            with self._lock:
+                is_first, self._has_failed = not self._has_failed, True
+            if is_first:
+                what = getattr(problem, "strerror", None) or problem
+                self._note(f"nothing more for {self._name} until the next start: {what}")

@@ -1,76 +1,75 @@
 """A web server for scrapes that takes little of the daemon it lives in, whoever knocks.
 
-The library's own has a thread and a socket for each connection, as long as its client likes: some
-thousand that say nothing, and the daemon has no socket left for its peers nor a file for its state.
+prometheus_client's own has a thread and a socket for each connection, for as long as its client
+likes: some thousand that say nothing, and the daemon has none left for its peers.
 """
 
-import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
-from threading import Lock, Thread
+from threading import BoundedSemaphore, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-MAX_CONNECTIONS = 128
-"""At a time. The oldest ends for one more: a scrape takes milliseconds."""
-_JOIN_S = 5.0
+from atom.base.errors import AddressError, PortInUseError
 
-_Request = socket.socket | tuple[bytes, socket.socket]
+MAX_CONNECTIONS = 64
+SILENCE_S = 2.0
+"""After which a connection that says nothing ends: a scrape takes milliseconds."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Answers every GET with what `app` says, from threads of its own."""
+    """Answers every GET with what `app` says, from threads of its own. Others than the first
+    `MAX_CONNECTIONS` are hung up on."""
 
     daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, host: str, port: int, app: Callable[..., Any]) -> None:
         """Listens from now on. Raises: OSError."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
-        self._open: dict[int, socket.socket] = {}
-        """In the order they came."""
-        self._lock = Lock()
-        super().__init__((host, port), _QuietHandler)
+        self._free = BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler)
         self.set_app(app)
-        self._thread = Thread(target=self.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
+        Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Nothing is answered any more."""
+        """No further connection is answered."""
         self.shutdown()
         self.server_close()
-        with self._lock:
-            for each in self._open.values():
-                _hang_up(each)
-        self._thread.join(_JOIN_S)
 
-    def process_request(self, request: _Request, client_address: Any) -> None:
-        """Raises: RuntimeError if there is no thread to be had."""
-        assert isinstance(request, socket.socket)
-        with self._lock:
-            if len(self._open) >= MAX_CONNECTIONS:
-                _hang_up(self._open.pop(next(iter(self._open))))
-            self._open[id(request)] = request
-        super().process_request(request, client_address)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._free.acquire(blocking=False)
 
-    def shutdown_request(self, request: _Request) -> None:
-        """A connection has ended, whatever came of it."""
-        with self._lock:
-            self._open.pop(id(request), None)
-        super().shutdown_request(request)
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
-    def handle_error(self, request: _Request, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is nothing to tell the volunteer of."""
 
 
-class _QuietHandler(WSGIRequestHandler):
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_S
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes come every few seconds."""
 
 
-def _hang_up(connection: socket.socket) -> None:
-    """Its thread, which waits for its client, wakes up and ends it."""
-    with contextlib.suppress(OSError):  # it has just ended
-        connection.shutdown(socket.SHUT_RDWR)
+def listen(host: str, port: int, app: Callable[..., Any]) -> ScrapeServer:
+    """Raises: PortInUseError; AddressError for an address or port this process cannot have."""
+    try:
+        return ScrapeServer(host, port, app)
+    except OSError as problem:
+        what = f"metrics cannot be served on {host} port {port}: "
+        if problem.errno == errno.EADDRINUSE:
+            hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
+            raise PortInUseError(f"{what}another program listens there", hint) from None
+        raise AddressError(
+            what + (problem.strerror or str(problem)),
+            "use an address of this machine and a port above 1023: [metrics] host and port in"
+            " a peer file",
+        ) from None

@@ -19,6 +19,7 @@ from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.owner.steward import Observer, Steward
 from atom.daemon.peer.addresses import data_addresses, data_place
 from atom.daemon.peer.box import Box
+from atom.daemon.peer.ended_attempts import EndedAttempts
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.life import Life
 from atom.daemon.peer.lookout import Lookout
@@ -98,7 +99,8 @@ class _OwnerSide:
 def assemble(stack: ExitStack, given: Assembly) -> Life:
     """Nothing is started; closed with the stack. Raises: UserError."""
     box, member, monitors, clock = given.box, given.member, given.monitors, BootClock()
-    events, inbox = EventFan(given.log, *monitors.sinks), Inbox()
+    ended_attempts, inbox = EndedAttempts(), Inbox()
+    events = EventFan(given.log, ended_attempts, *monitors.sinks)
     storage = _storage(given, events)
     transport = _transport(given, events, inbox, storage)
     life = Life(box.state, given.console, events, clock, given.address)
@@ -129,7 +131,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
         turns=given.turns,
         lookout=given.lookout,
         control=ControlServer(life, box.state.control_socket),
-        ended_attempts=monitors.ended_attempts,
+        ended_attempts=ended_attempts,
         make_loop=_loop_maker(base, replica, executor, inbox),
     )
     stack.callback(life.close)

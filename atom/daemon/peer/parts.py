@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.daemon.control import ControlServer
-from atom.daemon.monitors.ended_attempts import EndedAttempts
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.steward import Steward
+from atom.daemon.peer.ended_attempts import EndedAttempts
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.turns.taking import DeviceTurns

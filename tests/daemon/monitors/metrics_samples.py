@@ -42,16 +42,16 @@ def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]
     """Metrics that are served, and what a scrape brings."""
     metrics = Metrics()
     metrics.show(lambda: info)
-    port, close = metrics.serve("127.0.0.1", 0)
+    server = metrics.serve("127.0.0.1", 0)
 
     def scrape() -> str:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=20) as answer:
             return str(answer.read().decode())
 
     try:
         yield metrics, scrape
     finally:
-        close()
+        server.close()
 
 
 def a_whole_scrape() -> str:

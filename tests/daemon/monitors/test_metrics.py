@@ -4,8 +4,6 @@ import errno
 import json
 import re
 import socket
-import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 
 from atom.base.errors import PortInUseError, StorageError
@@ -131,7 +128,7 @@ def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path)
     with ExitStack() as stack:
         monitors = Monitors(parse_peer_text("", tmp_path), stack, said)
         monitors.begin(lambda: INFO)
-        assert monitors.sinks == [monitors.ended_attempts]
+        assert monitors.sinks == []
     assert said.notes == []
     assert list(tmp_path.iterdir()) == []
 
@@ -175,23 +172,6 @@ def test_no_curve_goes_back_where_a_better_branch_took_rounds_back(tmp_path: Pat
         for name in names
     ]
     assert steps == [[1, 2, 3], [3, 4], [2, 5]]
-
-
-def test_daemons_that_start_in_one_second_draw_into_no_curve_of_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As services do at a boot, or a start after the clock went back to winter time."""
-    monkeypatch.setattr(time, "strftime", lambda form: "20261025-023000")
-    boards = [TensorBoardLog.in_folder(tmp_path) for _ in range(2)]
-    for number in (1, 2, 2):
-        for board in boards:
-            board.emit("round", **(ROUND | {"round": number}), loss=2.5, members=["a"])
-    for board in boards:
-        board.close()
-    files = {folder.name: len(list(folder.iterdir())) for folder in tmp_path.iterdir()}
-    first = "20261025-023000"
-    names = (first, f"{first}-2", f"{first}-branch-1", f"{first}-2-branch-1")
-    assert files == dict.fromkeys(names, 1)
 
 
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
@@ -240,36 +220,6 @@ def test_a_board_that_fails_ends_itself_and_nothing_else(
                 sink.emit("round", **ROUND, members=[])
     assert broken.calls == 1
     assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
-
-
-def test_a_disk_that_fills_up_is_told_in_a_word_and_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", ends.append)
-    said, before = Said(), set(threading.enumerate())
-    writing: set[threading.Thread] = set()
-    with ExitStack() as stack:
-        peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
-        monitors = Monitors(peer, stack, said)
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "no space")
-
-        for number in (1, 2):
-            for sink in monitors.sinks:
-                sink.emit("round", **(ROUND | {"round": number}), members=[])
-            writing |= set(threading.enumerate()) - before
-            monkeypatch.setattr(RecordWriter, "write", full)
-        for thread in writing:
-            thread.join(20.0)
-    assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
-    assert writing
-    assert ends == []
-    other = threading.Thread(target=full)
-    other.start()
-    other.join(20.0)
-    assert len(ends) == 1, "of our own threads one hears as before"
 
 
 def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 from atom.base.events import EventFan, EventList
 from atom.base.reasons import Reason
-from atom.daemon.monitors.ended_attempts import EndedAttempts
+from atom.daemon.peer.ended_attempts import EndedAttempts
 
 
 def test_the_last_four_attempts_in_vain_are_kept_beside_the_log() -> None:
