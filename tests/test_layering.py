@@ -70,7 +70,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "train": {"shell"},
         "box": {"shell"},
         "look": {"shell", "box"},
-        "demo": {"shell", "look"},
+        "demo": {"shell"},
         "": {"shell", "train", "box", "look", "demo"},
     },
 }

@@ -190,7 +190,7 @@ def demo(
         Path, typer.Option(metavar="DIR", help="Where everything is written.")
     ] = Path("atom-demo"),
 ) -> int:
-    """Three peers on this machine train a GPT; one is killed, another joins. Under 4 minutes.
+    """Three peers on this machine train a GPT; one is killed, another joins.
 
     It downloads nothing. Its goals are a loss below half of the first, and replicas that are equal
     in every bit.

@@ -1,96 +1,188 @@
-"""`atom demo`: claims the folder, has the play performed, judges it, writes the record."""
+"""`atom demo`: starts peers, kills one, brings another, and judges what they wrote down."""
 
-import contextlib
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from atom.base.errors import AtomError
-from atom.cli.demo.actor import adopt_orphans, end_descendants
-from atom.cli.demo.display import StoryLine, open_display
-from atom.cli.demo.loss_plot import draw_loss
-from atom.cli.demo.performance import Performance, Plan
-from atom.cli.demo.record import merge, rounds_of, write_events
-from atom.cli.demo.report import report
-from atom.cli.demo.stage import Stage, run_text
-from atom.cli.demo.verdict import Check, PeerResult, judge, sum_up
+from atom.cli.demo.peer import DemoPeer, Event, PeerFailed
+from atom.cli.demo.stage import Stage
+from atom.cli.demo.verdict import Check, PeerResult, judge, mini_batches, rounds_of, sum_up
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.failures import say_error
-from atom.cli.shell.signals import run_to_the_end
-from atom.cli.shell.terminal import stdout_console
-from atom.config.load import load_run_file, parse_run_text
-from atom.config.run_file import RunFile
+from atom.cli.shell.signals import raise_on_signals, undisturbed
+from atom.cli.shell.terminal import following, print_plainly, stdout_console
+from atom.config.load import load_run_file
+from atom.swarm.identity import short_id
 
-LIMIT_S = 225.0
-"""With the run file's own number of rounds; the report still has to fit into four minutes."""
+LIMIT_S, PER_ROUND_S = 240.0, 6.0
+"""When the demo is broken off: what its start may take, and each round at most."""
+FIRST_PEERS, VICTIM = 3, 2
+STEP_S = 0.3
+TOLD_EVERY_ROUNDS = 10
+_CURVE_COLUMNS_PER_NAT = 5
+_NUMBERS = ("rounds", "mini-batches", "tokens/s")
 
 
 def run_demo(directory: Path, rounds: int | None) -> ExitCode:
     """Plays the demo. Returns OK only if every claim held. Raises: StorageError."""
     stage = Stage(directory)
     stage.claim(rounds)
-    adopt_orphans()
+    raise_on_signals()
+    run, console = load_run_file(stage.run_file), stdout_console()
+    assert run.run.rounds is not None, "the demo ends"
     try:
-        return _play_and_judge(stage, load_run_file(stage.run_file), stdout_console())
-    finally:
-        end_descendants()
-        stage.release()
-
-
-def _play_and_judge(stage: Stage, run: RunFile, console: Console) -> ExitCode:
-    usual = parse_run_text(run_text(None)).run.rounds
-    wanted = run.run.rounds
-    assert usual is not None, "the demo ends"
-    assert wanted is not None, "the demo ends"
-    plan = Plan(wanted, LIMIT_S * max(1.0, wanted / usual))
-    play = _Play(stage, run, plan)
-    try:
-        run_to_the_end(play.perform(console))
-    except AtomError as failure:
-        play.write()
+        with following(console) as told:
+            demo = Demo(stage, run.run.rounds, console, told)
+            try:
+                demo.play()
+            finally:
+                with undisturbed():
+                    demo.clear_up()
+    except PeerFailed as failure:
         say_error(failure.message, failure.hint)
         return ExitCode.FAULT
     finally:
-        end_descendants()
-    results, checks = play.write()
-    console.print(report(play.story, results, checks, stage))
-    if all(check.passed for check in checks):
-        return ExitCode.OK
+        stage.release()
+    return _verdict(demo, run.model.sequence_tokens, stage.root)
+
+
+def _verdict(demo: "Demo", sequence_tokens: int, root: Path) -> ExitCode:
+    founder = demo.peers[0].events
+    results = [
+        sum_up(peer.name, peer.peer_id, peer.fate, peer.events, founder, sequence_tokens)
+        for peer in demo.peers
+    ]
+    checks = judge(results, [float(event["loss"]) for event in rounds_of(founder)])
+    print_plainly(results_table(results))
+    for check in checks:
+        print_plainly(_told(check))
     failed = sum(not check.passed for check in checks)
+    if not failed:
+        return ExitCode.OK
     what = f"the demo missed its goal: {failed} of {len(checks)} claims did not hold"
-    say_error(what, f"the peers' logs are in {stage.root}")
+    say_error(what, f"the peers' logs are in {root}")
     return ExitCode.FAULT
 
 
-class _Play:
-    """A performance with its display, and the record of it."""
+class Demo:
+    """One run of the demo. `play` returns when all peers have ended; `clear_up` after it."""
 
-    def __init__(self, stage: Stage, run: RunFile, plan: Plan) -> None:
+    def __init__(
+        self, stage: Stage, rounds: int, console: Console, told: Callable[[str], None]
+    ) -> None:
+        """`told`: shows how far it is."""
         self._stage = stage
-        self._run = run
-        self._plan = plan
-        self._performance: Performance | None = None
-        self.story: list[StoryLine] = []
+        self._rounds = rounds
+        self._console = console
+        self._told = told
+        self._began = time.monotonic()
+        self._round = 0
+        """The founder's last committed one."""
+        self._training: set[str] = set()
+        """Names of peers that had a part in a round."""
+        self.peers: list[DemoPeer] = []
 
-    async def perform(self, console: Console) -> None:
-        with open_display(console, self._plan.limit_s) as display:
-            self.story = display.story
-            self._performance = Performance(self._stage, self._plan, display)
-            await self._performance.play()
+    def play(self) -> None:
+        """Raises: PeerFailed if a daemon fails, or the rounds take too long."""
+        self._say("peer 1 founds the run: it tokenises the text and traces the model")
+        founder = self._enter("start", str(self._stage.run_file))
+        while not (address := founder.join_address):
+            self._step()
+        for _ in range(FIRST_PEERS - 1):
+            self._enter("join", address)
+        self._say(f"{FIRST_PEERS - 1} peers join by its address; look on: atom watch {address}")
+        while any(not peer.fate for peer in self.peers):
+            self._step()
+            fates = [peer.fate for peer in self.peers]
+            kill, join = due(self._round, self._rounds, len(self._training), fates)
+            if kill:
+                victim = self.peers[VICTIM - 1]
+                victim.kill()
+                self._say(f"{victim.name} is killed after round {self._round}: the others go on")
+            if join:
+                self._say(f"peer {len(self.peers) + 1} joins")
+                self._enter("join", address)
 
-    def write(self) -> tuple[list[PeerResult], list[Check]]:
-        """events.jsonl and loss.png of whatever happened; the results and the verdict."""
-        assert self._performance is not None, "nothing was played"
-        players = self._performance.players.values()
-        logs = {player.name: player.tail.events for player in players}
-        write_events(self._stage.events, merge(logs | {"demo": self._performance.events}))
-        founder = self._performance.founder.tail.events
-        tokens = self._run.model.sequence_tokens
-        results = [
-            sum_up(p.name, p.peer_id, p.fate, p.tail.events, founder, tokens) for p in players
-        ]
-        title = "atom demo: a byte-level GPT learns Python's standard library on three peers"
-        with contextlib.suppress(OSError):  # the verdict matters more than the picture
-            draw_loss(self._stage.plot, founder, self._performance.marks, title)
-        losses = [float(event["loss"]) for event in rounds_of(founder)]
-        return results, judge(results, losses)
+    def clear_up(self) -> None:
+        """No process of the demo is left."""
+        for peer in self.peers:
+            peer.remove()
+
+    def _enter(self, *arguments: str) -> DemoPeer:
+        number = len(self.peers) + 1
+        peer = DemoPeer(f"peer {number}", self._stage.state(number))
+        self.peers.append(peer)
+        peer.start(*arguments, "--peer", str(self._stage.peer_file), "--state", str(peer.state))
+        return peer
+
+    def _step(self) -> None:
+        """A moment passes: what the peers wrote down is read, and shown."""
+        time.sleep(STEP_S)
+        for peer in self.peers:
+            peer.look()
+        for event in rounds_of(self.peers[0].events)[self._round :]:
+            self._round = event["round"]
+            self._show(event)
+        if self._elapsed_s() > LIMIT_S + PER_ROUND_S * self._rounds:
+            late = next(peer for peer in self.peers if not peer.fate)
+            raise late.failure(f"is not done: it is late at round {self._round} of {self._rounds}")
+
+    def _show(self, event: Event) -> None:
+        for peer in self.peers:
+            if peer.name not in self._training and mini_batches(event, peer.peer_id):
+                self._training.add(peer.name)
+                self._say(f"{peer.name} trains from round {self._round} on")
+        words = f"round {self._round:3} of {self._rounds}   loss {event['loss']:.4f}"
+        if self._round % TOLD_EVERY_ROUNDS == 0:
+            self._say(f"{words}  {curve(event['loss'])}")
+        if self._console.is_terminal:
+            self._told(words)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _say(self, text: str) -> None:
+        line = f"{self._elapsed_s():6.1f} s  {text}"
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+def curve(loss: float) -> str:
+    """A line of the loss's length: those of several rounds, one below the other, are its curve."""
+    return "─" * round(min(loss, 8.0) * _CURVE_COLUMNS_PER_NAT) if loss > 0 else ""
+
+
+def due(round_: int, rounds: int, trained: int, fates: Sequence[str]) -> tuple[bool, bool]:
+    """Whether one peer is to be killed now, a quarter of the way in, and whether another is to
+    join, halfway. A swarm that came together late is disturbed late: who took no part is no loss.
+
+    `trained`: peers that had a part in a round. `fates`: of all that were started.
+    """
+    kill = trained >= FIRST_PEERS and not fates[VICTIM - 1] and 4 * round_ >= rounds
+    return kill, len(fates) == FIRST_PEERS and 2 * round_ >= rounds
+
+
+def results_table(results: Sequence[PeerResult]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for title in ("peer", "id", *_NUMBERS, "digest", "fate"):
+        table.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=True)
+    for result in results:
+        table.add_row(
+            result.name,
+            short_id(result.peer_id) if result.peer_id else "-",
+            f"{result.rounds:,}",
+            f"{result.mini_batches:,}",
+            f"{result.tokens_per_s:,.0f}",
+            result.digest[:12] or "-",
+            result.fate,
+        )
+    return table
+
+
+def _told(check: Check) -> Text:
+    mark = ("✓ ", "good") if check.passed else ("✗ ", "bad")
+    return Text.assemble(mark, check.claim, (f"   {check.figures}", "quiet"))

@@ -32,35 +32,31 @@ class Stage:
         self.root = expand_home(root).absolute()
         self.run_file = self.root / "run.toml"
         self.peer_file = self.root / "peer.toml"
-        self.events = self.root / "events.jsonl"
-        self.plot = self.root / "loss.png"
-        self.address = self.root / "address.txt"
-        self.control_log = self.root / "control.log"
         self._tokens = self.root / "tokens"
         self._lock: IO[str] | None = None
-
-    def state(self, number: int) -> Path:
-        return self.root / "peers" / str(number)
-
-    def log(self, number: int) -> Path:
-        return self.root / f"peer-{number}.log"
 
     def claim(self, rounds: int | None) -> None:
         """Empties the folder and writes the files that the peers read.
 
         Raises: StorageError if it holds something else, or another demo uses it.
         """
-        self._make_ours()
-        self._lock_or_refuse()
-        self._clear()
-        self.run_file.write_text(run_text(rounds), encoding="utf-8")
-        self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
-        self._tokens.mkdir()
+        try:
+            self._make_ours()
+            self._clear()
+            self.run_file.write_text(run_text(rounds), encoding="utf-8")
+            self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
+            self._tokens.mkdir()
+        except OSError as problem:
+            self.release()
+            what = f"cannot use {self.root} for the demo: {problem.strerror}"
+            raise StorageError(what, _ELSEWHERE) from None
 
-    def prepare_peer(self, number: int) -> None:
-        """A state directory that shares the token cache: the text is tokenised once."""
-        self.state(number).mkdir(parents=True)
-        (self.state(number) / "tokens").symlink_to(self._tokens)
+    def state(self, number: int) -> Path:
+        """A peer's new state directory. It shares the tokens: the text is tokenised once."""
+        state = self.root / f"peer-{number}"
+        state.mkdir()
+        (state / "tokens").symlink_to(self._tokens)
+        return state
 
     def release(self) -> None:
         if self._lock is not None:
@@ -68,37 +64,22 @@ class Stage:
             self._lock = None
 
     def _make_ours(self) -> None:
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            is_foreign = any(self.root.iterdir()) and not (self.root / _MARKER).exists()
-        except OSError as problem:
-            raise self._unusable(problem) from None
-        if is_foreign:
+        """Raises: OSError, StorageError."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        marker = self.root / _MARKER
+        if any(self.root.iterdir()) and not marker.exists():
             what = f"{self.root} is not empty, and no demo wrote what it holds"
             raise StorageError(what, _ELSEWHERE)
-
-    def _lock_or_refuse(self) -> None:
-        marker = self.root / _MARKER
-        try:
-            self._lock = marker.open("a")
-            is_ours = is_claimed(self._lock, marker)
-        except OSError as problem:
-            self.release()
-            raise self._unusable(problem) from None
-        if not is_ours:
+        self._lock = marker.open("a")
+        if not is_claimed(self._lock, marker):
             self.release()
             raise StorageError(f"another demo runs in {self.root}", f"wait for it, or {_ELSEWHERE}")
 
-    def _unusable(self, problem: OSError) -> StorageError:
-        return StorageError(f"cannot use {self.root} for the demo: {problem.strerror}", _ELSEWHERE)
-
     def _clear(self) -> None:
         for path in self.root.iterdir():
-            if path.name == _MARKER:
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif path.name != _MARKER:
                 path.unlink()
 
 

@@ -1,16 +1,11 @@
 """Whether the demo showed what it claims. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from atom.cli.demo.record import Event, mini_batches, rounds_of
-
-FINISHED = "finished"
-STOPPED = "stopped in time"
-"""Alive and in the swarm when the time was up."""
-IN_FLIGHT_ROUNDS = 2
-"""Stopped peers may differ by commits that were on their way."""
+from atom.cli.demo.peer import FINISHED, Event
 
 State = tuple[str, str]
 """Head and digest of a replica, hexadecimal."""
@@ -33,10 +28,6 @@ class PeerResult:
     """What its replica was after each round that it committed or fetched."""
 
     @property
-    def survived(self) -> bool:
-        return self.fate in (FINISHED, STOPPED)
-
-    @property
     def last_round(self) -> int:
         return max(self.states, default=0)
 
@@ -52,6 +43,18 @@ class Check:
     claim: str
     passed: bool
     figures: str
+
+
+def rounds_of(events: Iterable[Event]) -> list[Event]:
+    """The committed rounds in order; of a round told twice (after a catch-up) the later telling."""
+    last = {int(event["round"]): event for event in events if event.get("event") == "round"}
+    return [last[number] for number in sorted(last)]
+
+
+def mini_batches(event: Event, peer_id: str) -> int:
+    """What this peer contributed to a round (sequences)."""
+    parts = zip(event["members"], event["contributed"], strict=True)
+    return sum(sequences for member, sequences in parts if member == peer_id)
 
 
 def sum_up(
@@ -75,8 +78,7 @@ def sum_up(
 
 def judge(results: Sequence[PeerResult], losses: Sequence[float]) -> list[Check]:
     """All claims of the demo; it succeeded if every one held."""
-    survivors = [result for result in results if result.survived]
-    return [_loss_fell(losses), _identical(survivors)]
+    return [_loss_fell(losses), _identical([each for each in results if each.fate == FINISHED])]
 
 
 def _states(events: Sequence[Event]) -> dict[int, State]:
@@ -103,23 +105,13 @@ def _identical(survivors: Sequence[PeerResult]) -> Check:
     claim = "all surviving replicas are bit-identical"
     if len(survivors) < 2:
         return Check(claim, False, f"{len(survivors)} of them proves nothing")
-    differing = _differing_rounds(survivors)
-    if differing:
-        return Check(claim, False, f"they differ after round {differing[0]}")
-    common = set.intersection(*(set(result.states) for result in survivors))
-    last, newest = max(common, default=0), max(result.last_round for result in survivors)
-    finished = all(result.fate == FINISHED for result in survivors)
-    if last == 0 or newest - last > (0 if finished else IN_FLIGHT_ROUNDS):
+    seen = sorted((number, state) for each in survivors for number, state in each.states.items())
+    for (number, state), (next_number, next_state) in pairwise(seen):
+        if number == next_number and state != next_state:
+            return Check(claim, False, f"they differ after round {number}")
+    last = {result.last_round for result in survivors}
+    if len(last) > 1 or last == {0}:
         where = ", ".join(f"{result.name} at round {result.last_round}" for result in survivors)
         return Check(claim, False, where)
-    digest = survivors[0].states[last][1]
-    return Check(claim, True, f"{len(survivors)} after round {last}: {digest[:12]}")
-
-
-def _differing_rounds(survivors: Sequence[PeerResult]) -> list[int]:
-    numbers = sorted({number for result in survivors for number in result.states})
-    return [
-        number
-        for number in numbers
-        if len({result.states[number] for result in survivors if number in result.states}) > 1
-    ]
+    figures = f"{len(survivors)} after round {last.pop()}: {survivors[0].digest[:12]}"
+    return Check(claim, True, figures)

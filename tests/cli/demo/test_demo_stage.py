@@ -28,11 +28,10 @@ def test_another_number_of_rounds(rounds: int) -> None:
 def test_a_claimed_folder_holds_valid_files(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "demo")
     stage.claim(None)
-    stage.prepare_peer(1)
+    first = stage.state(1)
     assert load_run_file(stage.run_file).run.name == "demo"
     assert load_peer_file(stage.peer_file).device.cpu_threads == 1
-    (stage.state(1) / "tokens" / "x").write_text("shared")
-    stage.prepare_peer(2)
+    (first / "tokens" / "x").write_text("shared")
     assert (stage.state(2) / "tokens" / "x").read_text() == "shared"
     stage.release()
 
@@ -40,15 +39,15 @@ def test_a_claimed_folder_holds_valid_files(tmp_path: Path) -> None:
 def test_our_own_folder_is_emptied(tmp_path: Path) -> None:
     first = Stage(tmp_path / "demo")
     first.claim(None)
-    first.prepare_peer(1)
-    first.plot.write_text("old")
+    old = first.state(1)
+    (first.root / "loss.png").write_text("old")
     first.release()
 
     again = Stage(tmp_path / "demo")
     again.claim(30)
 
-    assert not again.plot.exists()
-    assert not again.state(1).exists()
+    assert not (again.root / "loss.png").exists()
+    assert not old.exists()
     assert load_run_file(again.run_file).run.rounds == 30
     again.release()
 

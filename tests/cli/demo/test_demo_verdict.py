@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from atom.cli.demo.verdict import FINISHED, STOPPED, PeerResult, judge, sum_up
+from atom.cli.demo.peer import FINISHED
+from atom.cli.demo.verdict import PeerResult, judge, mini_batches, rounds_of, sum_up
 
 FALLING = [5.0, 4.0, 2.4]
 STATES = {number: (f"head {number}", f"digest {number}") for number in range(1, 101)}
@@ -63,14 +64,6 @@ def test_replicas_are_not_proven_identical(others: list[PeerResult]) -> None:
     assert failed([GOOD, *others]) == [IDENTICAL]
 
 
-def test_stopped_peers_may_differ_by_what_was_on_its_way() -> None:
-    stopped = dataclasses.replace(GOOD, fate=STOPPED)
-    assert failed([stopped, until(99, fate=STOPPED)]) == []
-    assert failed([stopped, until(90, fate=STOPPED)]) == [IDENTICAL]
-    assert failed([stopped, other(STOPPED, r99=("x", "y"))]) == [IDENTICAL]
-    assert failed([stopped, other(STOPPED), until(60, fate="still joining")]) == []
-
-
 def event(kind: str, time: float, **fields: object) -> dict[str, object]:
     return {"event": kind, "time": time, **fields}
 
@@ -94,7 +87,6 @@ def test_the_replica_is_read_from_its_own_events() -> None:
     result = sum_up("peer 1", "A", FINISHED, FOUNDERS, FOUNDERS, sequence_tokens=10)
     assert result.states == {0: ("", "d0"), 1: ("", "d1"), 2: ("", "d2"), 3: ("h3", "d3")}
     assert (result.last_round, result.digest) == (3, "d3")
-    assert result.survived
 
 
 @pytest.mark.parametrize("kind", ["caught-up", "left"])
@@ -107,4 +99,18 @@ def test_a_fetched_state_counts(kind: str) -> None:
 def test_a_peer_that_wrote_nothing() -> None:
     result = sum_up("peer 4", "", "killed", [], [], sequence_tokens=10)
     assert (result.rounds, result.tokens_per_s, result.digest) == (0, 0.0, "")
-    assert not result.survived
+
+
+def test_a_round_told_twice_counts_once() -> None:
+    events = [
+        {"event": "round", "round": 2, "loss": 1.0},
+        {"event": "other"},
+        {"event": "round", "round": 1, "loss": 2.0},
+        {"event": "round", "round": 2, "loss": 3.0},
+    ]
+    assert [event["loss"] for event in rounds_of(events)] == [2.0, 3.0]
+
+
+def test_a_share() -> None:
+    event = {"members": ["A", "B", "A"], "contributed": [3, 0, 2]}
+    assert [mini_batches(event, peer) for peer in "ABC"] == [5, 0, 0]

@@ -1,0 +1,121 @@
+"""One peer of the demo: a daemon in its own process, which never outlives the demo."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import atom
+from atom.base.errors import AtomError
+from atom.daemon.own_identity import own_identity
+from atom.daemon.state_directory import StateDirectory
+from atom.swarm.dht.p2pd import die_with_parent
+
+FINISHED, KILLED = "finished", "killed"
+TAIL_LINES = 15
+_JOIN = "join: "
+
+Event = dict[str, Any]
+
+
+class PeerFailed(AtomError):
+    """A daemon ended that should not have; the hint shows what it said last."""
+
+
+class DemoPeer:
+    """`start`, then `look` again and again; `kill` is part of the demo, `remove` its end."""
+
+    def __init__(self, name: str, state: Path) -> None:
+        self.name = name
+        self.state = state
+        self.log = state.parent / f"{state.name}.log"
+        self.fate = ""
+        """Empty while it lives."""
+        self.events: list[Event] = []
+        """What its daemon wrote down until the last `look`."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stdout = state.parent / f"{state.name}.out"
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def peer_id(self) -> str:
+        """Empty until its key is on disk."""
+        found = own_identity(self.state)
+        return "" if found is None else found.peer_id
+
+    @property
+    def join_address(self) -> str:
+        """What a founder prints first; empty until then."""
+        lines = self._stdout.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        told = [line for line in lines if line.startswith(_JOIN) and line.endswith("\n")]
+        return told[0].removeprefix(_JOIN).strip() if told else ""
+
+    def start(self, *arguments: str) -> None:
+        """Runs `atom ARGUMENTS…`."""
+        with self.log.open("ab") as log, self._stdout.open("wb") as stdout:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "atom", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C at the terminal is ours to answer
+                preexec_fn=die_with_parent,
+            )
+
+    def look(self) -> None:
+        """Reads what it wrote down, and notices its end. Raises: PeerFailed if that was none."""
+        code = None if self._process is None else self._process.poll()
+        self.events = read_events(StateDirectory(self.state).events)
+        if self.fate or code is None:
+            return
+        self.fate = FINISHED if code == 0 else f"failed ({code})"
+        if code:
+            raise self.failure(f"ended with exit code {code}")
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon alone: whatever it started has to notice by itself."""
+        self.fate = KILLED
+        os.kill(self.process_id, signal.SIGKILL)
+
+    def remove(self) -> None:
+        """SIGKILL to the daemon and its group; for the end, however it came."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process_id, signal.SIGKILL)
+            self._process.wait()
+
+    def failure(self, what: str) -> PeerFailed:
+        """The exception that tells `what` happened, with the end of the log."""
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            last = [line.rstrip() for line in deque(file, maxlen=TAIL_LINES)]
+        return PeerFailed(f"{self.name} {what}", "\n".join((f"the end of {self.log}:", *last)))
+
+
+def read_events(path: Path) -> list[Event]:
+    """The finished lines of an event log; none if there is no log."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
+
+
+def _environment() -> dict[str, str]:
+    """Atom importable as it is here, plain logs, no GPU, one arithmetic thread."""
+    paths = [str(Path(atom.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "NO_COLOR": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
