@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.shell.completion import precisions, services, settings, state_directories
 from atom.cli.shell.options import (
     AllOption,
     DaemonStateOption,
     JsonOption,
+    KeptOption,
     PeerOption,
     StateOption,
     TrustOption,
+    parse_deadline,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 
@@ -66,7 +67,6 @@ def leave(
     atom leave --deadline "5 min"
     """
     from atom.cli.box.control import leave_daemon
-    from atom.cli.shell.arguments import parse_deadline
 
     leave_daemon(state, everyone, parse_deadline(deadline))
 
@@ -77,7 +77,6 @@ def set_(
         list[str] | None,
         typer.Argument(
             metavar="KEY[=VALUE]",
-            autocompletion=settings,
             help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
         ),
     ] = None,
@@ -135,7 +134,6 @@ def trace(
     atom trace pass.json
     """
     from atom.cli.box.trace import save_trace
-    from atom.cli.shell.arguments import parse_deadline
 
     save_trace(file, state, parse_deadline(deadline))
 
@@ -143,15 +141,7 @@ def trace(
 @commands.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            help="Of which peer, if several are kept.",
-            autocompletion=state_directories,
-        ),
-    ] = None,
+    state: KeptOption = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="One of the peer's snapshots; else the newest."),
@@ -161,7 +151,6 @@ def export(
         typer.Option(
             metavar="P",
             help="float32, bfloat16 or float16; else the run's.",
-            autocompletion=precisions,
         ),
     ] = None,
     trust: TrustOption = None,
@@ -214,7 +203,6 @@ def service(
         typer.Argument(
             metavar="COMMAND",
             help="What is to run: join, start or bootstrap, with its options.",
-            autocompletion=services,
         ),
     ],
 ) -> None:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.shell.completion import state_directories
 from atom.cli.shell.options import (
     DaemonStateOption,
     JsonOption,
+    KeptOption,
     LookedAtArgument,
     MemberOption,
 )
@@ -107,20 +107,13 @@ def plot(
         str | None,
         typer.Argument(metavar="ADDRESS", help="Of a run to draw from its chain."),
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            help="Of which peer, if several are kept; with ADDRESS: ask as this peer.",
-            autocompletion=state_directories,
-        ),
-    ] = None,
+    state: KeptOption = None,
 ) -> None:
     """Draw a run: loss, throughput, membership and reduce time, over its rounds.
 
     Without ADDRESS, from what the peer on this machine wrote down; the daemon may be running. With
-    ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no speeds.
+    ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no
+    speeds; --state then says as which peer to ask.
 
     [bold]Examples[/]
     atom plot run.png

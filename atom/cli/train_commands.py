@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.shell.completion import run_names
 from atom.cli.shell.options import (
     AddressArgument,
     AssumeOption,
@@ -19,6 +18,7 @@ from atom.cli.shell.options import (
     RunFileArgument,
     StateOption,
     TrustOption,
+    run_names,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 from atom.cli.shell.terminal import waiting

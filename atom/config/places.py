@@ -33,14 +33,9 @@ def cache_directory() -> Path:
     return _base("XDG_CACHE_HOME", ".cache") / "atom"
 
 
-def crash_directory() -> Path:
-    """Where reports of unexpected faults go: $XDG_STATE_HOME/atom, or ~/.local/state/atom."""
-    return _base("XDG_STATE_HOME", ".local/state") / "atom"
-
-
 def turns_directory() -> Path:
     """Where the daemons of this user meet that share a device: $XDG_STATE_HOME/atom/turns."""
-    return crash_directory() / "turns"
+    return _base("XDG_STATE_HOME", ".local/state") / "atom" / "turns"
 
 
 def _base(variable: str, below_home: str) -> Path:

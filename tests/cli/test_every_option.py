@@ -130,7 +130,6 @@ def too_much(*command: str) -> list[Row]:
 
 
 ROWS: dict[tuple[str, str], list[Row]] = {
-    ("", "debug"): a_flag("--debug"),
     ("", "install_completion"): a_flag("--install-completion"),
     ("", "show_completion"): a_flag("--show-completion"),
     ("", "version"): a_flag("--version"),
@@ -172,10 +171,10 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         ((*PLAN, "--network", "0 bit/s"), USAGE, "--network: no bandwidth at all"),
     ],
     ("plan", "peers"): [
-        ((*PLAN, "--peers", "few"), USAGE, '--peers: expected a whole number, not "few"'),
-        ((*PLAN, "--peers", "0"), USAGE, '--peers: must be at least 1, not "0"'),
-        ((*PLAN, "--peers", "1e9"), USAGE, '--peers: expected a whole number, not "1e9"'),
-        ((*PLAN, "--peers", "999999"), USAGE, '--peers: must be at most 100000, not "999999"'),
+        ((*PLAN, "--peers", "few"), USAGE, "'--peers': Input should be a valid integer"),
+        ((*PLAN, "--peers", "0"), USAGE, "'--peers': Input should be greater"),
+        ((*PLAN, "--peers", "1e9"), USAGE, "'--peers': Input should be a valid integer"),
+        ((*PLAN, "--peers", "999999"), USAGE, "'--peers': Input should be less"),
     ],
     ("plan", "as_json"): a_flag(*PLAN, "--json"),
     ("compile", "run_file"): no_file("compile", "--out", "out"),
@@ -189,8 +188,8 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("compile", "gpu_memory"): no_size(*COMPILE),
     ("compile", "assume"): no_device(*COMPILE),
     ("demo", "rounds"): [
-        (("demo", "--rounds", "2"), USAGE, '--rounds: must be at least 8, not "2"'),
-        (("demo", "--rounds", "many"), USAGE, '--rounds: expected a whole number, not "many"'),
+        (("demo", "--rounds", "2"), USAGE, "'--rounds': Input should be greater"),
+        (("demo", "--rounds", "many"), USAGE, "'--rounds': Input should be a valid integer"),
     ],
     ("demo", "directory"): [
         (("demo", "--directory", "."), STORAGE, "is not empty"),
@@ -204,8 +203,12 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("watch", "state"): [*no_member("watch", ADDRESS), *no_daemon("watch")],
     ("dashboard", "address"): [*no_address("dashboard"), *no_run_meant("dashboard")],
     ("dashboard", "port"): [
-        (("dashboard", ADDRESS, "--port", "99999"), USAGE, '--port: must be at most 65535, not "9'),
-        (("dashboard", ADDRESS, "--port", "http"), USAGE, "--port: expected a whole number"),
+        (("dashboard", ADDRESS, "--port", "99999"), USAGE, "'--port': Input should be less"),
+        (
+            ("dashboard", ADDRESS, "--port", "http"),
+            USAGE,
+            "'--port': Input should be a valid integer",
+        ),
     ],
     ("dashboard", "host"): [
         (("dashboard", ADDRESS, "--host", "a b"), USAGE, "--host: 'a b' is not a host"),

@@ -7,8 +7,8 @@ import typer
 
 from atom.base.units import format_bytes
 from atom.cli.box.local_daemons import find_state
-from atom.cli.shell.arguments import parse_trust
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
+from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
 from atom.cli.shell.terminal import stderr_console
 from atom.config.precision import PRECISION_NAMES

@@ -12,13 +12,14 @@ from typing import Any
 import typer
 
 from atom.base.errors import UserError
-from atom.cli.shell.arguments import parse_trust
-from atom.cli.shell.completion import DAEMONS
 from atom.cli.shell.exit_codes import IN_VAIN, MEANINGS, ExitCode
+from atom.cli.shell.options import parse_trust
 from atom.cli.shell.terminal import stderr_console
 from atom.config.load import load_peer_file, load_run_file
 from atom.swarm.addresses import parse_join_address
 
+DAEMONS = ("join", "start", "bootstrap")
+"""Commands that run until they are told to leave."""
 STOP_S = 75
 """For leaving, which takes up to 60 s, and for the rest of the end."""
 RESTART_S = 30

@@ -7,7 +7,7 @@ from pathlib import Path
 from atom.base.errors import AddressError, TrustError
 from atom.cli.look.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.look.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.records.manifest import Manifest

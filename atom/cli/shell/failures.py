@@ -1,30 +1,20 @@
-"""How a command ends: errors become words and an exit code, faults become a report on disk."""
+"""How a command ends: errors become words and an exit code."""
 
 import errno
 import os
-import platform
 import signal
 import sys
-import tempfile
 import termios
-import time
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import typer
-from rich.console import Console
 
-from atom import __version__
 from atom.base.disk_words import why_not_written
-from atom.base.errors import StorageError, UserError
+from atom.base.errors import ShortageError, StorageError, UserError
 from atom.cli.shell.exit_codes import ExitCode, exit_code_of
-from atom.cli.shell.folding import folded
-from atom.cli.shell.shortage import shortage_words
 from atom.cli.shell.terminal import stderr_console
-from atom.cli.shell.usage import usage_words
-from atom.config.places import crash_directory
 
 _DISK_ERRORS = {
     errno.ENOSPC: "free some space, or choose another directory with --state DIR",
@@ -33,7 +23,10 @@ _DISK_ERRORS = {
     errno.EACCES: "check its owner and rights, or choose another directory",
     errno.EPERM: "check its owner and rights, or choose another directory",
 }
-
+_NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map segment from")
+"""The system's own words, as PyTorch, safetensors and the loader of libraries pass them on."""
+_NO_THREAD = ("can't start new thread", "no thread for")
+_EMPTY = "is empty (is it a variable of the shell that is not set?)"
 _LABEL_COLUMNS = len("error: ")
 
 
@@ -46,101 +39,99 @@ class Terminated(BaseException):
         self.number = number
 
 
-def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int:
+def run_guarded(command: Callable[[], Any]) -> int:
     """Runs a command; whatever it raises is said on stderr. Returns the exit code."""
     try:
         result = command()
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except typer.TyperException as problem:
-        return _say_usage(problem)
-    except UserError as problem:
-        return _say_user_error(problem, is_debug())
-    except BrokenPipeError:
-        return _end_quietly()
+        say_error(*usage_words(problem))
+        return ExitCode.USAGE
+    except BrokenPipeError:  # nobody reads on (`atom status … | head`)
+        _write_nowhere(sys.stdout)
+        return ExitCode.OK
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Terminated as told:
         return _hung_up() if told.number == signal.SIGHUP else ExitCode.TERMINATED
     except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
-        if _of_a_closed_terminal(fault):
-            return _hung_up()
-        known = _as_user_error(fault)
-        return (
-            _say_fault(fault, is_debug()) if known is None else _say_user_error(known, is_debug())
-        )
+        return _hung_up() if _of_a_closed_terminal(fault) else _say_fault(fault)
 
 
 def say_error(message: str, hint: str = "") -> None:
     """`error:`, then `hint:` where there is one, on stderr. The words are taken literally."""
-    console = stderr_console()
-    _say(console, "error", message)
+    _say("error", message)
     if hint:
-        _say(console, "hint", hint)
+        _say("hint", hint)
 
 
-def _say(console: Console, label: str, text: str) -> None:
-    """Below the label stand the text's own lines, and on a terminal what it folds. Names out of
-    files that others wrote may hold what a terminal would obey: that is not shown."""
-    lead = f"{label}:".ljust(_LABEL_COLUMNS)
-    lines = [_printable(line) for line in text.splitlines()] or [""]
-    if console.is_terminal:
-        room = console.width - _LABEL_COLUMNS
-        lines = [part for line in lines for part in folded(line, room)]
-    for number, line in enumerate(lines):
-        console.print(f"[{label}]{lead}[/]" if number == 0 else " " * _LABEL_COLUMNS, end="")
-        console.print(line, markup=False, soft_wrap=True)
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """An empty path would be the folder that one stands in. Raises: typer.BadParameter."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        name, equals, value = argument.partition("=")
+        if argument and not (name.startswith("-") and equals and not value):
+            continue
+        what = name or (before if before.startswith("-") else "an argument")
+        raise typer.BadParameter(_EMPTY, param_hint=what)
+
+
+def usage_words(problem: typer.TyperException) -> tuple[str, str]:
+    """What is wrong with a command line: message and hint."""
+    context = getattr(problem, "ctx", None)
+    path = "atom" if context is None else context.command_path
+    message, _, suggestion = problem.format_message().partition(" Did you mean ")
+    hint = f"did you mean {suggestion}" if suggestion else f"see `{path} --help`"
+    return message[:1].lower() + message[1:].rstrip("."), hint
+
+
+def _say(label: str, text: str) -> None:
+    """Names out of files that others wrote may hold what a terminal would obey: that is not
+    shown."""
+    console, lead = stderr_console(), f"[{label}]{f'{label}:':{_LABEL_COLUMNS}}[/]"
+    for number, line in enumerate(text.splitlines() or [""]):
+        console.print(lead if number == 0 else " " * _LABEL_COLUMNS, end="")
+        console.print(_printable(line), markup=False, soft_wrap=True)
 
 
 def _printable(line: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\t" else "�" for sign in line)
 
 
-def _say_usage(problem: typer.TyperException) -> int:
-    say_error(*usage_words(problem))
-    return ExitCode.USAGE
-
-
-def _say_user_error(problem: UserError, debug: bool) -> int:
-    if debug:
-        traceback.print_exception(problem)
-    say_error(problem.message, problem.hint)
-    return exit_code_of(problem)
-
-
-def _say_fault(fault: Exception, debug: bool) -> int:
+def _say_fault(fault: Exception) -> int:
+    known = fault if isinstance(fault, UserError) else _as_user_error(fault)
+    if known is not None:
+        say_error(known.message, known.hint)
+        return exit_code_of(known)
+    for line in "".join(traceback.format_exception(fault)).splitlines():
+        stderr_console().print(_printable(line), markup=False, soft_wrap=True)
     words = f"{type(fault).__name__}: {fault}".splitlines()[0][:300]
-    if debug:
-        traceback.print_exception(fault)
-        say_error(f"unexpected fault: {words}")
-        return ExitCode.FAULT
-    report = _write_report(fault)
-    say_error(f"unexpected fault: {words}", f"this is a bug; a report of it is in {report}")
+    say_error(f"unexpected fault: {words}", "this is a bug: please report it with the lines above")
     return ExitCode.FAULT
 
 
 def _as_user_error(fault: Exception) -> UserError | None:
-    if (short := shortage_words(fault)) is not None:
-        return short
+    """Of what the system had no more, or did not allow. Libraries say it in exceptions of their
+    own, some of them plain RuntimeErrors or ImportErrors, of which only the words tell."""
+    number = fault.errno if isinstance(fault, OSError) else None
+    said = str(fault).partition("\n")[0][:300]
+    if isinstance(fault, MemoryError) or number == errno.ENOMEM or _is_said(_NO_MEMORY, said):
+        more = f": {said}" if said else ""
+        return ShortageError(f"host memory ran out{more}", "end other programs, then try again")
+    if _is_said(_NO_THREAD, said):
+        hint = "free memory, or raise the limit: ulimit -u, TasksMax=, --pids-limit"
+        return ShortageError(f"the system gives no more threads: {said}", hint)
+    if number in (errno.EMFILE, errno.ENFILE):
+        hint = "raise the limit: ulimit -n, LimitNOFILE=, --ulimit nofile="
+        return ShortageError(f"too many open files: {said}", hint)
     if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
         where = f"{fault.filename}: " if fault.filename else ""
         return StorageError(f"{where}{why_not_written(fault)}", _DISK_ERRORS[fault.errno])
     return None
 
 
-def _write_report(fault: Exception) -> Path | str:
-    name = time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.log")
-    head = f"atom {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-    text = f"{head}{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(fault))}"
-    for find in (crash_directory, lambda: Path(tempfile.gettempdir())):
-        try:
-            folder = find()
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        except (OSError, MemoryError, StorageError):
-            continue
-        return folder / name
-    return "no file: no folder is writable (use `atom --debug …` to see it)"
+def _is_said(words: tuple[str, ...], said: str) -> bool:
+    return any(each in said for each in words)
 
 
 def _of_a_closed_terminal(fault: Exception) -> bool:
@@ -163,12 +154,6 @@ def _is_hung_up(stream: TextIO) -> bool:
 def _hung_up() -> int:
     _write_nowhere(sys.stdout, sys.stderr)
     return ExitCode.HUNG_UP
-
-
-def _end_quietly() -> int:
-    """The reader of our stdout went away (`atom status … | head`): nobody is left to tell."""
-    _write_nowhere(sys.stdout)
-    return ExitCode.OK
 
 
 def _write_nowhere(*streams: TextIO) -> None:

@@ -1,11 +1,43 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments that several commands have: what shells offer, and what is understood.
 
+Completion is quick, as a person waits for it: nothing heavy is imported, and no daemon is asked.
+Where nothing is offered, shells offer files.
+"""
+
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atom.cli.shell.completion import DEVICES, devices, state_directories
+from atom.base.units import parse_seconds
+from atom.config.places import state_home
+
+DEVICES = ("rtx4090-24g", "rtx3060-12g", "gtx1080ti-11g", "v100-32g", "h200")
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Of the runs that are kept at the usual place."""
+    try:
+        names = sorted(entry.name for entry in state_home().iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    return _beginning(incomplete, [name for name in names if not name.startswith("_")])
+
+
+def state_directories(incomplete: str) -> list[str]:
+    """Of the runs that are kept at the usual place."""
+    return _beginning(incomplete, [str(state_home() / name) for name in run_names("")])
+
+
+def _devices(incomplete: str) -> list[str]:
+    return _beginning(incomplete, DEVICES)
+
+
+def _beginning(incomplete: str, offered: Sequence[str]) -> list[str]:
+    return [each for each in offered if each.startswith(incomplete)]
+
 
 PeerOption = Annotated[
     Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
@@ -31,12 +63,24 @@ DaemonStateOption = Annotated[
 AllOption = Annotated[
     bool, typer.Option("--all", help="Every daemon of yours on this box, if several run.")
 ]
+KeptOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Of which peer, if several are kept.",
+        autocompletion=state_directories,
+    ),
+]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
 ]
 InitialPeersOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="ADDRESS…", help="DHT nodes to enter through, as libp2p multiaddrs."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="DHT node to enter through, as a libp2p multiaddr; may be given several times.",
+    ),
 ]
 MemberOption = Annotated[
     Path | None,
@@ -70,7 +114,7 @@ AssumeOption = Annotated[
     typer.Option(
         metavar="DEVICE",
         help=f"Reckon for {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, not this box.",
-        autocompletion=devices,
+        autocompletion=_devices,
     ),
 ]
 NetworkOption = Annotated[
@@ -90,3 +134,26 @@ TrustOption = Annotated[
     typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
+
+
+def parse_trust(text: str | None) -> str | None:
+    """A peer id. Raises: typer.BadParameter."""
+    from atom.swarm.identity import is_peer_id
+
+    if text is not None and not is_peer_id(text):
+        what = f"{text!r} is no peer id: those begin with 12D3KooW and have 52 characters"
+        raise typer.BadParameter(what, param_hint="--trust")
+    return text
+
+
+def parse_deadline(text: str | None) -> float | None:
+    """ "30 s" → 30.0; a bare number means seconds. Raises: typer.BadParameter."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text) if re.fullmatch(r"[0-9.]+", text) else parse_seconds(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--deadline") from None
+    if seconds <= 0:
+        raise typer.BadParameter("a deadline is above zero", param_hint="--deadline")
+    return seconds

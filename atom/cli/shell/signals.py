@@ -16,7 +16,7 @@ from atom.cli.shell.failures import Terminated
 from atom.daemon.peer.leave_signals import hang_up
 
 T = TypeVar("T")
-_SHOW_CURSOR = "\x1b[?25h"
+_SHOW_CURSOR = b"\x1b[?25h"
 """A bar that was being drawn had hidden it."""
 
 
@@ -30,16 +30,19 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
     """
 
     def end(number: int, frame: object) -> None:
-        cursor = _SHOW_CURSOR if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
-        with contextlib.suppress(OSError):  # whoever read it may have gone first
-            if select.select([], [2], [], 0.0)[1]:  # nor may it keep us here
-                os.write(2, f"{cursor}\n{said}\n".encode())
+        if select.select([], [2], [], 0.0)[1]:  # a terminal that takes nothing keeps nobody here
+            with contextlib.suppress(OSError):
+                os.write(2, (_SHOW_CURSOR if _draws() else b"") + f"\n{said}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
+
+
+def _draws() -> bool:
+    return os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def raise_on_signals() -> None:

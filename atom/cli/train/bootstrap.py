@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.failures import Terminated
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file

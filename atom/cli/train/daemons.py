@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from atom.cli.shell.arguments import parse_trust
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.exit_codes import ExitCode
-from atom.cli.shell.unbegun_thread import end_if_a_thread_cannot_begin
+from atom.cli.shell.options import parse_trust
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.peer import run_join, run_start
@@ -17,7 +16,6 @@ def found_run(options: StartOptions) -> ExitCode:
     if options.listen is not None:
         parse_listen(options.listen)  # arguments are refused before anything is touched
     parse_multiaddrs(options.initial_peers)
-    end_if_a_thread_cannot_begin()
     console = TerminalConsole()
     try:
         return code_of(run_start(options, console))
@@ -30,7 +28,6 @@ def join_run(
 ) -> ExitCode:
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
     trust = parse_trust(trust)
-    end_if_a_thread_cannot_begin()
     console = TerminalConsole()
     try:
         return code_of(run_join(JoinOptions(address, peer_file, state, trust), console))

@@ -93,7 +93,7 @@ def test_leaving_is_given_its_time() -> None:
             ["start", "{here}/run.toml", "--state", "{above}/s", "--from", "{here}/old"],
         ),
         (
-            ["bootstrap", "--initial-peers", ENTRANCE, ENTRANCE],
+            ["bootstrap", "--initial-peers", ENTRANCE, "--initial-peers", ENTRANCE],
             ["bootstrap", "--initial-peers", ENTRANCE, "--initial-peers", ENTRANCE],
         ),
     ],

@@ -11,10 +11,10 @@ from atom.cli.shell.signals import undisturbed
 INTERRUPTED_WHILE_A_BAR_IS_DRAWN = """
 import os, signal
 from rich.console import Console
-from atom.cli.shell.progress_bars import Bars, Step
+from atom.cli.shell.console import Steps
 from atom.cli.shell.signals import end_at_once_on_signals
 end_at_once_on_signals("interrupted")
-Bars(Console(stderr=True)).show(Step("fetching", 1, 2, "bytes"))
+Steps(Console(stderr=True)).show("fetching", 1, 2, "bytes")
 os.kill(os.getpid(), signal.SIGINT)
 """
 

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from atom.cli.shell.daemon_console import MOST_WAITING, TerminalConsole
+from atom.cli.shell.console import MOST_WAITING, TerminalConsole
 
 WAIT_S = 20.0
 
 TALKS_INTO_FULL_PIPES = """
 import logging, os, sys
-from atom.cli.shell.daemon_console import MOST_WAITING, TerminalConsole
+from atom.cli.shell.console import MOST_WAITING, TerminalConsole
 logging.basicConfig()  # it flushes the stream that it found
 console = TerminalConsole(patience_s=0.1)
 for number in range(MOST_WAITING + 100):
@@ -72,26 +72,15 @@ def test_lines_beyond_those_that_can_wait_are_counted(monkeypatch: pytest.Monkey
         console.note("too much")
     stopped.flows.set()
     console.close()
-    lines = re.sub(r"(?m)^[\d:]{8} ", "", stopped.getvalue()).splitlines()
+    lines = re.sub(r"(?m)^(?:[\d:]{8})? ", "", stopped.getvalue()).splitlines()
     assert lines[:2] == ["first", "line 0"]
     assert lines[-2:] == [
         f"line {MOST_WAITING - 1}",
-        "3 lines were left out while nothing could be written",
+        "3 lines were left out: nothing could be written",
     ]
     console.note("later")
     console.close()
     assert stopped.getvalue().endswith(" later\n"), "and told once"
-
-
-def test_a_bar_knows_of_the_end_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[str, int]] = []
-    console, stopped = filled(monkeypatch)
-    monkeypatch.setattr(console._steps, "show", lambda step: shown.append((step.what, step.done)))
-    for done in range(11):
-        console.progress("fetching", done, 10)
-    stopped.flows.set()
-    console.close()
-    assert shown == [("fetching", 10)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.train.bootstrap import ToldEvents
 from atom.swarm.addresses import parse_multiaddr

@@ -1,23 +1,23 @@
 import pytest
 
-from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.train.daemons import code_of
 from atom.daemon.peer.lifecycle import Ending
 
 
-def test_the_address_is_data_and_the_rest_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[str]) -> None:
     console = TerminalConsole()
     console.note("looks [around]")
     console.join_address("/ip4/10.0.0.5/tcp/1/p2p/Qm/run/tiny")
     console.close()
-    streams = capsys.readouterr()
+    streams = capfd.readouterr()
     assert streams.out == "join: /ip4/10.0.0.5/tcp/1/p2p/Qm/run/tiny\n"
     assert "looks [around]" in streams.err
 
 
 def test_bars_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -26,7 +26,7 @@ def test_bars_on_a_terminal(
         console.progress("tokenising", done, 1000)
     console.progress("fetching", 10, 20)
     console.close()
-    streams = capsys.readouterr()
+    streams = capfd.readouterr()
     assert "tokenising" in streams.err
     assert "\x1b[?25h" in streams.err, "the cursor is shown again"
     assert streams.out == ""
