@@ -9,16 +9,12 @@ from atom.swap.timeline import Span, Timeline
 
 NEGLIGIBLE_S = 1e-9
 """Rounding of sums of seconds, not a gap."""
-NEGLIGIBLE_SHARE = 0.05
-"""Of a load: a pause this short before it is the handing over from one to the next."""
 
 
 class Reason(Enum):
     """What would have to change for the wait to be shorter."""
 
-    START = "the pass begins: nothing is loaded yet"
-    LINK = "loads follow each other without a pause, and take longer than computing"
-    SLOT = "the link was idle before this load: its slot was in use too long"
+    LINK = "its parameters were not loaded yet"
     GRADIENTS = "gradients had not left their slot yet"
     OPTIMIZER = "its parameters were still being updated"
     VALUES = "values between sub-models were on their way, to the host or back"
@@ -86,37 +82,21 @@ def _causes(span: Span, free_s: float, work: _Work) -> Iterator[tuple[Reason, fl
     """Each with the second until which it held the sub-model back."""
     loads, outs = work.loads, work.outs
     own = [
-        position
-        for position, load in enumerate(loads)
+        load
+        for load in loads
         if isinstance(load.event, Load)
         and load.sub_model == span.sub_model
         and free_s < load.end_s <= span.start_s
     ]
     if own:
-        load = loads[own[-1]]
+        load = own[-1]
         steps = (step.end_s for step in work.steps if step.sub_model == span.sub_model)
         # the host's clock and the device's: they may differ by a little
         updates = (min(end_s, load.start_s) for end_s in steps if end_s < load.end_s)
-        updated_s = max(updates, default=free_s)
-        yield Reason.OPTIMIZER, updated_s
-        yield Reason.LINK if updated_s > free_s else _why_late(loads, own[-1]), load.end_s
+        yield Reason.OPTIMIZER, max(updates, default=free_s)
+        yield Reason.LINK, load.end_s
     if isinstance(span.event, Backward) and span.micro_batch == 0:
         sums = [o for o in outs if isinstance(o.event, GradientOut)]
         yield Reason.GRADIENTS, max((o.end_s for o in sums if o.end_s <= span.start_s), default=0.0)
     values = [v for v in (*loads, *outs) if isinstance(v.event, ValuesIn | ValuesOut)]
     yield Reason.VALUES, max((v.end_s for v in values if v.end_s <= span.start_s), default=0.0)
-
-
-def _why_late(loads: list[Span], position: int) -> Reason:
-    """Follows loads that touch back to the first of them: did the pass begin with it?"""
-    touching = position
-    while touching and _touch(loads[touching - 1], loads[touching]):
-        touching -= 1
-    if loads[touching].start_s <= NEGLIGIBLE_S:
-        return Reason.START if position == 0 else Reason.LINK
-    return Reason.SLOT if touching == position else Reason.LINK
-
-
-def _touch(load: Span, following: Span) -> bool:
-    pause_s = following.start_s - load.end_s
-    return pause_s <= max(NEGLIGIBLE_S, NEGLIGIBLE_SHARE * following.seconds)

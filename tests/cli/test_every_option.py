@@ -250,8 +250,8 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("trace", "state"): no_daemon("trace", "x.json"),
     ("trace", "deadline"): no_deadline("trace", "x.json"),
     ("export", "folder"): [
-        (("export", "file", "--state", "folder"), STORAGE, "file is a file, not a folder"),
-        (("export", ".", "--state", "folder"), STORAGE, "is not empty"),
+        (("export", "file", "--state", "folder"), STORAGE, "is already there"),
+        (("export", ".", "--state", "folder"), STORAGE, "is already there"),
         (("export",), USAGE, "missing argument 'FOLDER'"),
     ],
     ("export", "state"): [

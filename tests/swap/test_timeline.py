@@ -55,7 +55,7 @@ def test_three_sub_models_by_hand() -> None:
     assert timeline.seconds == 16
     assert timeline.computing == 11 / 16
     assert stalls(timeline) == [
-        Stall(0, Reason.START, 0, 2),
+        Stall(0, Reason.LINK, 0, 2),
         Stall(1, Reason.LINK, 3, 4),
         Stall(2, Reason.LINK, 5, 6),
     ]
@@ -72,12 +72,12 @@ def test_a_pass_that_finds_its_residents_computes_at_once() -> None:
     assert timeline.seconds == 18 + 1, "the last gradients leave when all is computed"
 
 
-def test_a_load_waits_for_its_slot_while_the_link_is_idle() -> None:
+def test_a_load_waits_for_its_slot() -> None:
     durations = Durations((1, 1, 10, 1), (3,) * 4, (1,) * 4, (0,) * 4)
     found = stalls(simulated(Shape(4, 1), durations))
-    assert found[1] == Stall(2, Reason.SLOT, 7, 14)
+    assert found[1] == Stall(2, Reason.LINK, 7, 14)
     found = stalls(simulated(Shape(4, 1, Arrangement(3)), durations))
-    assert found[1] == Stall(2, Reason.LINK, 7, 12), "with a slot more it follows the others"
+    assert found[1] == Stall(2, Reason.LINK, 7, 12), "with a slot more it begins earlier"
 
 
 def test_a_backward_waits_for_its_gradient_slot() -> None:
@@ -314,7 +314,7 @@ def test_a_recording_begins_with_its_first_span() -> None:
     timeline = recording.take()
     assert times(timeline) == [(Load(0, 0), 0, 4), (Forward(0, 0), 5, 7)]
     assert (timeline.spans[1].micro_batch, timeline.spans[0].micro_batch) == (0, None)
-    assert stalls(timeline) == [Stall(0, Reason.START, 0, 4), Stall(0, Reason.HOST, 4, 5)]
+    assert stalls(timeline) == [Stall(0, Reason.LINK, 0, 4), Stall(0, Reason.HOST, 4, 5)]
     assert recording.take() == Timeline(())
     assert Timeline(()).seconds == 0
 
