@@ -14,12 +14,13 @@ from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.extras.doctor.examination import DoctorRequest, examine
 from atom.extras.doctor.finding import Finding, Level
 
-_MARKS = {
-    Level.OK: ("✓", "good"),
-    Level.UNCHECKED: ("·", "quiet"),
-    Level.WARNING: ("!", "warning"),
-    Level.FAILURE: ("✗", "bad"),
+_SHOWN = {
+    Level.FAILURE: ("✗", "bad", "failed"),
+    Level.WARNING: ("!", "warning", "to look at"),
+    Level.OK: ("✓", "good", "ok"),
+    Level.UNCHECKED: ("·", "quiet", "not checked"),
 }
+"""Mark, style, and what so many are."""
 
 
 def show_diagnosis(request: DoctorRequest, as_json: bool) -> ExitCode:
@@ -42,7 +43,7 @@ def page(findings: list[Finding]) -> Group:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        mark, style = _MARKS[finding.level]
+        mark, style, _ = _SHOWN[finding.level]
         said = Text(finding.said, style="quiet" if finding.level is Level.UNCHECKED else "")
         table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), said)
         if finding.fix:
@@ -52,13 +53,5 @@ def page(findings: list[Finding]) -> Group:
 
 def _summary(findings: list[Finding]) -> Text:
     counts = Counter(finding.level for finding in findings)
-    parts = [f"{counts[level]} {word}" for level, word in _WORDS.items() if counts[level]]
+    parts = [f"{counts[level]} {word}" for level, (*_, word) in _SHOWN.items() if counts[level]]
     return Text(", ".join(parts))
-
-
-_WORDS = {
-    Level.FAILURE: "failed",
-    Level.WARNING: "to look at",
-    Level.OK: "ok",
-    Level.UNCHECKED: "not checked",
-}

@@ -14,7 +14,7 @@ from rich.text import Text
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
 from atom.cli.shell.terminal import columns_of, print_plainly, stderr_console, stdout_console
-from atom.daemon.turns.taking import own_row
+from atom.extras.turns.taking import own_row
 
 _PLACE = "--state"
 COLUMNS = ("run", "state", "round", "device", "turn", "since", _PLACE)

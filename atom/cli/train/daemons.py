@@ -8,6 +8,7 @@ from atom.cli.shell.options import parse_trust
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.peer import run_join, run_start
+from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 
 
@@ -18,7 +19,7 @@ def found_run(options: StartOptions) -> ExitCode:
     parse_multiaddrs(options.initial_peers)
     console = TerminalConsole()
     try:
-        return code_of(run_start(options, console))
+        return code_of(run_start(options, console, all_extensions()))
     finally:
         console.close()
 
@@ -30,7 +31,8 @@ def join_run(
     trust = parse_trust(trust)
     console = TerminalConsole()
     try:
-        return code_of(run_join(JoinOptions(address, peer_file, state, trust), console))
+        options = JoinOptions(address, peer_file, state, trust)
+        return code_of(run_join(options, console, all_extensions()))
     finally:
         console.close()
 

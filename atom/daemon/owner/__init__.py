@@ -1,1 +1,1 @@
-"""What this machine's owner wished, held against what is seen of the machine."""
+"""What a daemon's owner asks of it while it runs: to pause, to give more or less."""

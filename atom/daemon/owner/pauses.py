@@ -1,14 +1,45 @@
 """The owner's pauses, the schedule's and the turns', set on the peer's gate and told as events."""
 
 import threading
+from pathlib import Path
 
+from atom.base.errors import StorageError
 from atom.base.events import EventSink
-from atom.daemon.owner.pause_mark import PauseMark
+from atom.daemon.state_directory import write_atomically
 from atom.training.replica.worker import Pause, RunGate
 
 GIVE_BACK_S = 2.0
 """How long a pause waits for the device's memory, before it says that a pass still needs it."""
 BY_OWNER = "by its owner, until `atom resume`"
+
+
+class PauseMark:
+    """A file: there while the owner's pause lasts, whatever is in it, so that it outlives the
+    process, a crash and a reboot."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def stands(self) -> bool:
+        return self._path.exists()
+
+    def put(self) -> str:
+        """Empty, or in words what a disk that takes nothing means."""
+        try:
+            write_atomically(self._path, b"`atom resume` removes this\n")
+        except StorageError as problem:
+            return f"; a restart would end this, {problem.message}"
+        return ""
+
+    def remove(self) -> str:
+        """As `put`."""
+        try:
+            if self.stands:  # a disk that takes no writes refuses to remove what is not there, too
+                self._path.unlink(missing_ok=True)
+        except OSError as problem:
+            return f"; a restart would be paused, cannot remove {self._path}: {problem.strerror}"
+        return ""
 
 
 class Pauses:

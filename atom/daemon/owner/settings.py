@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from atom.base.errors import ConfigError, ControlError, DeviceError
+from atom.base.errors import ConfigError, ControlError
 from atom.config.load import parse_peer_text
-from atom.config.peer_file import Device, PeerFile
+from atom.config.peer_file import PeerFile
 from atom.config.peer_text import (
     all_keys,
     changed_keys,
@@ -21,9 +21,8 @@ from atom.config.peer_text import (
     parse_assignment,
     written,
 )
+from atom.daemon.extensions import Turns, Wishes
 from atom.daemon.fitting.memory_caps import MemoryCaps
-from atom.daemon.owner.gpu import Gpu
-from atom.daemon.owner.steward import Steward
 from atom.daemon.state_directory import write_atomically
 from atom.swarm.stream.bandwidth import Bandwidth
 
@@ -35,19 +34,12 @@ SLOT = "device.slot"
 Setting = Mapping[str, Any]
 
 
-class Tunable(Protocol):
-    """The part of `atom.daemon.turns.taking.DeviceTurns` that is needed here."""
-
-    def retune(self, terms: Device) -> None: ...
-
-
 @dataclass(frozen=True)
 class Givers:
     """Who gives what can be set: of the machine, and of this process."""
 
-    gpu: Gpu
-    steward: Steward
-    turns: Tunable
+    wishes: Wishes
+    turns: Turns
     bandwidth: Bandwidth
     memory: MemoryCaps
     on_worker: Callable[[Callable[[], None]], None]
@@ -71,18 +63,9 @@ class Settings:
         self._peer, self._givers = peer, givers
         self._lock = threading.Lock()
 
-    def start(self, note: Callable[[str], None]) -> None:
-        """What is asked of the machine, not of ourselves. `note` hears what it refuses."""
-        try:
-            self._givers.gpu.limit_power(self._peer.device.power_watts)
-        except DeviceError as refusal:
-            note(f"{refusal.message}; {refusal.hint}")
-
     def close(self) -> None:
-        """The machine as it was found. Raises: nothing: who ends has other cares."""
+        """No change of memory is waited for any more."""
         self._givers.memory.close()
-        with contextlib.suppress(DeviceError):
-            self._givers.gpu.limit_power(None)
 
     def set(self, assignments: Sequence[str]) -> list[Setting]:
         """See `atom.daemon.control.Controllable`."""
@@ -97,17 +80,6 @@ class Settings:
             self._refuse_moving_away(peer)
             self._put_in_force(peer, lambda: self._replace(text, changed))
             return [self._setting(key, changed) for key, _ in wanted]
-
-    def wishes(self) -> Mapping[str, Any]:
-        """[schedule] as it holds, for `atom info`; in words where it cannot."""
-        schedule = self._peer.schedule
-        gpu: bool | str = schedule.pause_for_gpu_programs
-        return {
-            "hours": list(schedule.hours),
-            "idle_for_s": schedule.idle_for_s,
-            "pause_on_battery": schedule.pause_on_battery,
-            "pause_for_gpu_programs": (gpu and self._givers.gpu.blind) or gpu,
-        }
 
     @property
     def doing(self) -> str:
@@ -178,9 +150,9 @@ class Settings:
         """What may be refused comes first, then the file, then the rest. Raises: UserError."""
         before, changed, givers = self._peer, changed_keys(self._peer, peer), self._givers
         with contextlib.ExitStack() as undo:
-            if POWER in changed:
-                givers.gpu.limit_power(peer.device.power_watts)
-                undo.callback(givers.gpu.limit_power, before.device.power_watts)
+            if any(_is_wish(key) for key in changed):
+                givers.wishes.change(peer)
+                undo.callback(givers.wishes.change, before)
             if changed & set(MEMORY):
                 givers.memory.change(peer)
                 undo.callback(givers.memory.change, before)
@@ -195,13 +167,15 @@ class Settings:
             givers.on_worker(lambda: torch.set_num_threads(threads))
         if SLOT in changed:
             givers.turns.retune(peer.device)
-        if peer.schedule != before.schedule:
-            givers.steward.wish(peer.schedule)
 
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (POWER, THREADS, *CAPS, *MEMORY, SLOT) or key.startswith("schedule.")
+    return key in (THREADS, *CAPS, *MEMORY, SLOT) or _is_wish(key)
+
+
+def _is_wish(key: str) -> bool:
+    return key == POWER or key.startswith("schedule.")
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,20 +3,16 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 from atom.base.clock import BootClock, Clock
 from atom.base.events import EventFan, EventSink
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
+from atom.daemon.extensions import Extensions, Monitors, Turns, Wishes
 from atom.daemon.fitting.memory_caps import MemoryCaps
-from atom.daemon.monitors.monitors import Monitors
-from atom.daemon.owner.gpu import open_gpu
-from atom.daemon.owner.pause_mark import PauseMark
-from atom.daemon.owner.pauses import Pauses
+from atom.daemon.owner.pauses import PauseMark, Pauses
 from atom.daemon.owner.settings import Givers, Settings
-from atom.daemon.owner.steward import Observer, Steward
 from atom.daemon.peer.addresses import data_addresses, data_place
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.ended_attempts import EndedAttempts
@@ -25,8 +21,6 @@ from atom.daemon.peer.life import Life
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.parts import Parts
-from atom.daemon.turns.claims import neighbours
-from atom.daemon.turns.taking import DeviceTurns, machine_folder
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.records.lease import Reached
@@ -59,13 +53,14 @@ class Assembly:
     box: Box
     member: Membership
     lookout: Lookout
-    turns: DeviceTurns
+    turns: Turns
     address: str
     """By which others join."""
     listen: str
     console: Console
     log: EventSink
     monitors: Monitors
+    extensions: Extensions
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class _OwnerSide:
     """What the machine's owner wishes, and who sees to it."""
 
     pauses: Pauses
-    steward: Steward
+    wishes: Wishes
     settings: Settings
 
 
@@ -123,7 +118,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
         ),
         worker=replica.context.worker,
         pauses=owner.pauses,
-        steward=owner.steward,
+        wishes=owner.wishes,
         settings=owner.settings,
         executor=executor,
         storage=replica.context.storage,
@@ -195,17 +190,13 @@ def _state_sync(base: _Base, storage: RunStorage, donors: PeerDonors) -> StateSy
 def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
     """Their wishes hold from here on."""
     given, box, member = base.given, base.given.box, base.given.member
-    ours = partial(neighbours, machine_folder())
-    gpu = open_gpu(member.replica.engines.torch_device, machine_folder(), ours)
     pauses = Pauses(worker.gate, base.events, PauseMark(box.state.paused))
-    look = Observer(gpu, base.clock, ours).look
-    steward = Steward(box.peer.schedule, look, pauses.wish, base.life.fail)
+    device = member.replica.engines.torch_device
+    wishes = given.extensions.wishes(box.peer, device, pauses.wish, base.life.fail)
     memory = MemoryCaps(member.built, worker)
     bandwidth = base.transport.bandwidth
-    givers = Givers(gpu, steward, given.turns, bandwidth, memory, worker.submit)
-    settings = Settings(box.peer_place, box.peer, givers)
-    settings.start(given.console.note)
-    return _OwnerSide(pauses, steward, settings)
+    givers = Givers(wishes, given.turns, bandwidth, memory, worker.submit)
+    return _OwnerSide(pauses, wishes, Settings(box.peer_place, box.peer, givers))
 
 
 def _loop_maker(

@@ -77,7 +77,7 @@ class Life:
         parts = self.parts
         parts.transport.start()
         parts.control.start()
-        parts.steward.start()
+        parts.wishes.start(self._console.note)
         parts.worker.start()
         parts.turns.serve(parts.pauses, self, self._events)
         digest = self._restored()  # nothing of ours is counted: a signal still ends us at once
@@ -100,7 +100,7 @@ class Life:
         parts = self.parts
         self._gone = True
         parts.donors.stop.set()
-        parts.steward.close()
+        parts.wishes.close()
         if self._loop is not None:
             self._loop.close()
         parts.worker.close()

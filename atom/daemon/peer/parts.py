@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.daemon.control import ControlServer
+from atom.daemon.extensions import Turns, Wishes
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Settings
-from atom.daemon.owner.steward import Steward
 from atom.daemon.peer.ended_attempts import EndedAttempts
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lookout import Lookout
-from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.chain.commit import Voter
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
@@ -33,9 +32,9 @@ class Parts:
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
     pauses: Pauses
-    steward: Steward
+    wishes: Wishes
     settings: Settings
-    turns: DeviceTurns
+    turns: Turns
     executor: RoundExecutor
     storage: RunStorage
     donors: PeerDonors

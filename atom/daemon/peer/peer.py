@@ -10,7 +10,7 @@ from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
 from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
-from atom.daemon.monitors.monitors import Monitors
+from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Monitors, Turns
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
@@ -22,7 +22,6 @@ from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.slow_joining import round_now, slow_joining
-from atom.daemon.turns.taking import DeviceTurns, open_turns
 from atom.daemon.usable_memory import more_than_there_is, usable_memory
 from atom.swarm.addresses import (
     JoinAddress,
@@ -44,7 +43,9 @@ DHT_START_S = 180.0
 __all__ = ["run_join", "run_start"]
 
 
-def run_start(options: StartOptions, console: Console) -> Ending:
+def run_start(
+    options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
+) -> Ending:
     """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
     _raise_file_limit()
     chunk_kernels()  # or not at all: said now, and not when there is a replica
@@ -58,15 +59,26 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         owner = box.identity.peer_id
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
             return Ending.ROUNDS_REACHED
-        monitors = _at_the_door(stack, box, listen, console)
+        monitors = _at_the_door(stack, box, listen, console, extensions)
         say_list(AllowList.of(owner, run.swarm.members), console)
-        box, turns = _with_turns(stack, box, run.run.name, owner, console)
+        box, turns = _with_turns(stack, box, run.run.name, owner, console, extensions)
         lookout, directory = _look(stack, box.events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
         lookout.ask(lambda: directory.publish_manifest(member.record))
         entrance = initial or lookout.ask(directory.visible_addresses)
         address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
-        parts = (box, member, lookout, turns, address, listen, console, box.events, monitors)
+        parts = (
+            box,
+            member,
+            lookout,
+            turns,
+            address,
+            listen,
+            console,
+            box.events,
+            monitors,
+            extensions,
+        )
         life = assemble(stack, Assembly(*parts))
         console.join_address(address)
         if member.code is not None:
@@ -74,7 +86,9 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         return life.live(directory)
 
 
-def run_join(options: JoinOptions, console: Console) -> Ending:
+def run_join(
+    options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
+) -> Ending:
     """Joins a run by its address and trains until it ends. Raises: UserError."""
     _raise_file_limit()
     chunk_kernels()  # or not at all: said now, and not when there is a replica
@@ -85,7 +99,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         if says_finished(box, address.run, address.owner, None, console):
             return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
-        monitors = _at_the_door(stack, box, listen, console)
+        monitors = _at_the_door(stack, box, listen, console, extensions)
         node = _node(box, listen, address.bootstrap)
         lookout, directory = _look(stack, box.events, node, address.run, address.owner, console)
         manifest, record = lookout.ask(directory.read_manifest)
@@ -95,7 +109,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         allowed = AllowList.of(manifest.owner, run.swarm.members)
         check_member(allowed, manifest.owner, box.identity.peer_id)
         say_list(allowed, console)
-        box, turns = _with_turns(stack, box, address.run, manifest.owner, console)
+        box, turns = _with_turns(stack, box, address.run, manifest.owner, console, extensions)
         code = obtain_code(run, manifest, options, box, lookout, box.events)
         member = enter_run(manifest, record, code, box, console)
         lookout.ask(lambda: directory.publish_manifest(member.record))
@@ -110,10 +124,12 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         )
         console.note(f"others may join through this peer: {ours}")
         parts = (box, member, lookout, turns, ours, listen, console, box.events, monitors)
-        return assemble(stack, Assembly(*parts)).live(directory)
+        return assemble(stack, Assembly(*parts, extensions)).live(directory)
 
 
-def _at_the_door(stack: ExitStack, box: Box, listen: str, console: Console) -> Monitors:
+def _at_the_door(
+    stack: ExitStack, box: Box, listen: str, console: Console, extensions: Extensions
+) -> Monitors:
     """What the peer file asks for and cannot have is said before there is an address or a state:
     making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
     network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
@@ -126,14 +142,14 @@ def _at_the_door(stack: ExitStack, box: Box, listen: str, console: Console) -> M
     place = data_place(network, listen)
     if place is not None:
         listening(place).close()
-    return Monitors(box.peer, stack, console)
+    return extensions.monitors(box.peer, stack, console)
 
 
 def _with_turns(
-    stack: ExitStack, box: Box, run: str, owner: str, console: Console
-) -> tuple[Box, DeviceTurns]:
+    stack: ExitStack, box: Box, run: str, owner: str, console: Console, extensions: Extensions
+) -> tuple[Box, Turns]:
     """The box that waits for its turn before it touches the device."""
-    turns = open_turns(box.peer.device, box.state.root, run, owner, BootClock())
+    turns = extensions.turns(box.peer.device, box.state.root, run, owner, BootClock())
     stack.callback(turns.close)
     return replace(box, take_device=lambda: turns.begin(console.note)), turns
 

@@ -77,7 +77,7 @@ def info_of(
         "state": state.value,
         "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
         "paused": parts.worker.gate.why_not or None,
-        "wishes": parts.settings.wishes(),
+        "wishes": parts.wishes.figures(),
         "setting": parts.settings.doing or None,
         "device_turns": parts.turns.figures(),
         "round": machine.head.round if machine else 0,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from atom.base.events import EventList
-from atom.daemon.owner.pause_mark import PauseMark
-from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
+from atom.daemon.owner.pauses import GIVE_BACK_S, PauseMark, Pauses
 from atom.training.replica.worker import RunGate
 from tests.read_only_disk import turn_read_only
 from tests.training.worker_scene import SmallDevice

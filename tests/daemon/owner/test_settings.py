@@ -11,31 +11,27 @@ import torch
 
 from atom.base.errors import ConfigError, ControlError, DeviceError, StorageError, UserError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import Device, PeerFile, Schedule
+from atom.config.peer_file import Device, PeerFile
 from atom.daemon.owner import settings as settings_module
-from atom.daemon.owner.permit import Observations
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
-from atom.daemon.owner.steward import Steward
 from atom.swarm.stream.bandwidth import Bandwidth
 
 TEXT = '# my box\n[network]\nupload = "400 Mbit/s" # evenings\n'
 
 
-class SmallGpu:
+class SmallWishes:
     """Takes up to 300 W."""
 
-    blind = "no GPU"
+    def __init__(self, peer: PeerFile) -> None:
+        self.watts = [peer.device.power_watts]
+        self.on_battery = [peer.schedule.pause_on_battery]
 
-    def __init__(self) -> None:
-        self.watts: list[float | None] = []
-
-    def other_user(self) -> str:
-        return ""
-
-    def limit_power(self, watts: float | None) -> None:
+    def change(self, peer: PeerFile) -> None:
+        watts, on_battery = peer.device.power_watts, peer.schedule.pause_on_battery
         if watts is not None and watts > 300:
             raise DeviceError("too much", "take less")
-        self.watts.append(watts)
+        self.watts += [watts] if watts != self.watts[-1] else []
+        self.on_battery += [on_battery] if on_battery != self.on_battery[-1] else []
 
 
 class Memory:
@@ -66,23 +62,18 @@ class SmallTurns:
 
 class Scene:
     def __init__(self, path: Path, text: str = TEXT) -> None:
-        self.path, self.gpu, self.told = path, SmallGpu(), list[str]()
-        self.commands: list[Callable[[], None]] = []
+        self.path, self.commands = path, list[Callable[[], None]]()
         if text:
             path.write_text(text)
         self.bandwidth = Bandwidth(4e8, None)
         peer = load_peer_file(path if text else None)
-        steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
         place = PeerPlace(path, kept=not text)
-        self.memory, self.turns = Memory(), SmallTurns()
+        self.wishes, self.memory, self.turns = SmallWishes(peer), Memory(), SmallTurns()
         givers = Givers(
-            self.gpu, steward, self.turns, self.bandwidth, self.memory,  # type: ignore[arg-type]
+            self.wishes, self.turns, self.bandwidth, self.memory,  # type: ignore[arg-type]
             self.commands.append,
         )  # fmt: skip
         self.settings = Settings(place, peer, givers)
-
-    def look(self, wishes: Schedule) -> Observations:
-        return Observations(on_battery=True)
 
 
 @pytest.fixture
@@ -104,7 +95,7 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
         "key": "network.upload", "value": '"8 Mbit/s"', "default": False, "live": True,
     }  # fmt: skip
     assert scene.bandwidth.upload.take(1_250_000, 0.0) == pytest.approx(1.0)
-    assert scene.gpu.watts == [200.0]
+    assert scene.wishes.watts == [None, 200.0]
     before = torch.get_num_threads()
     for command in scene.commands:
         command()
@@ -113,7 +104,7 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
     scene.commands[-1]()
     assert torch.get_num_threads() == THREADS_UNLESS_TOLD
     torch.set_num_threads(before)
-    assert scene.gpu.watts == [200.0, None]
+    assert scene.wishes.watts == [None, 200.0, None]
     text = scene.path.read_text()
     assert text.startswith(TEXT.replace("400", "8"))
     assert scene.path.stat().st_mode & 0o777 == 0o640
@@ -136,7 +127,7 @@ def test_a_wish_is_heard_at_once(scene: Scene) -> None:
     scene.settings.set(["schedule.pause_on_battery=false"])
     scene.settings.set(["network.upload="])
     scene.settings.set(["schedule.pause_on_battery="])
-    assert scene.told == ["", "on battery"]
+    assert scene.wishes.on_battery == [True, False, True]
     assert scene.bandwidth.upload.unlimited
 
 
@@ -158,7 +149,7 @@ def test_all_or_nothing(
     assert hint in refused.value.hint
     assert scene.path.read_text() == TEXT
     assert scene.bandwidth.upload.take(12_500_000, 0.0) == 0.0
-    assert scene.gpu.watts == []
+    assert scene.wishes.watts == [None]
     assert list(scene.path.parent.iterdir()) == [scene.path]
 
 
@@ -171,7 +162,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(
     monkeypatch.setattr(settings_module, "write_atomically", full)
     with pytest.raises(StorageError):
         scene.settings.set(["device.power=200 W", "host.memory=2 GiB", "network.upload="])
-    assert scene.gpu.watts == [200.0, None]
+    assert scene.wishes.watts == [None, 200.0, None]
     assert scene.memory.caps == [(None, 2 << 30), (None, None)]
     assert not scene.bandwidth.upload.unlimited
 
@@ -222,21 +213,6 @@ def test_a_pipe_that_the_peer_file_came_through_is_not_waited_for(scene: Scene) 
             scene.settings.set(assignments)
 
 
-def test_the_owner_is_told_what_cannot_be_seen_or_limited(tmp_path: Path) -> None:
-    scene = Scene(
-        tmp_path / "box.toml", '[device]\npower = "400 W"\n[schedule]\nidle_for = "9 s"\n'
-    )
-    notes: list[str] = []
-    scene.settings.start(notes.append)
-    scene.settings.close()
-    assert notes == ["too much; take less"]
-    assert scene.settings.wishes() == {
-        "hours": [], "idle_for_s": 9.0, "pause_on_battery": True, "pause_for_gpu_programs": False,
-    }  # fmt: skip
-    scene.settings.set(["device.power=", "schedule.pause_for_gpu_programs=true"])
-    assert scene.settings.wishes()["pause_for_gpu_programs"] == "no GPU"
-
-
 def test_a_second_change_does_not_wait_for_the_first(scene: Scene) -> None:
     seen = list[object]()
 
@@ -270,7 +246,7 @@ def test_an_edit_during_a_change_that_takes_long_is_not_written_over(
         scene.settings.set(["device.memory=2 GiB", "device.power=200 W"])
     assert (scene.path.read_text() if scene.path.exists() else None) == meanwhile
     assert scene.memory.caps == [(2 << 30, None), (None, None)]
-    assert scene.gpu.watts == [200.0, None]
+    assert scene.wishes.watts == [None, 200.0, None]
     scene.path.write_text(TEXT)
     scene.settings.set(["device.memory=2 GiB"])
     assert scene.memory.caps[-1] == (2 << 30, None)

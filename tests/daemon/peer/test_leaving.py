@@ -98,7 +98,7 @@ def test_the_deadline_holds_while_the_last_state_is_rebuilt(
 
     parts: Any = life.parts
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
-    for part in ("transport", "control", "steward", "turns"):
+    for part in ("transport", "control", "wishes", "turns"):
         setattr(parts, part, SimpleNamespace(start=nothing, serve=nothing))
     parts.worker = SimpleNamespace(start=nothing, submit=submit)
     parts.storage = SimpleNamespace(

@@ -48,7 +48,8 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         outreach=SimpleNamespace(reached=Reached.UNKNOWN),
         data_addresses=none,
         ended_attempts=SimpleNamespace(last=()),
-        settings=SimpleNamespace(wishes=dict, doing=""),
+        settings=SimpleNamespace(doing=""),
+        wishes=SimpleNamespace(figures=dict),
         turns=SimpleNamespace(figures=dict),
         storage=SimpleNamespace(snapshots=list, room=room),
     )

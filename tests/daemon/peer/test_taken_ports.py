@@ -9,9 +9,12 @@ from atom.base.errors import PortInUseError
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.peer import run_join, run_start
+from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
 from tests.daemon.tiny_run import TINY_RUN
+
+HEARD = (Silence(), all_extensions())
 
 
 def peer_file(folder: Path, settings: str) -> Path:
@@ -35,9 +38,11 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
     with socket.create_server(("127.0.0.1", 0)) as other:
         box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
         with pytest.raises(PortInUseError, match=said) as start:
-            run_start(StartOptions(tmp_path / "run.toml", box, state), Silence())
+            run_start(StartOptions(tmp_path / "run.toml", box, state), *HEARD)
         with pytest.raises(PortInUseError, match=said):
-            run_join(JoinOptions(format_join_address(nowhere), box, state), Silence())
+            run_join(
+                JoinOptions(format_join_address(nowhere), box, state), Silence(), all_extensions()
+            )
     assert hint in start.value.hint
     assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
 
@@ -49,6 +54,10 @@ def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
         box = peer_file(tmp_path, f"data_port = {other.getsockname()[1]}")
     state = tmp_path / "state"
     with pytest.raises(PortInUseError, match="--listen") as twice:
-        run_start(StartOptions(tmp_path / "run.toml", box, state, listen=at_listen), Silence())
+        run_start(
+            StartOptions(tmp_path / "run.toml", box, state, listen=at_listen),
+            Silence(),
+            all_extensions(),
+        )
     assert "0 for any free one" in twice.value.hint
     assert not (state / "manifest.bin").exists()

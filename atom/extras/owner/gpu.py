@@ -5,23 +5,19 @@ Through NVIDIA's management library (the extra `gpu`).
 
 import contextlib
 import os
-from collections.abc import Callable, Collection
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 import torch
 
 from atom.base.errors import DeviceError
-from atom.daemon.owner.power_mark import PowerMark
+from atom.extras.owner.machine import Neighbours
 from atom.models.installing import install_extra
 
 IN_USE_PERCENT = 10
 """Of its multiprocessors' time, in the driver's latest samples. A desktop that draws windows takes
 less, a game or another training much more."""
-Neighbours = Callable[[], Collection[int]]
-"""Ids of this user's other daemons' processes, as they are now."""
 _POWER_HINT = "remove [device] power, or set it by hand: `sudo nvidia-smi -pl WATTS`"
 
 
@@ -39,7 +35,7 @@ class Gpu(Protocol):
         ...
 
     def limit_power(self, watts: float | None) -> None:
-        """None: as it was found. Raises: DeviceError, and nothing is changed."""
+        """None: ours ends. Raises: DeviceError, and nothing is changed."""
         ...
 
 
@@ -60,14 +56,11 @@ class UnseenGpu:
 class NvidiaGpu:
     """One GPU, by its handle in the library."""
 
-    def __init__(
-        self, library: Any, handle: Any, mark: PowerMark, neighbours: Neighbours = lambda: ()
-    ) -> None:
+    def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
         self._nvml, self._handle, self._neighbours = library, handle, neighbours
-        self._mark = mark
         self._seen_until_us = 0
-        self._power_before_mw: int | None = None
-        self._power_set_mw = 0
+        self._power_set_mw: int | None = None
+        """None: it is not ours."""
         self.blind = ""
 
     def other_user(self) -> str:
@@ -81,34 +74,37 @@ class NvidiaGpu:
         return _name(min(others)) if others else ""
 
     def limit_power(self, watts: float | None) -> None:
-        nvml, handle = self._nvml, self._handle
-        if watts is None and self._power_before_mw is None:
+        if watts is None and self._power_set_mw is None:
             return
         try:
-            now = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-            if watts is None and now != self._power_set_mw:
-                self._power_before_mw = None  # somebody else's limit holds, and is theirs to lift
-                return
-            before = self._power_before_mw or self._mark.before(now)
-            least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-            wanted = before if watts is None else round(1000 * watts)
-            if not least <= wanted <= most:
-                raise DeviceError(
-                    f"{wanted / 1000:.0f} W: this GPU's power can be limited to "
-                    f"{least / 1000:.0f} W … {most / 1000:.0f} W",
-                    "choose another [device] power",
-                )
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, wanted)
-            self._power_before_mw = before
-            self._power_set_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
             if watts is None:
-                self._mark.remove()
+                self._lift_power()
             else:
-                self._mark.put(before, self._power_set_mw)
-        except nvml.NVMLError as refusal:
+                self._set_power(round(1000 * watts))
+        except self._nvml.NVMLError as refusal:
             raise DeviceError(
                 f"the driver does not let us limit the GPU's power: {refusal}", _POWER_HINT
             ) from None
+
+    def _set_power(self, wanted_mw: int) -> None:
+        nvml, handle = self._nvml, self._handle
+        least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+        if not least <= wanted_mw <= most:
+            raise DeviceError(
+                f"{wanted_mw / 1000:.0f} W: this GPU's power can be limited to "
+                f"{least / 1000:.0f} W … {most / 1000:.0f} W",
+                "choose another [device] power",
+            )
+        nvml.nvmlDeviceSetPowerManagementLimit(handle, wanted_mw)
+        self._power_set_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+
+    def _lift_power(self) -> None:
+        """Unless somebody else's limit holds by now, which is theirs to lift."""
+        nvml, handle = self._nvml, self._handle
+        if nvml.nvmlDeviceGetPowerManagementLimit(handle) == self._power_set_mw:
+            usual = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, usual)
+        self._power_set_mw = None
 
     def _listed(self) -> list[Any]:
         with contextlib.suppress(self._nvml.NVMLError):
@@ -126,9 +122,9 @@ class NvidiaGpu:
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
 
 
-def open_gpu(device: torch.device, folder: Path, neighbours: Neighbours = lambda: ()) -> Gpu:
-    """The one that this device is, as the driver knows it. `folder`: of those who share this
-    machine's devices in turns; `neighbours`: programs that are no others, with which they do."""
+def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:
+    """The one that this device is, as the driver knows it. `neighbours`: programs that are no
+    others: they take turns with us."""
     if device.type != "cuda":
         return UnseenGpu("no GPU")
     try:
@@ -138,8 +134,7 @@ def open_gpu(device: torch.device, folder: Path, neighbours: Neighbours = lambda
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        mark = PowerMark(folder / uuid / "power.json")
-        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), mark, neighbours)
+        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
     except nvml.NVMLError as refusal:
         return UnseenGpu(f"the driver says: {refusal}")
 

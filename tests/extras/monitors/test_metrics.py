@@ -16,10 +16,10 @@ from tensorboard.util.tensor_util import make_ndarray
 from atom.base.errors import PortInUseError, StorageError
 from atom.config.load import parse_peer_text
 from atom.daemon.console import Silence
-from atom.daemon.monitors.metrics import Metrics
-from atom.daemon.monitors.monitors import Monitors
-from atom.daemon.monitors.tensorboard_log import TensorBoardLog
-from tests.daemon.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
+from atom.extras.monitors.metrics import Metrics
+from atom.extras.monitors.monitors import Monitors
+from atom.extras.monitors.tensorboard_log import TensorBoardLog
+from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]
 SCRAPE = a_whole_scrape()

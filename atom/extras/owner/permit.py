@@ -25,32 +25,18 @@ class Observations:
     """Its name."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why not, and until when, if anybody knows."""
-
-    reason: str
-    until: datetime | None = None
-    """By the clock on the wall."""
-
-    def text(self, now: datetime) -> str:
-        """ "outside its hours, until 18:00"."""
-        if self.until is None:
-            return self.reason
-        far = self.until - now >= timedelta(days=1) or self.until.date() != now.date()
-        return f"{self.reason}, until {self.until:{'%a %H:%M' if far else '%H:%M'}}"
-
-
-def may_work(now: datetime, wishes: Schedule, seen: Observations) -> Refusal | None:
-    """None: yes. `now`: what the clock on the wall shows, without a time zone."""
+def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
+    """Why it may not, and until when if anybody knows; empty: it may. `now`: what the clock on the
+    wall shows, without a time zone."""
     opens = next_opening(wishes.windows, now)
     if opens is not None:
-        return Refusal("outside its hours", opens)
+        far = opens - now >= timedelta(days=1) or opens.date() != now.date()
+        return f"outside its hours, until {opens:{'%a %H:%M' if far else '%H:%M'}}"
     if wishes.pause_on_battery and seen.on_battery:
-        return Refusal("on battery")
+        return "on battery"
     if wishes.pause_for_gpu_programs and seen.gpu_idle_s < GPU_QUIET_S:
-        return Refusal(f"another program uses the GPU: {seen.gpu_user or 'unknown'}")
+        return f"another program uses the GPU: {seen.gpu_user or 'unknown'}"
     if wishes.idle_for_s is not None and seen.idle_s < wishes.idle_for_s:
         wanted = format_seconds(wishes.idle_for_s)
-        return Refusal(f"the machine is in use, or not yet idle for {wanted}")
-    return None
+        return f"the machine is in use, or not yet idle for {wanted}"
+    return ""

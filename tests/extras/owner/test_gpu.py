@@ -2,20 +2,16 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from atom.base.errors import DeviceError
-from atom.daemon.owner.gpu import NvidiaGpu, UnseenGpu, open_gpu
-from atom.daemon.owner.power_mark import PowerMark
+from atom.extras.owner.gpu import NvidiaGpu, UnseenGpu, open_gpu
 
 US = os.getpid()
 OTHER = os.getppid()
-NO_MARK = PowerMark(Path("/dev/null/power"))
-"""Where no file can be."""
 
 
 class NVMLError(Exception):
@@ -57,6 +53,9 @@ class Library:
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: object) -> list[int]:
         return [100_000, 300_000]
 
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: object) -> int:
+        return 250_000
+
     def nvmlDeviceSetPowerManagementLimit(self, handle: object, limit_mw: int) -> None:
         if self.refuses:
             raise NVMLError(4)
@@ -76,7 +75,7 @@ class Library:
 def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: bool) -> None:
     library = Library()
     library.samples = samples
-    gpu = NvidiaGpu(library, None, NO_MARK)
+    gpu = NvidiaGpu(library, None)
     assert bool(gpu.other_user()) is used
     assert gpu.blind == ""
     gpu.other_user()
@@ -87,13 +86,13 @@ def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: 
 def test_another_daemon_of_ours_is_no_other_program() -> None:
     library = Library()
     library.computing, library.samples = [US, OTHER], [Sample(OTHER, 90)]
-    assert NvidiaGpu(library, None, NO_MARK, lambda: [US, OTHER]).other_user() == ""
+    assert NvidiaGpu(library, None, lambda: [US, OTHER]).other_user() == ""
 
 
 def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
     library = Library()
     library.samples = 3
-    gpu = NvidiaGpu(library, None, NO_MARK)
+    gpu = NvidiaGpu(library, None)
     assert gpu.other_user() == ""
     library.computing = [US, OTHER]
     assert gpu.other_user()
@@ -102,14 +101,14 @@ def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
 def test_where_it_cannot_find_itself_it_accuses_nobody() -> None:
     library = Library()
     library.computing, library.samples = [OTHER], [Sample(OTHER, 99)]
-    gpu = NvidiaGpu(library, None, NO_MARK)
+    gpu = NvidiaGpu(library, None)
     assert gpu.other_user() == ""
     assert "does not list this program" in gpu.blind
 
 
-def test_a_power_is_put_back() -> None:
+def test_a_power_is_limited_and_the_usual_one_put_back() -> None:
     library = Library()
-    gpu = NvidiaGpu(library, None, NO_MARK)
+    gpu = NvidiaGpu(library, None)
     gpu.limit_power(None)
     gpu.limit_power(200.0)
     gpu.limit_power(150.0)
@@ -121,56 +120,28 @@ def test_a_power_is_put_back() -> None:
     assert library.limit_mw == 250_000
 
 
-def test_of_two_daemons_the_last_puts_back_what_the_first_found(tmp_path: Path) -> None:
-    library, path = Library(), tmp_path / "GPU-1" / "power"
-    first, second = (NvidiaGpu(library, None, PowerMark(path)) for _ in range(2))
+def test_another_s_limit_is_theirs_to_lift() -> None:
+    library = Library()
+    first, second = NvidiaGpu(library, None), NvidiaGpu(library, None)
     first.limit_power(200.0)
     second.limit_power(150.0)
     first.limit_power(None)
     assert library.limit_mw == 150_000, "the second's owner still wants it"
-    second.limit_power(140.0)
-    third = NvidiaGpu(library, None, PowerMark(path))
-    third.limit_power(120.0)
+    library.limit_mw = 220_000
     second.limit_power(None)
-    third.limit_power(None)
-    assert library.limit_mw == 250_000
-    assert not path.exists()
-
-
-def test_a_killed_daemon_s_limit_is_not_taken_for_the_owner_s(tmp_path: Path) -> None:
-    library, mark = Library(), PowerMark(tmp_path / "power")
-    NvidiaGpu(library, None, mark).limit_power(150.0)
-    again = NvidiaGpu(library, None, mark)
-    again.limit_power(160.0)
-    again.limit_power(None)
-    assert library.limit_mw == 250_000
-
-
-@pytest.mark.parametrize("by_hand", [b"", b"[]", b'{"set_mw": 150000}'])
-def test_what_was_set_since_is_what_is_put_back(by_hand: bytes, tmp_path: Path) -> None:
-    library, path = Library(), tmp_path / "power"
-    NvidiaGpu(library, None, PowerMark(path)).limit_power(150.0)
-    if by_hand:
-        path.write_bytes(by_hand)
-    else:
-        library.limit_mw = 220_000
-    wanted = library.limit_mw
-    again = NvidiaGpu(library, None, PowerMark(path))
-    again.limit_power(120.0)
-    again.limit_power(None)
-    assert library.limit_mw == wanted
+    assert library.limit_mw == 220_000, "set by hand since"
 
 
 def test_a_driver_that_does_not_permit_it() -> None:
     library = Library()
     library.refuses = True
     with pytest.raises(DeviceError, match="does not let us") as refused:
-        NvidiaGpu(library, None, NO_MARK).limit_power(200.0)
+        NvidiaGpu(library, None).limit_power(200.0)
     assert "sudo nvidia-smi -pl" in refused.value.hint
 
 
 def test_without_a_gpu() -> None:
-    gpu = open_gpu(torch.device("cpu"), Path())
+    gpu = open_gpu(torch.device("cpu"))
     assert (gpu.blind, gpu.other_user()) == ("no GPU", "")
     gpu.limit_power(None)
     with pytest.raises(DeviceError, match="no GPU"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from atom.base.held_file import is_claimed, is_held, lies_at
-from atom.daemon.turns.rules import Claim
+from atom.extras.turns.rules import Claim
 
 CLAIM = ".claim"
 MOST_BYTES = 1 << 14

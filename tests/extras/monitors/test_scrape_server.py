@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from atom.daemon.monitors import scrape_server
-from atom.daemon.monitors.metrics import Metrics
+from atom.extras.monitors import scrape_server
+from atom.extras.monitors.metrics import Metrics
 
 FEW = 4
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "

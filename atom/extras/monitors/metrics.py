@@ -21,12 +21,12 @@ from prometheus_client.registry import Collector
 
 from atom import __version__
 from atom.base.reasons import Reason
-from atom.daemon.monitors.scrape_server import ScrapeServer, listen
-from atom.daemon.turns.rules import STANDINGS
-from atom.daemon.turns.taking import own_row
+from atom.daemon.extensions import Info
+from atom.extras.monitors.scrape_server import ScrapeServer, listen
+from atom.extras.turns.rules import STANDINGS
+from atom.extras.turns.taking import own_row
 from atom.swarm.records.lease import PeerState
 
-Info = Callable[[], Mapping[str, Any]]
 _REASONS = frozenset(reason.value for reason in Reason)
 _REDUCE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,29 +14,15 @@ from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.config.peer_file import Device
 from atom.config.places import turns_directory
-from atom.daemon.turns.claims import ClaimFile
-from atom.daemon.turns.rules import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
+from atom.daemon.extensions import Seat, Trainer
+from atom.extras.turns.claims import ClaimFile
+from atom.extras.turns.rules import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
 
 LOOK_S = 0.5
 IDLE_S = 5.0
 """Who has had nothing to compute for so long lets others have the device."""
 UNREADABLE_S = 30.0
 """Claims that could not be looked at for so long keep nobody from the device."""
-
-
-class Seat(Protocol):
-    """The part of `atom.daemon.owner.pauses.Pauses` that is needed here."""
-
-    def give_device(self, holder: str) -> bool: ...
-    def take_device(self) -> None: ...
-
-
-class Trainer(Protocol):
-    """The part of `atom.daemon.peer.life.Life` that is needed here. Called from any thread."""
-
-    def wants_device(self) -> bool: ...
-    def counted(self) -> int: ...
-    def fail(self, failure: BaseException) -> None: ...
 
 
 @dataclass(frozen=True)

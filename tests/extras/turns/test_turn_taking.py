@@ -9,8 +9,8 @@ import pytest
 
 from atom.base.events import EventList
 from atom.config.peer_file import Device
-from atom.daemon.turns.rules import WAITS, Claim
-from atom.daemon.turns.taking import IDLE_S, UNREADABLE_S, DeviceTurns, device_name, open_turns
+from atom.extras.turns.rules import WAITS, Claim
+from atom.extras.turns.taking import IDLE_S, UNREADABLE_S, DeviceTurns, device_name, open_turns
 from tests.manual_clock import ManualClock
 
 SLOT_S = 100.0

@@ -9,8 +9,9 @@ from typing import Any
 from atom.base.events import EventSink
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
-from atom.daemon.monitors.metrics import Info, Metrics
-from atom.daemon.monitors.tensorboard_log import TensorBoardLog
+from atom.daemon.extensions import Info
+from atom.extras.monitors.metrics import Metrics
+from atom.extras.monitors.tensorboard_log import TensorBoardLog
 
 
 class Monitors:

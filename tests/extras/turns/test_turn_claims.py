@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from atom.daemon.turns.claims import CLAIM, ClaimFile, living, neighbours
-from atom.daemon.turns.rules import WAITS, Claim
+from atom.extras.turns.claims import CLAIM, ClaimFile, living, neighbours
+from atom.extras.turns.rules import WAITS, Claim
 
 ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
 TWO = replace(ONE, run="two/a", place="/two")
 DIES = f"""
 import os, sys
 from pathlib import Path
-from atom.daemon.turns.claims import ClaimFile
-from atom.daemon.turns.rules import Claim
+from atom.extras.turns.claims import ClaimFile
+from atom.extras.turns.rules import Claim
 file = ClaimFile(Path(sys.argv[1]))
 file.look(lambda others: Claim("gone/a", "/gone", 1.0, {WAITS!r}, 0.0))
 os._exit(0)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.request import urlopen
 
-from atom.daemon.monitors.metrics import Metrics
+from atom.extras.monitors.metrics import Metrics
 
 _TURN = {
     "run": "one", "owner": "12D3KooWann", "turn": "has the device", "since_s": 30.5,

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from atom.config.peer_file import Schedule
-from atom.daemon.owner.permit import GPU_QUIET_S, Observations, may_work
+from atom.extras.owner.permit import GPU_QUIET_S, Observations, why_not
 
 NOON = datetime(2026, 11, 16, 12)  # a Monday
 
@@ -46,9 +46,6 @@ QUIET = Observations()
     ],
 )
 def test_what_is_said(given: dict[str, object], seen: Observations, said: str | None) -> None:
-    refusal = may_work(NOON, wishes(**given), seen)
-    if said is None:
-        assert refusal is None
-    else:
-        assert refusal is not None
-        assert refusal.text(NOON).endswith(said)
+    refusal = why_not(NOON, wishes(**given), seen)
+    assert refusal.endswith(said or "")
+    assert bool(refusal) == (said is not None)

@@ -1,0 +1,144 @@
+"""What may stand on top of a peer, as the peer sees it: each of them may be left out. The command
+line plugs them in."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from atom.base.clock import Clock
+from atom.base.errors import ConfigError
+from atom.base.events import EventSink
+from atom.config.peer_file import Device, Log, Metrics, PeerFile, Schedule
+from atom.daemon.console import Console
+
+Info = Callable[[], Mapping[str, Any]]
+"""What `atom info` shows."""
+
+
+class Monitors(Protocol):
+    """Who else hears of a daemon's events than its log."""
+
+    @property
+    def sinks(self) -> Sequence[EventSink]: ...
+
+    def begin(self, info: Info) -> None:
+        """There is a daemon now."""
+        ...
+
+
+class Wishes(Protocol):
+    """When the machine's owner lets it work, and how much power it may draw."""
+
+    def start(self, note: Callable[[str], None]) -> None:
+        """Looks for the first time before it returns. `note` hears what the machine refuses."""
+        ...
+
+    def change(self, peer: PeerFile) -> None:
+        """Raises: UserError, and nothing is changed."""
+        ...
+
+    def figures(self) -> Mapping[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class Seat(Protocol):
+    """The part of `atom.daemon.owner.pauses.Pauses` that turns need."""
+
+    def give_device(self, holder: str) -> bool: ...
+    def take_device(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """The part of `atom.daemon.peer.life.Life` that turns need. Called from any thread."""
+
+    def wants_device(self) -> bool: ...
+    def counted(self) -> int: ...
+    def fail(self, failure: BaseException) -> None: ...
+
+
+class Turns(Protocol):
+    """Several runs on one device, one at a time."""
+
+    def begin(self, note: Callable[[str], None]) -> None:
+        """Returns when the device may be set up."""
+        ...
+
+    def serve(self, seat: Seat, trainer: Trainer, events: EventSink) -> None:
+        """It is set up: from now on turns come and go."""
+        ...
+
+    def retune(self, terms: Device) -> None: ...
+    def end_of_round(self) -> None:
+        """Nothing is counted now, and no pass runs."""
+        ...
+
+    def figures(self) -> Mapping[str, Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """How each is made. Nothing of it is started."""
+
+    monitors: Callable[[PeerFile, ExitStack, Console], Monitors]
+    """Takes ports and folders. Raises: UserError."""
+    turns: Callable[[Device, Path, str, str, Clock], Turns]
+    """Of a state directory, a run and its owner."""
+    wishes: Callable[
+        [PeerFile, torch.device, Callable[[str], None], Callable[[BaseException], None]], Wishes
+    ]
+    """The two hear why the peer is to stand still (empty: it is not), and with what a look fails.
+    Raises: UserError."""
+
+
+class _Nothing:
+    """Monitors, turns and wishes of a peer that has none."""
+
+    sinks: Sequence[EventSink] = ()
+
+    def begin(self, told: object) -> None: ...
+    def serve(self, seat: Seat, trainer: Trainer, events: EventSink) -> None: ...
+    def retune(self, terms: Device) -> None: ...
+    def end_of_round(self) -> None: ...
+    def start(self, note: Callable[[str], None]) -> None: ...
+    def close(self) -> None: ...
+
+    def change(self, peer: PeerFile) -> None:
+        """What nobody would see to is refused. Raises: ConfigError."""
+        wished = {
+            "schedule": peer.schedule != Schedule(),
+            "device.power": peer.device.power_watts is not None,
+            "metrics": peer.metrics != Metrics(),
+            "log.tensorboard": peer.log != Log(),
+        }
+        for key, is_wished in wished.items():
+            if is_wished:
+                raise ConfigError(
+                    f"{key}: this daemon was built without what sees to it",
+                    "leave it out of the peer file, or install Atom with its extras",
+                )
+
+    def figures(self) -> Mapping[str, Any]:
+        return {"device": "", "runs": []}
+
+
+class _NoWishes(_Nothing):
+    def figures(self) -> Mapping[str, Any]:
+        return {}
+
+
+def _no_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
+    nothing = _Nothing()
+    nothing.change(peer)
+    return nothing
+
+
+NO_EXTENSIONS = Extensions(
+    monitors=_no_monitors,
+    turns=lambda device, state, run, owner, clock: _Nothing(),
+    wishes=lambda peer, device, told, failed: _NoWishes(),
+)

@@ -1,0 +1,1 @@
+"""What this machine's owner wished, held against what is seen of the machine."""

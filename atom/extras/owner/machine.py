@@ -1,0 +1,110 @@
+"""Whether this machine runs on battery, and how long nobody else has used it, as far as that can
+be seen.
+
+Used means one of two: a session told logind that it is not idle, or programs that are not ours took
+more than a third of a core: neither this daemon nor another one of its user. None sees everything,
+so either will do.
+"""
+
+import contextlib
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import psutil
+
+Neighbours = Callable[[], Collection[int]]
+"""Ids of this user's other daemons' processes, as they are now."""
+OTHERS_CORES = 0.3
+"""Of processor time: less than that is a machine looking after itself."""
+SUPPLIES = Path("/sys/class/power_supply")
+_STORES = ("Battery", "UPS")
+_SINCE = "IdleSinceHintMonotonic"
+_LOGINCTL = ("loginctl", "show-session", "--property=IdleHint", f"--property={_SINCE}")
+_LOGINCTL_S = 2.0
+
+
+class MachineUse:
+    """Looks at what happened since its last look. From one thread."""
+
+    def __init__(self, neighbours: Neighbours = lambda: ()) -> None:
+        self._neighbours = neighbours
+        self._at_s = self._used_at_s = time.monotonic()
+        self._busy_s, self._ours_s = _busy_s(), self._spent_s()
+
+    def idle_s(self) -> float:
+        """At most: since this was made."""
+        now_s, busy_s, ours_s = time.monotonic(), _busy_s(), self._spent_s()
+        by_us_s = sum(spent - self._ours_s.get(pid, spent) for pid, spent in ours_s.items())
+        if busy_s - self._busy_s - by_us_s > OTHERS_CORES * (now_s - self._at_s):
+            self._used_at_s = now_s
+        self._at_s, self._busy_s, self._ours_s = now_s, busy_s, ours_s
+        return max(0.0, min(now_s - self._used_at_s, sessions_idle_s()))
+
+    def _spent_s(self) -> dict[int, float]:
+        """By daemon, with its children, those that have ended among them."""
+        return {pid: _tree_s(pid) for pid in {os.getpid(), *self._neighbours()}}
+
+
+def sessions_idle_s() -> float:
+    """What logind says of all its sessions; infinite where there is none to ask."""
+    try:
+        said = subprocess.run(_LOGINCTL, capture_output=True, text=True, timeout=_LOGINCTL_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return math.inf
+    return idle_hint_s(said.stdout, time.monotonic()) if said.returncode == 0 else math.inf
+
+
+def idle_hint_s(said: str, now_s: float) -> float:
+    """Of logind's properties, one "Key=value" per line; `now_s`: `time.monotonic`. Pure."""
+    told = dict(line.partition("=")[::2] for line in said.splitlines())
+    if told.get("IdleHint") == "no":
+        return 0.0
+    since_us = told.get(_SINCE, "0")
+    if told.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
+        return math.inf
+    return now_s - int(since_us) / 1e6
+
+
+def _busy_s() -> float:
+    """Of processor time, of all programs, since the machine started."""
+    times = psutil.cpu_times()
+    resting = times.idle + times.iowait + times.steal
+    # Time in guests is counted in `user` and `nice` as well.
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - resting - guests)
+
+
+def _tree_s(pid: int) -> float:
+    """Of processor time; 0 of a process that has ended."""
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for each in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += sum(each.cpu_times()[:4])  # its own, and of children that have ended
+    return total
+
+
+def on_battery(supplies: Path = SUPPLIES) -> bool:
+    """Nothing feeds it from outside, and a battery of its own is being emptied. False where nobody
+    can tell. Of the kernel itself: psutil takes a wireless mouse's battery for the machine's."""
+    try:
+        own = [each for each in supplies.iterdir() if _said(each / "scope") != "Device"]
+    except OSError:  # there is none, or it goes just now
+        return False
+    if any(_said(each / "online") == "1" for each in own if _said(each / "type") not in _STORES):
+        return False
+    emptied = (each for each in own if _said(each / "status") == "Discharging")
+    return any(_said(each / "type") in _STORES for each in emptied)
+
+
+def _said(file: Path) -> str:
+    """Empty: it is not there, or does not say."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""Holds the owner's wishes against what is seen of the machine, every few seconds."""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import torch
+
+from atom.base.clock import BootClock, Clock
+from atom.base.errors import DeviceError
+from atom.config.peer_file import PeerFile, Schedule
+from atom.extras.owner.gpu import Gpu, open_gpu
+from atom.extras.owner.machine import MachineUse, Neighbours, on_battery
+from atom.extras.owner.permit import Observations, why_not
+
+LOOK_S = 2.0
+
+
+class Observer:
+    """Looks at no more than the wishes ask for. From one thread at a time."""
+
+    def __init__(self, gpu: Gpu, clock: Clock, neighbours: Neighbours = lambda: ()) -> None:
+        self._gpu, self._clock, self._neighbours = gpu, clock, neighbours
+        self._gpu_used_at_s, self._gpu_user = -math.inf, ""
+        self._use: MachineUse | None = None
+
+    def look(self, wishes: Schedule) -> Observations:
+        wants_idle = wishes.idle_for_s is not None
+        self._use = (self._use or MachineUse(self._neighbours)) if wants_idle else None
+        if wishes.pause_for_gpu_programs and (user := self._gpu.other_user()):
+            self._gpu_used_at_s, self._gpu_user = self._clock.now(), user
+        return Observations(
+            on_battery=wishes.pause_on_battery and on_battery(),
+            idle_s=self._use.idle_s() if self._use is not None else math.inf,
+            gpu_idle_s=self._clock.now() - self._gpu_used_at_s,
+            gpu_user=self._gpu_user,
+        )
+
+
+def wall_clock() -> datetime:
+    """What the clock on the wall shows, without a time zone; of the zone as it is set now."""
+    time.tzset()
+    return datetime.now()  # naive on purpose: see `atom.config.hours.next_opening`
+
+
+class OwnersWishes:
+    """[schedule] and [device] power. A thread looks; `told` hears why the peer is to stand still;
+    empty: it is not."""
+
+    def __init__(
+        self,
+        peer: PeerFile,
+        gpu: Gpu,
+        look: Callable[[Schedule], Observations],
+        told: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+        wall: Callable[[], datetime] = wall_clock,
+    ) -> None:
+        self._peer, self._gpu, self._see, self._wall = peer, gpu, look, wall
+        self._told, self._failed = told, failed
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
+
+    def start(self, note: Callable[[str], None]) -> None:
+        """Looks for the first time before it returns. `note` hears what the machine refuses."""
+        try:
+            self._gpu.limit_power(self._peer.device.power_watts)
+        except DeviceError as refusal:
+            note(f"{refusal.message}; {refusal.hint}")
+        self.look()
+        self._thread.start()
+
+    def change(self, peer: PeerFile) -> None:
+        """What `peer` wishes holds from now on. From any thread. Raises: DeviceError, and nothing
+        is changed."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            watts = peer.device.power_watts
+            if watts != self._peer.device.power_watts:
+                self._gpu.limit_power(watts)
+            self._peer = peer
+        self.look()
+
+    def look(self) -> None:
+        with self._lock:
+            now, wishes = self._wall(), self._peer.schedule
+            self._told(why_not(now, wishes, self._see(wishes)))
+
+    def figures(self) -> Mapping[str, Any]:
+        """[schedule] as it holds, for `atom info`; in words where it cannot."""
+        schedule = self._peer.schedule
+        gpu: bool | str = schedule.pause_for_gpu_programs
+        return {
+            "hours": list(schedule.hours),
+            "idle_for_s": schedule.idle_for_s,
+            "pause_on_battery": schedule.pause_on_battery,
+            "pause_for_gpu_programs": (gpu and self._gpu.blind) or gpu,
+        }
+
+    def close(self) -> None:
+        """The machine as it was found. Raises: nothing: who ends has other cares."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._lock, contextlib.suppress(DeviceError):
+            self._gpu.limit_power(None)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(LOOK_S):
+                self.look()
+        except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._failed(failure)
+
+
+def open_wishes(
+    peer: PeerFile,
+    device: torch.device,
+    told: Callable[[str], None],
+    failed: Callable[[BaseException], None],
+    neighbours: Neighbours,
+) -> OwnersWishes:
+    """Of the owner of this machine. Starts nothing."""
+    gpu = open_gpu(device, neighbours)
+    return OwnersWishes(peer, gpu, Observer(gpu, BootClock(), neighbours).look, told, failed)

@@ -1,0 +1,216 @@
+"""The loop that looks, and what it looks at."""
+
+import math
+import os
+import threading
+from datetime import datetime
+
+import pytest
+
+from atom.base.errors import DeviceError
+from atom.config.peer_file import Device, PeerFile, Schedule
+from atom.extras.owner import machine, wishes
+from atom.extras.owner.gpu import UnseenGpu
+from atom.extras.owner.machine import MachineUse, idle_hint_s, sessions_idle_s
+from atom.extras.owner.permit import Observations
+from atom.extras.owner.wishes import Observer, OwnersWishes, wall_clock
+from tests.manual_clock import ManualClock
+
+WAIT_S = 10.0
+
+
+class Used(UnseenGpu):
+    def __init__(self) -> None:
+        super().__init__("")
+        self.user, self.asked = "game", 0
+
+    def other_user(self) -> str:
+        self.asked += 1
+        return self.user
+
+
+def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wishes, "LOOK_S", 0.001)
+    told, thrice = list[str](), threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        if len(told) > 3:
+            thrice.set()
+
+    looking = OwnersWishes(
+        PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
+        UnseenGpu("no GPU"),
+        lambda wishes: Observations(),
+        tell,
+        lambda failure: None,
+        lambda: datetime(2026, 11, 16, 12),
+    )
+    looking.start(lambda note: None)
+    assert told[0] == "outside its hours, until Tue 01:00"
+    assert thrice.wait(WAIT_S)
+    looking.change(PeerFile())
+    looking.close()
+    assert told[-1] == ""
+
+
+def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wishes, "LOOK_S", 0.001)
+    looks, failures, failed = iter([Observations()]), list[BaseException](), threading.Event()
+
+    def fail(failure: BaseException) -> None:
+        failures.append(failure)
+        failed.set()
+
+    looking = OwnersWishes(
+        PeerFile(), UnseenGpu(""), lambda wishes: next(looks), lambda reason: None, fail
+    )
+    looking.start(lambda note: None)
+    assert failed.wait(WAIT_S)
+    looking.close()
+    assert isinstance(failures[0], StopIteration)
+
+
+def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wishes, "on_battery", lambda: True)
+    gpu, clock = Used(), ManualClock(100.0)
+    observer = Observer(gpu, clock)
+    nothing = Schedule(pause_on_battery=False)
+    assert observer.look(nothing) == Observations(gpu_idle_s=math.inf)
+    assert gpu.asked == 0
+    seen = observer.look(Schedule(pause_for_gpu_programs=True))
+    assert (seen.on_battery, seen.gpu_idle_s, seen.gpu_user) == (True, 0.0, "game")
+    gpu.user = ""
+    clock.advance(7.0)
+    assert observer.look(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
+    assert observer.look(Schedule(idle_for="1 s")).idle_s < WAIT_S
+
+
+@pytest.mark.parametrize(
+    ("said", "idle_s"),
+    [
+        ("IdleHint=no\nIdleSinceHintMonotonic=0\n", 0.0),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=40000000\n", 60.0),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=0\n", math.inf),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=soon\n", math.inf),
+        ("", math.inf),
+    ],
+)
+def test_what_a_desktop_tells(said: str, idle_s: float) -> None:
+    assert idle_hint_s(said, 100.0) == idle_s
+
+
+def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("/nowhere/loginctl", "false"):
+        monkeypatch.setattr(machine, "_LOGINCTL", (command,))
+        assert sessions_idle_s() == math.inf
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> "Played":
+    return Played(monkeypatch)
+
+
+class Played:
+    """A machine without sessions, whose clocks the test turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.busy_s = 1000.0, 900.0
+        self.spent_s = {os.getpid(): 50.0}
+        self.there: list[int] = []
+        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(machine, "_busy_s", lambda: self.busy_s)
+        monkeypatch.setattr(machine, "_tree_s", lambda pid: self.spent_s[pid])
+        monkeypatch.setattr(machine, "sessions_idle_s", lambda: math.inf)
+
+    def go_on(self, seconds: float, others_s: float, **by_us_s: float) -> None:
+        self.now_s += seconds
+        self.busy_s += others_s + sum(by_us_s.values())
+        self.spent_s[os.getpid()] += by_us_s.get("own", 0.0)
+        for pid in self.there:
+            self.spent_s[pid] += by_us_s.get("neighbour", 0.0)
+
+
+def test_programs_that_are_not_ours_use_the_machine(played: Played) -> None:
+    use = MachineUse()
+    played.go_on(10.0, 2.9, own=8.0)
+    assert use.idle_s() == 10.0
+    played.go_on(10.0, 3.1, own=8.0)
+    assert use.idle_s() == 0.0
+    played.go_on(5.0, 0.0)
+    assert use.idle_s() == 5.0
+
+
+def test_another_daemon_of_ours_is_no_other_program(played: Played) -> None:
+    """Else the one that waits for its turn would never want it."""
+    played.spent_s |= {7: 40.0, 8: 500.0}
+    played.there = [7]
+    use = MachineUse(lambda: played.there)
+    played.go_on(10.0, 0.0, neighbour=9.0)
+    assert use.idle_s() == 10.0
+    played.there = [7, 8]  # the second was there before it was known
+    played.go_on(10.0, 3.0)
+    assert use.idle_s() == 20.0
+    played.there = []
+    played.go_on(10.0, 3.1)
+    assert use.idle_s() == 0.0
+
+
+def test_what_processes_took() -> None:
+    assert machine._tree_s(2**30) == 0.0, "there is none"
+    before, began = machine._tree_s(os.getpid()), os.times().user
+    while os.times().user - began < 0.2:
+        sum(range(1000))
+    assert machine._tree_s(os.getpid()) > before + 0.1
+    assert machine._busy_s() > 0.0
+
+
+class Powered(UnseenGpu):
+    """Takes up to 300 W."""
+
+    def __init__(self) -> None:
+        super().__init__("no GPU")
+        self.watts: list[float | None] = []
+
+    def limit_power(self, watts: float | None) -> None:
+        if watts is not None and watts > 300:
+            raise DeviceError("too much", "take less")
+        self.watts.append(watts)
+
+
+def a_peer(watts: float, **schedule: object) -> PeerFile:
+    return PeerFile(device=Device(power=f"{watts} W"), schedule=Schedule(**schedule))  # type: ignore[arg-type]
+
+
+def test_the_owner_is_told_what_cannot_be_seen_or_limited() -> None:
+    gpu, told, notes = Powered(), list[str](), list[str]()
+    held = OwnersWishes(
+        a_peer(400), gpu, lambda wishes: Observations(on_battery=True), told.append, lambda e: None
+    )
+    held.start(notes.append)
+    assert (notes, told[-1]) == (["too much; take less"], "on battery")
+    held.change(a_peer(200, idle_for="9 s", pause_for_gpu_programs=True, pause_on_battery=False))
+    assert gpu.watts == [200.0]
+    assert told[-1] == ""
+    assert held.figures() == {
+        "hours": [], "idle_for_s": 9.0, "pause_on_battery": False,
+        "pause_for_gpu_programs": "no GPU",
+    }  # fmt: skip
+    with pytest.raises(DeviceError):
+        held.change(a_peer(301))
+    assert held.figures()["idle_for_s"] == 9.0, "nothing is changed"
+    held.close()
+    assert gpu.watts == [200.0, None]
+    held.change(a_peer(100))
+    assert gpu.watts == [200.0, None], "it has ended"
+
+
+def test_the_clock_on_the_wall_follows_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    east = wall_clock()
+    monkeypatch.setenv("TZ", "America/New_York")
+    west = wall_clock()
+    assert east.tzinfo is None
+    assert (east - west).total_seconds() > 9 * 3600
+    monkeypatch.undo()
+    wall_clock()
