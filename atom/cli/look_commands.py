@@ -89,7 +89,6 @@ def contributions(
 
     Every round's record says how many mini-batches each peer gave, and is signed by a quorum of the
     peers that voted. It is fetched from a peer that is alive, and every signature is checked here.
-    What was checked is kept in ~/.cache/atom: next time, only new rounds are fetched.
 
     [bold]Examples[/]
     atom contributions

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import typer
 
-from atom.cli.look.follower import following
-from atom.cli.look.run_meant import run_meant
+from atom.cli.look.onlooker import onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stderr_console
 from atom.config.address import parse_interface
+from atom.dashboard.feed import SwarmFeed
 from atom.dashboard.server import LOOPBACK, Listening, serve
 
 DEFAULT_PORT = 8700
@@ -37,8 +37,9 @@ def _host(text: str | None) -> str:
 
 
 async def _serve(address: str, state: Path | None, where: Listening) -> None:
-    async with following(address, state) as (feed, _):
-        await serve(feed, where, _say)
+    async with onlooking(address, state) as onlooker:
+        first = await onlooker.first_look()
+        await serve(SwarmFeed(onlooker.view, first.view, first.rounds, onlooker), where, _say)
 
 
 def _say(url: str) -> None:

@@ -1,30 +1,42 @@
-"""Looking at a swarm from outside: a DHT node in client mode that publishes nothing."""
+"""Looking at a swarm from outside: what its peers claim in the DHT, and the chain that they prove.
+
+A DHT node in client mode that publishes nothing. All views of a swarm are made of this.
+"""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from atom.base.errors import ConfigError
+from atom.base.errors import AddressError, ConfigError, ControlError, TrustError
+from atom.cli.box.control import control_client
+from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
+from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import waiting
 from atom.config.load import run_from_text
-from atom.swarm.addresses import JoinAddress
+from atom.config.places import default_state_directory
+from atom.daemon.own_identity import own_identity
+from atom.swarm.addresses import parse_join_address
+from atom.swarm.chain.ledger import Ledger
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.manifest import Manifest
+from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
 from atom.swarm.records.view import SwarmView, view_swarm
 
-EMPTY_RETRIES = 3
+TRIES = 4
 """A DHT that was just entered may need a moment to find the leases."""
 RETRY_S = 0.7
 
 
 @dataclass(frozen=True)
 class Sight:
-    """A swarm at one moment."""
+    """A swarm at one moment, as its peers claim it."""
 
     view: SwarmView
     rounds: int | None
@@ -33,18 +45,31 @@ class Sight:
 
 
 class Onlooker:
-    """Reads one run's leases. `look` may be called as often as one likes."""
+    """One run's leases, and its ledger: the rounds that its peers prove. For one event loop."""
 
-    def __init__(self, directory: Directory, manifest: Manifest) -> None:
+    def __init__(
+        self, directory: Directory, manifest: Manifest, me: Identity | None = None
+    ) -> None:
+        """`me`: as whom to ask for the chain; None: as this machine's listed peer, if there is one
+        in the usual place, else as a stranger."""
         self._directory = directory
         self.manifest = manifest
         self._rounds, self._global_batch = _agreed_on(manifest)
+        self._has_list = seen_from_outside(manifest).peer_ids is not None
+        self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
+        self._reader = LedgerReader(first_head(manifest), self._fetcher)
+        self._leases: dict[str, Lease] = {}
+        self._progress = ""
 
     async def look(self) -> Sight:
         """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
-        leases = await self._directory.read_leases()
-        view = view_swarm(self.manifest, leases.values(), self._global_batch, time.time())
-        return Sight(view, self._rounds, leases)
+        self._leases = await self._directory.read_leases()
+        view = view_swarm(self.manifest, self._leases.values(), self._global_batch, time.time())
+        return Sight(view, self._rounds, self._leases)
+
+    async def view(self) -> SwarmView:
+        """As `look`."""
+        return (await self.look()).view
 
     async def first_look(self) -> Sight:
         """As `look`, but patient with a DHT that was entered a moment ago.
@@ -53,7 +78,7 @@ class Onlooker:
         """
         problem: DirectoryUnavailable | None = None
         sight: Sight | None = None
-        for attempt in range(EMPTY_RETRIES):
+        for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
             try:
@@ -68,22 +93,136 @@ class Onlooker:
             raise no_answer(problem)
         return sight
 
+    # ---- the chain (`atom.dashboard.feed.Chain`)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._reader.ledger
+
+    @property
+    def problem(self) -> str:
+        """Why the ledger is not newer; empty: it is as new as any peer claims to know."""
+        return self._reader.problem
+
+    @property
+    def note(self) -> str:
+        """As `problem`, with what helps; while a read goes on, how far it is."""
+        helps = "; --state DIR asks as one of them" if self.shut_out else ""
+        return self._progress or f"{self.problem}{helps}"
+
+    @property
+    def shut_out(self) -> bool:
+        """Whether that is because only listed peers are answered: asking again does not help."""
+        return self._has_list and self._reader.shut_out
+
+    async def read(self, tell: Progress | None = None) -> None:
+        """Brings the ledger up to date, if the peers of the last look allow it. May take seconds,
+        or minutes for a long chain: `tell` hears how far it is."""
+        self._reader.on_progress = tell or self._note_progress
+        self._fetcher.know(self._leases)
+        try:
+            await asyncio.to_thread(self._reader.read, list(self._leases.values()))
+        finally:
+            self._progress = ""
+
+    def _note_progress(self, done: int, total: int) -> None:
+        self._progress = f"checking the chain: {done:,} of {total:,} rounds"
+
+    def close(self) -> None:
+        """Ends a read under way."""
+        self._reader.stop()
+        self._fetcher.close()
+
 
 @contextlib.asynccontextmanager
-async def onlooking(address: JoinAddress) -> AsyncIterator[Onlooker]:
-    """An onlooker of the run that `address` names; its DHT node ends with the block.
+async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[Onlooker]:
+    """An onlooker of the run that `address` names; its DHT node ends with the block. `state`: of
+    the peer as which to ask.
 
-    Raises: AddressError if no node is reached, or none knows the run.
+    Raises: AddressError if no node is reached, none knows the run, or there is no such peer.
     """
-    node = NodeSettings(initial_peers=address.bootstrap, client_mode=True)
+    me, where = identity_in(state), parse_join_address(address)
+    node = NodeSettings(initial_peers=where.bootstrap, client_mode=True)
     with waiting("looking for the swarm"), _answering():
-        directory = await open_directory(address.run, address.owner, node)
+        directory = await open_directory(where.run, where.owner, node)
     try:
         with waiting("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
-        yield Onlooker(directory, manifest)
+        onlooker = Onlooker(directory, manifest, me)
+        try:
+            yield onlooker
+        finally:
+            onlooker.close()
     finally:
         await directory.close()
+
+
+async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
+    """The run's ledger as it is now. Raises: AddressError: also if nobody serves the chain;
+    TrustError if that is for listed peers only, and this is none of them."""
+    async with onlooking(address, state) as onlooker:
+        return onlooker.manifest, await certified(onlooker)
+
+
+async def certified(onlooker: Onlooker) -> Ledger:
+    """Asks again for a while: peers serve their last heads only, and a lease may name one before
+    them. Raises: AddressError, TrustError."""
+    console = TerminalConsole()
+    tell = partial(console.progress, "checking the chain", unit="rounds")
+    try:
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
+            sight = await onlooker.first_look()
+            await onlooker.read(tell)
+            if onlooker.shut_out or not onlooker.problem:
+                break
+    finally:
+        console.close()
+    unread = f"the chain cannot be read: {onlooker.problem}"
+    if onlooker.shut_out:
+        ask = "ask on the box of such a peer; --state DIR, if its state is not in the usual place"
+        raise TrustError(unread, ask)
+    if onlooker.problem:
+        raise AddressError(unread, "try again in a moment; `atom status` shows who is alive")
+    if not onlooker.ledger.head.round and not sight.leases:
+        raise AddressError("no peer of the run is alive to serve its chain", "try again later")
+    return onlooker.ledger
+
+
+def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None]:
+    """The run to look at: its address, and the state directory of the peer to ask as. Without an
+    address the daemon in `state` is asked, else the only one there is. Raises: ControlError."""
+    if address is not None:
+        return address, state
+    try:
+        info = control_client(state).info()
+    except ControlError as problem:
+        hint = f"{problem.hint}\nor give the run's ADDRESS"
+        raise ControlError(problem.message, hint) from None
+    return info["join_address"], Path(info["state_directory"])
+
+
+def listed_peer(manifest: Manifest) -> Identity | None:
+    """Who takes part in that run from its usual place here, if its owner has listed them. In an
+    open run nobody has to give a name. Raises: StorageError."""
+    allowed = seen_from_outside(manifest)
+    if allowed.peer_ids is None:
+        return None
+    me = own_identity(default_state_directory(manifest.run))
+    return me if me is not None and allowed.holds(me.peer_id) else None
+
+
+def identity_in(state: Path | None) -> Identity | None:
+    """Of the peer whose state directory that is. Raises: AddressError if there is no such peer."""
+    if state is None:
+        return None
+    if (found := own_identity(state)) is None:
+        raise AddressError(
+            f"there is no peer in {state}",
+            "name the state directory of a peer of that run with --state DIR",
+        )
+    return found
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import pytest
 
 from atom.base.events import NoEvents
-from atom.cli.look import ledger_reader
-from atom.cli.look.ledger_reader import ChainFetcher, LedgerReader
+from atom.cli.look import chain_reader
+from atom.cli.look.chain_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit_chain import page_of
-from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.ledger import Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
@@ -69,8 +69,7 @@ def reader(
     fetcher = ChainFetcher(manifest, asker)
     stack.callback(fetcher.close)
     fetcher.know({lease.peer_id: lease})
-    genesis = first_head(manifest)
-    return LedgerReader(Ledger(genesis), genesis, fetcher)
+    return LedgerReader(first_head(manifest), fetcher)
 
 
 def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
@@ -84,7 +83,7 @@ def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
 def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_reader, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
+    monkeypatch.setattr(chain_reader, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
     lease = served(stack, manifest, 2, Trickle(100.0, 10))
     looking = reader(stack, manifest, lease)

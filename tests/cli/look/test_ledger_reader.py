@@ -1,20 +1,16 @@
-"""Sums over a chain that was checked, from donors that may lie, kept on a disk that may fail."""
+"""Sums over a chain that was checked, from donors that may lie."""
 
-import errno
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.cli.look.bookkeeper import LedgerFile
-from atom.cli.look.ledger_reader import DONORS, LedgerReader
+from atom.cli.look.chain_reader import DONORS, LedgerReader
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import Ask, record_of
-from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.ledger import Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from tests.swarm.chain_samples import a_commit, beginning, heads_along
@@ -60,8 +56,8 @@ def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
     return a_lease(peer_id, head=head.digest, round=head.round, branches=tuple(head.branches))
 
 
-def reading(donors: Donors, ledger: Ledger | None = None) -> LedgerReader:
-    return LedgerReader(ledger or Ledger(GENESIS), GENESIS, donors)
+def reading(donors: Donors) -> LedgerReader:
+    return LedgerReader(GENESIS, donors)
 
 
 def test_only_what_is_new_is_fetched() -> None:
@@ -178,35 +174,3 @@ def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
     reader = reading(Donors({"a": commits}))
     reader.on_progress = lambda done, total: reader.stop()
     assert reader.read([lease_of("a", commits)]).head.round == 128
-
-
-def test_a_kept_ledger_reads_back_and_a_damaged_one_begins_anew(tmp_path: Path) -> None:
-    commits = [a_commit(GENESIS, {ANN: 8, BOB: 1}, [ANN], loss=0.1, survivors=[ANN])]
-    ledger = Ledger(GENESIS).after(heads_along(GENESIS, commits), commits)
-    file = LedgerFile(tmp_path / "new", GENESIS)
-    assert file.load() == Ledger(GENESIS)
-    file.save(ledger)
-    assert file.load() == ledger
-    (path,) = (tmp_path / "new").iterdir()
-    whole = path.read_bytes()
-    for damaged in (whole[:-2], whole[:-1] + b"x", b"", b"{}", whole + b" "):
-        path.write_bytes(damaged)
-        assert file.load() == Ledger(GENESIS)
-
-
-def test_a_save_that_fails_leaves_nothing_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(os, "replace", full)
-    LedgerFile(tmp_path, GENESIS).save(Ledger(GENESIS))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    file = LedgerFile(tmp_path / "file", GENESIS)
-    file.save(Ledger(GENESIS))
-    assert file.load() == Ledger(GENESIS)

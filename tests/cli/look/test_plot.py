@@ -11,8 +11,8 @@ import pytest
 
 from atom.base.errors import StorageError
 from atom.cli.app import main
-from atom.cli.look.run_picture import MAX_NAMED, _spans, draw_run
-from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
+from atom.cli.look.plot import draw_run
+from atom.cli.look.rounds import PlottedRound, rounds_of_ledger, rounds_of_log
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round
@@ -56,8 +56,7 @@ def test_a_log_with_a_catch_up_damage_and_other_events(tmp_path: Path) -> None:
         told(2, branch=True),
     )
     first, second = rounds_of_log(path)
-    members = ("peer-of-ann", "peer-of-bob")
-    assert first == PlottedRound(1, 5.0, 2, False, members, 4.5, 100.0, 0.25)
+    assert first == PlottedRound(1, 5.0, 2, False, 4.5, 100.0, 0.25)
     assert (second.number, second.loss, second.branch) == (2, 2.5, True)
     path = log(tmp_path, told(2, tokens_per_s=0.0, reduce_seconds=0.0))
     assert (rounds_of_log(path)[0].tokens_per_s, rounds_of_log(path)[0].reduce_s) == (None, None)
@@ -74,10 +73,6 @@ def test_a_chain_says_nothing_of_speeds() -> None:
     assert rounds_of_ledger(ledger) == [PlottedRound(1, 2.5, 3, True)]
 
 
-def test_runs_of_rounds() -> None:
-    assert _spans([3, 4, 5, 9]) == [(2.5, 3), (8.5, 1)]
-
-
 @pytest.mark.parametrize("number", [1, 123_456])
 def test_one_round_is_seen_and_its_number_is_whole(number: int, tmp_path: Path) -> None:
     """matplotlib would write 0.45 and 1.05 below it, or 0 and +1.23456e5."""
@@ -90,15 +85,12 @@ def test_one_round_is_seen_and_its_number_is_whole(number: int, tmp_path: Path) 
     assert text.count("<g clip-path=") == 2, "a dot in each panel"
 
 
-@pytest.mark.parametrize("peers", [1, MAX_NAMED + 1])
-def test_a_drawing_has_what_is_known(peers: int, tmp_path: Path) -> None:
-    ids = tuple(f"peer-{number:02}" for number in range(peers))
+def test_a_drawing_has_what_is_known(tmp_path: Path) -> None:
     rounds = [
-        PlottedRound(n, 5.0 / n, peers, n == 2, ids, 3.0 if n == 2 else None, 10.0, 0.5)
-        for n in (1, 2, 3)
+        PlottedRound(n, 5.0 / n, 4, n == 2, 3.0 if n == 2 else None, 10.0, 0.5) for n in (1, 2, 3)
     ]
     draw_run(tmp_path / "whole.svg", rounds, "a $run", (1880, 235, 0))
-    draw_run(tmp_path / "bare.svg", [PlottedRound(1, float("nan"), 1, False)], "bare", None)
+    draw_run(tmp_path / "bare.svg", [PlottedRound(1, 2.5, 1, False)], "bare", None)
     panels = []
     for name in ("whole", "bare"):
         root = ElementTree.parse(tmp_path / f"{name}.svg").getroot()

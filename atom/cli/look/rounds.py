@@ -24,8 +24,6 @@ class PlottedRound:
     loss: float
     members: int
     branch: bool
-    peer_ids: tuple[str, ...] = ()
-    """Of the members; empty where only their number is known."""
     validation_loss: float | None = None
     tokens_per_s: float | None = None
     reduce_s: float | None = None
@@ -81,13 +79,11 @@ def _of_event(event: dict[str, Any]) -> PlottedRound:
     """Raises: KeyError, TypeError, ValueError."""
     validation = event.get("validation_loss")
     shares = zip(event["members"], event["contributed"], strict=True)
-    members = tuple(dict.fromkeys(str(member) for member, sequences in shares if sequences))
     return PlottedRound(
         number=int(event["round"]),
         loss=float(event["loss"]),
-        members=len(members),
+        members=len({member for member, sequences in shares if sequences}),
         branch=bool(event["branch"]),
-        peer_ids=members,
         validation_loss=None if validation is None else float(validation),
         tokens_per_s=float(event["tokens_per_s"]) or None,
         reduce_s=float(event["reduce_seconds"]) or None,

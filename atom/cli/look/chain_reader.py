@@ -37,9 +37,9 @@ Progress = Callable[[int, int], None]
 class LedgerReader:
     """`read` belongs to one thread at a time, and may take seconds."""
 
-    def __init__(self, ledger: Ledger, genesis: Head, fetch: FetchChain) -> None:
-        """`ledger`: what was checked already."""
-        self.ledger = ledger
+    def __init__(self, genesis: Head, fetch: FetchChain) -> None:
+        self.ledger = Ledger(genesis)
+        """What was checked until now."""
         self.problem = ""
         """Why the ledger is not newer; empty: nobody claims to know better."""
         self.shut_out = False
