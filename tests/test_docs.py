@@ -11,7 +11,7 @@ import typer
 
 from atom.base.reasons import Reason
 from atom.cli.app import app
-from atom.cli.shell.exit_codes import MEANINGS
+from atom.cli.shell.exit_codes import ExitCode
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
@@ -64,7 +64,9 @@ def test_every_key_of_a_file_is_documented_and_no_other(page: str, model: type[S
 
 def test_exit_codes() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", section_of("reference.md", "## Exit codes"), re.M)
-    assert rows == [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
+    assert rows == [
+        (str(int(code)), meaning) for code, meaning in ((code, code.meaning) for code in ExitCode)
+    ]
 
 
 def test_reasons() -> None:

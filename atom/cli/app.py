@@ -11,13 +11,13 @@ import typer
 
 from atom import __version__
 from atom.cli import box_commands, look_commands, train_commands
-from atom.cli.shell.exit_codes import MEANINGS, ExitCode
+from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.failures import refuse_empty, run_guarded
 
 _EPILOGUE = "\n".join(
     (
         "Exit codes:",
-        *(f"{code:3d}  {text}" for code, text in MEANINGS.items()),
+        *(f"{code:3d}  {code.meaning}" for code in ExitCode),
         "",
         "Files:",
         "  ~/.local/share/atom/RUN  what a peer keeps of a run ($XDG_DATA_HOME)",

@@ -165,7 +165,7 @@ def compile_(
     gpu_memory: GpuMemoryOption = None,
     assume: AssumeOption = None,
 ) -> None:
-    """Write what the daemon would execute: submodels.py, plan.json, and schedule.svg to look at.
+    """Write what the daemon would execute: submodels.py and plan.json.
 
     [bold]Example[/]
     atom compile peers/demo.toml --out compiled

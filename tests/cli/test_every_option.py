@@ -268,8 +268,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("service", "given"): [
         (("service",), USAGE, "missing argument 'COMMAND'"),
         (("service", "info"), ExitCode.OTHER, "atom info does not run for long"),
-        (("service", "join", "nonsense"), NO_ADDRESS, "'nonsense' is not a join address"),
-        *no_file("service", "start"),
+        (("service", "join"), USAGE, "missing argument 'ADDRESS'"),
     ],
     ("doctor", "address"): no_address("doctor"),
     ("doctor", "peer"): no_file("doctor", "--peer"),

@@ -65,12 +65,10 @@ def show_info(state: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    from atom.cli.box.info_page import lines  # brings the DHT's side along
+    from atom.cli.box.info_page import rows  # brings the DHT's side along
 
-    console = stdout_console()
-    columns = console.width if console.is_terminal else None
-    for label, text in lines(info, columns):
-        console.print(Text.assemble((label, "bold"), text), soft_wrap=True)
+    for label, text in rows(info):
+        stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
 
 
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:

@@ -1,22 +1,17 @@
-"""`atom service`: a unit for systemd's user manager. The text is pure, and complete in itself:
-absolute paths, so that it does not matter from where it is started."""
+"""`atom service`: a unit for systemd's user manager. It runs in the folder where it was printed, so
+that paths mean there what they mean here."""
 
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from atom.base.errors import UserError
-from atom.cli.shell.exit_codes import IN_VAIN, MEANINGS, ExitCode
-from atom.cli.shell.options import parse_trust
+from atom.cli.shell.exit_codes import IN_VAIN, ExitCode
 from atom.cli.shell.terminal import stderr_console
-from atom.config.load import load_peer_file, load_run_file
-from atom.swarm.addresses import parse_join_address
 
 DAEMONS = ("join", "start", "bootstrap")
 """Commands that run until they are told to leave."""
@@ -32,31 +27,20 @@ would not inherit it."""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
 
-@dataclass(frozen=True)
-class Service:
-    """What the unit starts."""
-
-    title: str
-    words: tuple[str, ...]
-    """The program, an absolute path, and its arguments."""
-    environment: Mapping[str, str]
-
-
 def print_service(context: typer.Context, given: Sequence[str]) -> None:
-    """The unit on stdout, what to do with it on stderr.
-
-    Raises: UserError, ConfigError, AddressError, typer.TyperException.
-    """
+    """The unit on stdout, what to do with it on stderr. Raises: UserError, typer.TyperException."""
     name, *arguments = given
     if name not in DAEMONS:
         raise UserError(
             f"atom {name} does not run for long",
             f"a service runs one of these: {', '.join(DAEMONS)}",
         )
-    title, words = _checked(context, name, arguments)
+    group = context.find_root()
+    command = group.command.commands[name]  # type: ignore[attr-defined]  # a group
+    command.make_context(name, list(arguments), parent=group)  # refuses what it does not understand
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
-    program = (sys.executable, "-m", "atom")
-    typer.echo(unit_text(Service(title, (*program, name, *words), environment)), nl=False)
+    words = (sys.executable, "-m", "atom", *given)
+    typer.echo(unit_text(words, Path.cwd(), environment), nl=False)
     console = stderr_console()
     for line in (
         "save it as ~/.config/systemd/user/atom.service (mkdir -p the folder first); then:",
@@ -67,51 +51,27 @@ def print_service(context: typer.Context, given: Sequence[str]) -> None:
         console.print(line, style="hint", markup=False, highlight=False, soft_wrap=True)
 
 
-def _checked(context: typer.Context, name: str, given: list[str]) -> tuple[str, list[str]]:
-    """A title, and the arguments as the command itself understands them, with absolute paths."""
-    command = context.find_root().command.commands[name]  # type: ignore[attr-defined]  # a group
-    with command.make_context(name, given, parent=context.find_root()) as inner:
-        values: Mapping[str, Any] = inner.params
-    load_peer_file(values["peer"])
-    parse_trust(values.get("trust"))
-    words: list[str] = []
-    for parameter in command.params:
-        value = values.get(parameter.name)
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is not None:
-                flag = [parameter.opts[0]] if parameter.param_type_name == "option" else []
-                words += [*flag, os.path.abspath(one) if isinstance(one, Path) else str(one)]
-    return _title(name, values), words
-
-
-def _title(name: str, values: Mapping[str, Any]) -> str:
-    """Raises: AddressError, ConfigError."""
-    if name == "join":
-        return f"Atom peer of {parse_join_address(values['address']).run}"
-    if name == "start":
-        return f"Atom founder of {load_run_file(values['run_file']).run.name}"
-    return "Atom entrance to the DHT"
-
-
-def unit_text(service: Service) -> str:
-    """Pure."""
-    start = " ".join(quoted(word.replace("$", "$$")) for word in service.words)
-    environment = "".join(
-        f"Environment={quoted(f'{key}={value}')}\n" for key, value in service.environment.items()
+def unit_text(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """`words`: the program, an absolute path, and its arguments, as they are meant in `folder`.
+    Pure. Raises: UserError."""
+    start = " ".join(quoted(word.replace("$", "$$")) for word in words)
+    settings = "".join(
+        f"Environment={quoted(f'{key}={value}')}\n" for key, value in environment.items()
     )
     in_vain = sorted(IN_VAIN)
-    reasons = "".join(f"#   {int(code)}: {MEANINGS[code]}\n" for code in in_vain)
+    reasons = "".join(f"#   {int(code)}: {code.meaning}\n" for code in in_vain)
     ended_by_signal = (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
     stopped = " ".join(str(int(code)) for code in ended_by_signal)
     return f"""\
 [Unit]
-Description={service.title.replace("%", "%%")}
+Description=Atom {words[3]}
 StartLimitIntervalSec=0
 
 [Service]
 Type=exec
+WorkingDirectory={str(folder).replace("%", "%%")}
 ExecStart={start}
-{environment}\
+{settings}\
 # SIGTERM to the daemon alone is `atom leave`: what was counted is committed first, with the help of
 # its DHT process, which ends with it.
 KillMode=mixed

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import typer
 
 from atom.base.errors import ControlError
-from atom.base.units import format_seconds
 from atom.cli.shell.terminal import (
     columns_of,
     fitting,
@@ -19,9 +18,9 @@ from atom.cli.shell.terminal import (
 from atom.extras.turns.taking import own_row
 
 _PLACE = "--state"
-COLUMNS = ("run", "state", "round", "device", "turn", "since", _PLACE)
+COLUMNS = ("run", "state", "round", "device", "turn", _PLACE)
 _WORDS = ("run", "state", "device", "turn", _PLACE)
-_FIRST_TO_GO = ("since", "device")
+_FIRST_TO_GO = ("device", "round")
 
 
 class Asked(Protocol):
@@ -69,11 +68,5 @@ def _cells(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
         "device": info["device_turns"]["device"],
     }
     if (turn := own_row(info)) is not None:
-        cells |= {"turn": turn["turn"], "since": _whole(turn["since_s"])}
+        cells["turn"] = turn["turn"]
     return cells
-
-
-def _whole(seconds: float) -> str:
-    """In minutes from two on: nobody wants 2700 s."""
-    whole = round(seconds)
-    return format_seconds(whole if whole < 120 else whole - whole % 60)

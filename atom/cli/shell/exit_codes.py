@@ -9,50 +9,34 @@ from atom.base.errors import UserError
 class ExitCode(IntEnum):
     """What a process of ours ends with. Never renumber: scripts rely on it."""
 
-    OK = 0
-    FAULT = 1
-    USAGE = 2
-    CONFIG = 3
-    ADDRESS = 4
-    PORT = 5
-    STORAGE = 6
-    MISMATCH = 7
-    DEVICE = 8
-    MODEL = 9
-    CONTROL = 10
-    LEFT_LATE = 11
-    OTHER = 12
-    TRUST = 13
-    DIAGNOSIS = 14
-    IDENTITY = 15
-    SHORTAGE = 16
-    HUNG_UP = 129
-    INTERRUPTED = 130
-    TERMINATED = 143
+    meaning: str
 
+    def __new__(cls, code: int, meaning: str) -> "ExitCode":
+        made = int.__new__(cls, code)
+        made._value_, made.meaning = code, meaning
+        return made
 
-MEANINGS: dict[ExitCode, str] = {
-    ExitCode.OK: "done",
-    ExitCode.FAULT: "unexpected fault, or a demo that missed its goal",
-    ExitCode.USAGE: "wrong command, option or argument",
-    ExitCode.CONFIG: "a run or peer file cannot be used",
-    ExitCode.ADDRESS: "an address is malformed, unreachable, or names no known run",
-    ExitCode.PORT: "the port is in use",
-    ExitCode.STORAGE: "the disk is full, or a directory cannot be used",
-    ExitCode.MISMATCH: "this installation differs from what the swarm agreed on",
-    ExitCode.DEVICE: "the device is missing or too small",
-    ExitCode.MODEL: "the model cannot be trained faithfully",
-    ExitCode.CONTROL: "no daemon answers, or it refused the command",
-    ExitCode.LEFT_LATE: "left, and some of the counted work is in no round",
-    ExitCode.OTHER: "another mistake that the message explains",
-    ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
-    ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
-    ExitCode.IDENTITY: "another process uses this peer's key",
-    ExitCode.SHORTAGE: "memory, threads or open files ran out",
-    ExitCode.HUNG_UP: "the terminal was closed (SIGHUP)",
-    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
-    ExitCode.TERMINATED: "terminated (SIGTERM)",
-}
+    OK = 0, "done"
+    FAULT = 1, "unexpected fault, or a demo that missed its goal"
+    USAGE = 2, "wrong command, option or argument"
+    CONFIG = 3, "a run or peer file cannot be used"
+    ADDRESS = 4, "an address is malformed, unreachable, or names no known run"
+    PORT = 5, "the port is in use"
+    STORAGE = 6, "the disk is full, or a directory cannot be used"
+    MISMATCH = 7, "this installation differs from what the swarm agreed on"
+    DEVICE = 8, "the device is missing or too small"
+    MODEL = 9, "the model cannot be trained faithfully"
+    CONTROL = 10, "no daemon answers, or it refused the command"
+    LEFT_LATE = 11, "left, and some of the counted work is in no round"
+    OTHER = 12, "another mistake that the message explains"
+    TRUST = 13, "--trust does not name the code's owner, or the owner did not list you"
+    DIAGNOSIS = 14, "atom doctor found something that keeps this box from training"
+    IDENTITY = 15, "another process uses this peer's key"
+    SHORTAGE = 16, "memory, threads or open files ran out"
+    HUNG_UP = 129, "the terminal was closed (SIGHUP)"
+    INTERRUPTED = 130, "interrupted (Ctrl-C)"
+    TERMINATED = 143, "terminated (SIGTERM)"
+
 
 IN_VAIN: frozenset[ExitCode] = frozenset(
     {
