@@ -163,9 +163,9 @@ def export(
     atom export my-model
     atom export my-model --precision bfloat16
     """
-    from atom.cli.box.export import ExportOptions, export_model
+    from atom.cli.box.export import export_model
 
-    export_model(ExportOptions(folder, state, snapshot, precision, trust))
+    export_model(folder, state, snapshot, precision, trust)
 
 
 @commands.command()

@@ -125,9 +125,9 @@ def bootstrap(
     atom bootstrap --listen 0.0.0.0:31337
     atom bootstrap --peer peers/bootstrap.toml
     """
-    from atom.cli.train.bootstrap import BootstrapOptions, serve_bootstrap
+    from atom.cli.train.bootstrap import serve_bootstrap
 
-    serve_bootstrap(BootstrapOptions(listen, peer, state, tuple(initial_peers or ())))
+    serve_bootstrap(listen, peer, state, initial_peers or ())
 
 
 @commands.command()

@@ -1,6 +1,5 @@
 """`atom export`: a peer's model as a folder for other programs."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -14,33 +13,26 @@ from atom.cli.shell.terminal import stderr_console
 from atom.config.precision import PRECISION_NAMES
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """As they were typed."""
-
-    folder: Path
-    state: Path | None
-    snapshot: Path | None
-    precision: str | None
-    trust: str | None
-
-
-def export_model(options: ExportOptions) -> None:
+def export_model(
+    folder: Path,
+    state: Path | None,
+    snapshot: Path | None,
+    precision: str | None,
+    trust: str | None,
+) -> None:
     """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
-    if options.precision not in (None, *PRECISION_NAMES):
+    if precision not in (None, *PRECISION_NAMES):
         known = ", ".join(PRECISION_NAMES)
-        raise typer.BadParameter(
-            f"{options.precision!r} is none of {known}", param_hint="--precision"
-        )
-    trust = parse_trust(options.trust)
-    state = find_state(options.state or _beside(options.snapshot))
+        raise typer.BadParameter(f"{precision!r} is none of {known}", param_hint="--precision")
+    parse_trust(trust)
+    kept = find_state(state or _beside(snapshot))
     end_at_once_on_signals("interrupted: nothing was written")
     console = TerminalConsole()
     try:
         with stderr_console().status("reading the run"):
             from atom.daemon.model.exporting import ExportRequest, export_run
 
-        request = ExportRequest(options.folder, state, options.snapshot, options.precision, trust)
+        request = ExportRequest(folder, kept, snapshot, precision, trust)
         exported = export_run(request, console, raise_on_signals)
     finally:
         console.close()

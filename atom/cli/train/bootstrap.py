@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,6 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 """A fixed port: people write this address down."""
 
 
-_TOLD = {
-    "dht-process-ended": "the DHT's process has ended: it is started again",
-    "dht-restart-failed": "the DHT's process could not be started, it is tried again",
-    "dht-process-restarted": "the DHT's process runs again",
-}
-
-
 class ToldEvents:
     """An `EventSink`: a node that trains nothing keeps no journal, and has nobody else to tell."""
 
@@ -35,47 +28,40 @@ class ToldEvents:
         self._console = console
 
     def emit(self, kind: str, **fields: Any) -> None:
+        """Such as "dht process restarted"."""
         detail = f": {fields['detail']}" if "detail" in fields else ""
-        self._console.note(_TOLD.get(kind, kind) + detail)
+        self._console.note(kind.replace("-", " ") + detail)
 
 
-@dataclass(frozen=True)
-class BootstrapOptions:
-    """As given on the command line; None: the peer file's word, or the default."""
-
-    listen: str | None
-    peer_file: Path | None
-    state: Path | None
-    initial_peers: tuple[str, ...]
-
-
-def serve_bootstrap(options: BootstrapOptions) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP; the best address is the first line of stdout.
+def serve_bootstrap(
+    listen: str | None, peer_file: Path | None, state: Path | None, initial_peers: Sequence[str]
+) -> None:
+    """Serves until SIGINT, SIGTERM or SIGHUP; the best address is the first line of stdout. As
+    given on the command line; None: the peer file's word, or the default.
 
     Raises: ConfigError, AddressError, PortInUseError, StorageError, UserError.
     """
-    peer = load_peer_file(options.peer_file)
-    listen = options.listen
+    peer = load_peer_file(peer_file)
     if listen is None:
-        listen = DEFAULT_LISTEN if options.peer_file is None else peer.network.listen
+        listen = DEFAULT_LISTEN if peer_file is None else peer.network.listen
     where = parse_listen(listen)
-    root = named_state_directory(options.state, peer.state.directory)
-    state = StateDirectory(root or bootstrap_state_directory())
+    root = named_state_directory(state, peer.state.directory)
+    place = StateDirectory(root or bootstrap_state_directory())
     node = NodeSettings(
-        identity_path=str(state.identity),
+        identity_path=str(place.identity),
         listen=str(where),
         announce=announced_multiaddrs(peer.network.announce, where.port),
-        initial_peers=parse_multiaddrs(options.initial_peers),
-        log_path=str(state.dht_log),
+        initial_peers=parse_multiaddrs(tuple(initial_peers)),
+        log_path=str(place.dht_log),
     )
     console = TerminalConsole()
-    state.lock()
+    place.lock()
     try:
         with contextlib.suppress(KeyboardInterrupt, Terminated):
             run_to_the_end(_serve(node, console))
         console.note("the bootstrap node has ended")
     finally:
-        state.unlock()
+        place.unlock()
         console.close()
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 
@@ -13,6 +14,8 @@ from atom.cli.train.plan_text import plan_text
 from atom.daemon.fitting.box_plan import Plan
 from atom.daemon.fitting.planning import PlanRequest, plan_run
 from atom.plan.document import plan_document
+
+T = TypeVar("T", int, float)
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -100,25 +103,21 @@ def _round_json(plan: Plan) -> dict[str, Any]:
 
 def parse_gpu_memory(text: str | None) -> int | None:
     """Raises: typer.BadParameter."""
-    if text is None:
-        return None
-    try:
-        size = parse_bytes(text)
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--gpu-memory") from problem
-    if size <= 0:
-        raise typer.BadParameter("no memory at all", param_hint="--gpu-memory")
-    return size
+    return _above_zero("--gpu-memory", "no memory at all", parse_bytes, text)
 
 
 def parse_network(text: str | None) -> float | None:
     """Raises: typer.BadParameter."""
+    return _above_zero("--network", "no bandwidth at all", parse_bits_per_s, text)
+
+
+def _above_zero(option: str, nothing: str, parse: Callable[[str], T], text: str | None) -> T | None:
     if text is None:
         return None
     try:
-        rate = parse_bits_per_s(text)
+        quantity = parse(text)
     except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--network") from problem
-    if rate <= 0:
-        raise typer.BadParameter("no bandwidth at all", param_hint="--network")
-    return float(rate)
+        raise typer.BadParameter(str(problem), param_hint=option) from problem
+    if quantity <= 0:
+        raise typer.BadParameter(nothing, param_hint=option)
+    return quantity

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from atom.base.units import format_bytes
+from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.box_plan import Plan
 from atom.plan.choice import Choice
 from atom.plan.gantt import Bar, bars
@@ -17,24 +17,18 @@ from atom.plan.prediction import RoundPrediction
 from atom.plan.strip import MARKS, strips
 
 MAX_SUB_MODELS = 12
-NARROW_COLUMNS = 96
-"""A terminal with fewer gets fewer figures instead of broken lines."""
-TIGHT_COLUMNS = 60
-"""With fewer, names and marks leave no room for what activations take."""
 _STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}
-_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "")
-_WIDE_ONLY = ("forward", "backward", "hands on")
-_NOT_TIGHT = (*_WIDE_ONLY, "activations")
+_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
+_FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
 _STRIP_STYLES = {"load": "green", "compute": "cyan", "gradients": "magenta"}
 
 
 def plan_text(plan: Plan, columns: int) -> RenderableType:
     """All of it, one below the other, for a terminal of so many columns."""
-    narrow = columns < NARROW_COLUMNS
     return Group(
         _headline(plan),
-        *_section("does it fit", _fit(plan, narrow)),
-        *_section(_cut_title(plan), _sub_models(plan, columns)),
+        *_section("does it fit", _fit(plan)),
+        *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
         *_section("the mode for this line", _recommended(plan)),
@@ -63,7 +57,7 @@ def _grid(right: Sequence[int] = (1,), columns: int = 3) -> Table:
     return table
 
 
-def _fit(plan: Plan, narrow: bool) -> RenderableType:
+def _fit(plan: Plan) -> RenderableType:
     memory, host, disk = plan.choice.memory, plan.host, plan.disk
     table = _grid(right=(1, 2), columns=4)
     per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
@@ -74,10 +68,7 @@ def _fit(plan: Plan, narrow: bool) -> RenderableType:
         ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
     ]
     for name, need, have, remark in rows:
-        verdict = _verdict(need, have, narrow)
-        if remark and not narrow:
-            verdict = Text.assemble(verdict, (f"  {remark}", "quiet"))
-        table.add_row(name, format_bytes(need), format_bytes(have), verdict)
+        table.add_row(name, format_bytes(need), format_bytes(have), _verdict(need, have, remark))
     parts = [
         (memory.slot_bytes, "swapped weights"),
         (memory.resident_bytes, "weights that stay"),
@@ -98,12 +89,12 @@ def _fit(plan: Plan, narrow: bool) -> RenderableType:
     return Group(table, *lines)
 
 
-def _verdict(need_bytes: int, have_bytes: int, narrow: bool) -> Text:
+def _verdict(need_bytes: int, have_bytes: int, remark: str) -> Text:
     if need_bytes <= have_bytes:
-        spare = "" if narrow else f", {format_bytes(have_bytes - need_bytes)} to spare"
-        return Text(f"fits{spare}", "good")
-    by = "" if narrow else f" by {format_bytes(need_bytes - have_bytes)}"
-    return Text(f"too much{by}", "bad")
+        verdict = (f"fits, {format_bytes(have_bytes - need_bytes)} to spare", "good")
+    else:
+        verdict = (f"too much by {format_bytes(need_bytes - have_bytes)}", "bad")
+    return Text.assemble(verdict, (f"  {remark}" if remark else "", "quiet"))
 
 
 def _cut_title(plan: Plan) -> str:
@@ -117,40 +108,29 @@ def _cut_title(plan: Plan) -> str:
 
 
 def _sub_models(plan: Plan, columns: int) -> RenderableType:
-    tight = columns < TIGHT_COLUMNS
-    hidden = _NOT_TIGHT if tight else _WIDE_ONLY if columns < NARROW_COLUMNS else ()
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="quiet")
-    shown = [title for title in _COLUMNS if title not in hidden]
-    for title in shown:
-        left = title in ("what", "")
-        table.add_column(title, justify="left" if left else "right", no_wrap=not left)
+    """Of many the first ones and the last."""
     count = len(plan.choice.pieces)
-    for s in _shown(count):
-        cells = dict(zip(_COLUMNS, _cells(plan, s, tight), strict=True))
-        table.add_row(*(cells[title] for title in shown))
-        if s == MAX_SUB_MODELS - 3 and count > MAX_SUB_MODELS:
-            table.add_row("…", f"{count - MAX_SUB_MODELS + 1} more")
-    return table
+    shown = [*range(min(count, MAX_SUB_MODELS) - 1), count - 1]
+    rows = [_cells(plan, s) for s in shown]
+    if count > MAX_SUB_MODELS:
+        left_out = f"{count - MAX_SUB_MODELS} more"
+        rows.insert(-1, dict.fromkeys(_COLUMNS, "") | {"#": "…", "what": left_out})
+    return fitting(_COLUMNS, rows, columns, words=("what", "stays"), first_to_go=_FIRST_TO_GO)
 
 
-def _shown(count: int) -> Sequence[int]:
-    return range(count) if count <= MAX_SUB_MODELS else [*range(MAX_SUB_MODELS - 2), count - 1]
-
-
-def _cells(plan: Plan, s: int, tight: bool) -> list[str | Text]:
+def _cells(plan: Plan, s: int) -> dict[str, str]:
     arrangement, piece = plan.choice.arrangement, plan.choice.pieces[s]
-    kept = s in arrangement.kept and not tight
-    stays = "stays, not recomputed" if kept else "stays"
-    return [
-        str(s),
-        plan.program.sub_models[s].name,
-        format_bytes(piece.elements * plan.question.limits.element_bytes),
-        _seconds(piece.forward_s),
-        _seconds(piece.backward_s),
-        format_bytes(piece.activation_bytes),
-        format_bytes(piece.out_bytes) if piece.out_bytes else "",
-        Text(stays if s in arrangement.resident else "", "quiet"),
-    ]
+    stays = "with its activations" if s in arrangement.kept else "yes"
+    return {
+        "#": str(s),
+        "what": plan.program.sub_models[s].name,
+        "weights": format_bytes(piece.elements * plan.question.limits.element_bytes),
+        "forward": _seconds(piece.forward_s),
+        "backward": _seconds(piece.backward_s),
+        "activations": format_bytes(piece.activation_bytes),
+        "hands on": format_bytes(piece.out_bytes) if piece.out_bytes else "",
+        "stays": stays if s in arrangement.resident else "",
+    }
 
 
 def _pass_title(plan: Plan) -> str:

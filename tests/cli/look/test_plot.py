@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import StorageError
 from atom.cli.app import main
-from atom.cli.look.plot import draw_run
-from atom.cli.look.rounds import PlottedRound, rounds_of_ledger, rounds_of_log
+from atom.cli.look.plot import PlottedRound, draw_run, rounds_of_ledger, rounds_of_log
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round
@@ -147,6 +145,7 @@ def test_what_cannot_be_drawn(
     assert said in capsys.readouterr().err
 
 
-def test_a_log_without_rounds(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no round yet"):
-        rounds_of_log(log(tmp_path, {"event": "started"}))
+def test_a_log_without_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log(tmp_path, {"event": "started"})
+    assert main(["plot", str(tmp_path / "run.png"), "--state", str(tmp_path)]) == ExitCode.STORAGE
+    assert "no committed round yet" in capsys.readouterr().err
