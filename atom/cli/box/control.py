@@ -1,7 +1,7 @@
 """`atom pause`, `resume`, `leave`, `info`, `set`: the daemon on this machine, over its socket."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,21 @@ from rich.text import Text
 
 from atom.base.errors import ConfigError, ControlError
 from atom.cli.box.local_daemons import find_daemon, find_daemons
-from atom.cli.box.several_daemons import show_daemons
-from atom.cli.shell.terminal import following, stderr_console, stdout_console
+from atom.cli.shell.terminal import (
+    columns_of,
+    fitting,
+    following,
+    print_plainly,
+    stderr_console,
+    stdout_console,
+)
 from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
+from atom.daemon.turns.shown import own_row
 from atom.daemon.usable_memory import more_than_there_is, usable_memory
 
+_COLUMNS = ("run", "state", "round", "turn", "--state")
 _REMARKS_AT = 48
 _HOST_MEMORY = "host.memory"
 
@@ -57,11 +65,11 @@ def _tell(state: Path | None, everyone: bool, command: Callable[[Any], str]) -> 
 
 def show_info(state: Path | None, as_json: bool) -> None:
     """Of the daemon; if several run and none is named, a row for each. Raises: ControlError."""
-    several = find_daemons(state)
+    several = [folder.root for folder in find_daemons(state)]
     if len(several) > 1:
-        show_daemons([(folder.root, control_client(folder.root)) for folder in several], as_json)
+        _show_several(several, as_json)
         return
-    info = control_client(several[0].root).info()
+    info = control_client(several[0]).info()
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
@@ -69,6 +77,40 @@ def show_info(state: Path | None, as_json: bool) -> None:
 
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
+
+
+def _show_several(roots: Sequence[Path], as_json: bool) -> None:
+    """As JSON: {"daemons": [info, …]}. Who is frozen, or ends just now, does not answer."""
+    infos: dict[Path, dict[str, Any] | None] = {}
+    for root in roots:
+        try:
+            infos[root] = control_client(root).info()
+        except ControlError:
+            infos[root] = None
+    if as_json:
+        typer.echo(json.dumps({"daemons": [info for info in infos.values() if info]}, indent=2))
+        return
+    rows = [_row(root, info) for root, info in infos.items()]
+    table = fitting(_COLUMNS, rows, None, words=_COLUMNS)
+    console = stdout_console()
+    if not console.is_terminal or columns_of(table) <= console.width:
+        print_plainly(table, whole=True)
+        return
+    for row in rows:  # folders are there to be copied, and not to be cut
+        console.print(", ".join(row.values()), markup=False, soft_wrap=True)
+
+
+def _row(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
+    if info is None:
+        return dict.fromkeys(_COLUMNS, "-") | {"state": "no answer", "--state": str(root)}
+    turn = own_row(info)
+    return {
+        "run": info["run"],
+        "state": info["state"],
+        "round": f"{info['round']:,}",
+        "turn": "-" if turn is None else turn["turn"],
+        "--state": str(root),
+    }
 
 
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from atom.cli.demo.verdict import Check, PeerResult, judge, mini_batches, rounds
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.failures import say_error
 from atom.cli.shell.signals import raise_on_signals, undisturbed
-from atom.cli.shell.terminal import following, print_plainly, stdout_console
+from atom.cli.shell.terminal import fitting, following, print_plainly, stdout_console
 from atom.config.load import load_run_file
 from atom.swarm.identity import short_id
 
@@ -25,13 +24,12 @@ FIRST_PEERS, VICTIM = 3, 2
 STEP_S = 0.3
 TOLD_EVERY_ROUNDS = 10
 _CURVE_COLUMNS_PER_NAT = 5
-_NUMBERS = ("rounds", "mini-batches", "tokens/s")
 
 
 def run_demo(directory: Path, rounds: int | None) -> ExitCode:
     """Plays the demo. Returns OK only if every claim held. Raises: StorageError."""
     stage = Stage(directory)
-    stage.claim(rounds)
+    stage.prepare(rounds)
     raise_on_signals()
     run, console = load_run_file(stage.run_file), stdout_console()
     assert run.run.rounds is not None, "the demo ends"
@@ -46,8 +44,6 @@ def run_demo(directory: Path, rounds: int | None) -> ExitCode:
     except PeerFailed as failure:
         say_error(failure.message, failure.hint)
         return ExitCode.FAULT
-    finally:
-        stage.release()
     return _verdict(demo, run.model.sequence_tokens, stage.root)
 
 
@@ -167,20 +163,19 @@ def due(round_: int, rounds: int, trained: int, fates: Sequence[str]) -> tuple[b
 
 
 def results_table(results: Sequence[PeerResult]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for title in ("peer", "id", *_NUMBERS, "digest", "fate"):
-        table.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=True)
-    for result in results:
-        table.add_row(
-            result.name,
-            short_id(result.peer_id) if result.peer_id else "-",
-            f"{result.rounds:,}",
-            f"{result.mini_batches:,}",
-            f"{result.tokens_per_s:,.0f}",
-            result.digest[:12] or "-",
-            result.fate,
-        )
-    return table
+    rows = [
+        {
+            "peer": result.name,
+            "id": short_id(result.peer_id) if result.peer_id else "-",
+            "rounds": f"{result.rounds:,}",
+            "mini-batches": f"{result.mini_batches:,}",
+            "tokens/s": f"{result.tokens_per_s:,.0f}",
+            "digest": result.digest[:12] or "-",
+            "fate": result.fate,
+        }
+        for result in results
+    ]
+    return fitting(list(rows[0]), rows, None, words=("peer", "id", "digest", "fate"))
 
 
 def _told(check: Check) -> Text:

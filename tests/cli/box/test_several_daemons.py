@@ -1,7 +1,6 @@
 """Several daemons on one box: who is shown, who is told."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from atom.base.errors import ControlError
 from atom.cli.box import control
-from atom.cli.box.several_daemons import COLUMNS, show_daemons
+from atom.cli.box.control import show_info
 from atom.daemon.state_directory import StateDirectory
 
 
@@ -48,61 +47,42 @@ def daemons(tmp_path: Path) -> list[tuple[Path, SmallDaemon]]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch, daemons: list[tuple[Path, SmallDaemon]]) -> None:
+    there = dict(daemons)
+    monkeypatch.setattr(control, "find_daemons", lambda state: list(map(StateDirectory, there)))
+    monkeypatch.setattr(control, "control_client", lambda state: there[state])
+
+
 def test_a_row_for_each(
     daemons: list[tuple[Path, SmallDaemon]],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    show_daemons(daemons, as_json=False)
-    streams = capsys.readouterr()
-    rows = [line.split() for line in streams.out.splitlines() if line.strip("─ ")]
-    places = [str(root) for root, _ in daemons]
-    assert rows[0] == " ".join(COLUMNS).split()
-    assert rows[1] == [
-        "one",
-        "accumulating",
-        *["1,204", "cpu", "waits"],
-        places[0],
+    show_info(None, as_json=False)
+    title, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    one, two, three = (str(root) for root, _ in daemons)
+    assert title == ["run", "state", "round", "turn", "--state"]
+    assert rows == [
+        ["one", "accumulating", "1,204", "waits", one],
+        ["-", "no", "answer", "-", "-", two],
+        ["three", "accumulating", "1,204", "has", "the", "device", three],
     ]
-    assert rows[2] == ["two", "no", "answer", *"---", places[1]]
-    told = ["1,204", "cpu", "has", "the", "device"]
-    assert rows[3] == ["three", "accumulating", *told, places[2]]
-    assert "--state DIR" in streams.err
 
 
-def test_folders_are_shown_as_they_are_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    odd = [tmp_path / "[bold]" / "one", tmp_path / "[" / "red]"]
-    show_daemons([(root, SmallDaemon(None)) for root in odd], as_json=False)
-    rows = capsys.readouterr().out.splitlines()[-2:]
-    assert [row.split()[-1] for row in rows] == [str(root) for root in odd]
-
-
-@pytest.mark.parametrize("columns", [50, 80])
-def test_a_narrow_terminal_shows_the_folders_below(
-    columns: int,
+def test_a_narrow_terminal_cuts_no_folder(
     daemons: list[tuple[Path, SmallDaemon]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    show_daemons(daemons, as_json=False)
-    above, _, below = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).partition("--state")
-    assert all(word in above for word in ("accumulating", "has the device", "no answer"))
-    assert "…" not in above
-    folders = "".join(below.split())
-    assert all(str(root) in folders for root, _ in daemons)
+    monkeypatch.setenv("COLUMNS", "40")
+    show_info(None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(", ")[2] for line in lines] == [str(root) for root, _ in daemons]
 
 
-def test_all_as_json(
-    daemons: list[tuple[Path, SmallDaemon]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    show_daemons(daemons, as_json=True)
+def test_all_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show_info(None, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert [each["run"] for each in said["daemons"]] == ["one", "three"]
 

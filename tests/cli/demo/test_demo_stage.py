@@ -1,6 +1,3 @@
-import errno
-import fcntl
-import os
 from pathlib import Path
 
 import pytest
@@ -25,37 +22,34 @@ def test_another_number_of_rounds(rounds: int) -> None:
     assert run.batch == usual.batch
 
 
-def test_a_claimed_folder_holds_valid_files(tmp_path: Path) -> None:
+def test_a_prepared_folder_holds_valid_files(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "demo")
-    stage.claim(None)
+    stage.prepare(None)
     first = stage.state(1)
     assert load_run_file(stage.run_file).run.name == "demo"
     assert load_peer_file(stage.peer_file).device.cpu_threads == 1
     (first / "tokens" / "x").write_text("shared")
     assert (stage.state(2) / "tokens" / "x").read_text() == "shared"
-    stage.release()
 
 
 def test_our_own_folder_is_emptied(tmp_path: Path) -> None:
     first = Stage(tmp_path / "demo")
-    first.claim(None)
+    first.prepare(None)
     old = first.state(1)
     (first.root / "loss.png").write_text("old")
-    first.release()
 
     again = Stage(tmp_path / "demo")
-    again.claim(30)
+    again.prepare(30)
 
     assert not (again.root / "loss.png").exists()
     assert not old.exists()
     assert load_run_file(again.run_file).run.rounds == 30
-    again.release()
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StorageError, match="is not empty"):
-        Stage(tmp_path).claim(None)
+        Stage(tmp_path).prepare(None)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -64,34 +58,13 @@ def test_a_link_in_our_folder_is_not_followed(tmp_path: Path) -> None:
     precious.mkdir()
     (precious / "thesis.tex").write_text("years of work")
     stage = Stage(tmp_path / "demo")
-    stage.claim(None)
+    stage.prepare(None)
     (stage.root / "link").symlink_to(precious)
-    stage.release()
-    stage.claim(None)
-    stage.release()
+    stage.prepare(None)
     assert (precious / "thesis.tex").exists()
-
-
-def test_one_demo_per_folder(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "demo")
-    stage.claim(None)
-    with pytest.raises(StorageError, match="another demo"):
-        Stage(tmp_path / "demo").claim(None)
-    stage.release()
-
-
-def test_a_file_system_without_locks_is_no_other_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_locks(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", without_locks)
-    with pytest.raises(StorageError, match=r"cannot use .* for the demo: No locks available"):
-        Stage(tmp_path / "demo").claim(None)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot use"):
-        Stage(tmp_path / "file").claim(None)
+        Stage(tmp_path / "file").prepare(None)
