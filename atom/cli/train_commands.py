@@ -21,7 +21,7 @@ from atom.cli.shell.options import (
     run_names,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
-from atom.cli.shell.terminal import waiting
+from atom.cli.shell.terminal import stderr_console
 
 commands = typer.Typer()
 
@@ -54,7 +54,7 @@ def start(
     atom start tuned.toml --from my-model
     """
     end_at_once_on_signals()
-    with waiting("loading PyTorch"):
+    with stderr_console().status("loading PyTorch"):
         from atom.cli.train.daemons import found_run
         from atom.daemon.peer.box import StartOptions
 
@@ -80,7 +80,7 @@ def join(
     atom join ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals()
-    with waiting("loading PyTorch"):
+    with stderr_console().status("loading PyTorch"):
         from atom.cli.train.daemons import join_run
 
     return join_run(address, peer, state, trust)

@@ -13,7 +13,6 @@ from atom.cli.box.local_daemons import find_daemon, find_daemons
 from atom.cli.shell.terminal import (
     columns_of,
     fitting,
-    following,
     print_plainly,
     stderr_console,
     stdout_console,
@@ -118,8 +117,8 @@ def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     of a peer file with what is to be known of them. Raises: UserError, and nothing was changed."""
     named = _named(assignments)  # what is wrong is refused whether or not a daemon runs
     client = control_client(state)
-    with following(stderr_console()) as told:
-        settings = client.set(() if named else assignments, told)
+    with stderr_console().status("asking the daemon") as status:
+        settings = client.set(() if named else assignments, status.update)
     _show_settings([each for each in settings if not named or each["key"] in named])
     if assignments and not named:
         _warn_of_memory(settings)

@@ -10,12 +10,10 @@ import typer
 from atom.base.errors import ControlError
 from atom.cli.box.control import control_client
 from atom.cli.shell.output_file import refuse_folders, write_whole
-from atom.cli.shell.terminal import following, stderr_console
+from atom.cli.shell.terminal import stderr_console
 
 DEFAULT_DEADLINE_S = 300.0
 _ASK_AGAIN_S = 0.2
-_SAY_S = 2.0
-"""What takes less needs no word."""
 
 
 def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None:
@@ -24,9 +22,9 @@ def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None
     Raises: ControlError, also when no pass ends before the deadline; StorageError.
     """
     refuse_folders(file, "trace.json")
-    with following(stderr_console()) as told:
+    with stderr_console().status("asking the daemon") as status:
         client = control_client(state)
-        trace, summary = _next_pass(client, deadline_s or DEFAULT_DEADLINE_S, told)
+        trace, summary = _next_pass(client, deadline_s or DEFAULT_DEADLINE_S, status.update)
     write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
     typer.echo(summary)
     typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
@@ -47,8 +45,7 @@ def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> t
     asked_at = time.monotonic()
     while not trace:
         waited_s = time.monotonic() - asked_at
-        if waited_s >= _SAY_S:
-            told(waiting_words(client.info()))
+        told(waiting_words(client.info()))
         if waited_s >= deadline_s:
             raise ControlError(
                 f"no pass began and ended within {deadline_s:.0f} s",

@@ -14,7 +14,7 @@ from atom.cli.demo.verdict import Check, PeerResult, judge, mini_batches, rounds
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.failures import say_error
 from atom.cli.shell.signals import raise_on_signals, undisturbed
-from atom.cli.shell.terminal import fitting, following, print_plainly, stdout_console
+from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
 from atom.config.load import load_run_file
 from atom.swarm.identity import short_id
 
@@ -34,8 +34,8 @@ def run_demo(directory: Path, rounds: int | None) -> ExitCode:
     run, console = load_run_file(stage.run_file), stdout_console()
     assert run.run.rounds is not None, "the demo ends"
     try:
-        with following(console) as told:
-            demo = Demo(stage, run.run.rounds, console, told)
+        with console.status("starting") as status:
+            demo = Demo(stage, run.run.rounds, console, status.update)
             try:
                 demo.play()
             finally:
@@ -136,8 +136,7 @@ class Demo:
         words = f"round {self._round:3} of {self._rounds}   loss {event['loss']:.4f}"
         if self._round % TOLD_EVERY_ROUNDS == 0:
             self._say(f"{words}  {curve(event['loss'])}")
-        if self._console.is_terminal:
-            self._told(words)
+        self._told(words)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began

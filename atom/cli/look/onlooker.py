@@ -15,7 +15,7 @@ from atom.base.errors import AddressError, ConfigError, ControlError, TrustError
 from atom.cli.box.control import control_client
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.terminal import waiting
+from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
 from atom.config.places import default_state_directory
 from atom.daemon.own_identity import own_identity
@@ -143,10 +143,10 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     """
     me, where = identity_in(state), parse_join_address(address)
     node = NodeSettings(initial_peers=where.bootstrap, client_mode=True)
-    with waiting("looking for the swarm"), _answering():
+    with stderr_console().status("looking for the swarm"), _answering():
         directory = await open_directory(where.run, where.owner, node)
     try:
-        with waiting("reading what the run is"), _answering():
+        with stderr_console().status("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
         onlooker = Onlooker(directory, manifest, me)
         try:

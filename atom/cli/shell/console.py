@@ -130,8 +130,8 @@ class TerminalConsole:
 
 
 class Steps:
-    """Long steps: bars with their rates on a terminal, elsewhere a line now and then. For one
-    thread at a time."""
+    """Long steps: bars with their rates on a terminal, elsewhere how far they are, now and
+    then. For one thread at a time."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -148,8 +148,6 @@ class Steps:
         )
         self._rows: dict[str, TaskID] = {}
         self._next_line_at: dict[str, float] = {}
-        self._told: set[str] = set()
-        """Steps that got a line."""
 
     def show(self, what: str, done: int, total: int, unit: str) -> None:
         """As `Console.progress`."""
@@ -161,8 +159,10 @@ class Steps:
         self._progress.update(self._rows[what], completed=done)
         if draws(self._console):
             self._progress.start()
-        elif total != 1:
-            self._print(what, done, total)
+        elif total != 1 and self._clock() >= self._next_line_at[what]:
+            self._next_line_at[what] = self._clock() + NEXT_LINE_S
+            far = f"{done / total:.0%}" if total else "broke off"
+            self._console.print(f"{what}: {far}", markup=False, soft_wrap=True)
         if done >= total:
             self._end(what)
 
@@ -171,38 +171,21 @@ class Steps:
         for what in list(self._rows):
             self._end(what)
 
-    def _print(self, what: str, done: int, total: int) -> None:
-        ends = done >= total and what in self._told
-        if self._clock() < self._next_line_at[what] and not ends:
-            return
-        self._told.add(what)
-        self._next_line_at[what] = self._clock() + NEXT_LINE_S
-        (task,) = (each for each in self._progress.tasks if each.id == self._rows[what])
-        far = f"{done / total:.0%}" if total else "broke off"
-        rate = rate_of(task)
-        line = f"{what}: {far}" + (f", {rate}" if rate else "")
-        self._console.print(line, markup=False, soft_wrap=True)
-
     def _end(self, what: str) -> None:
         self._progress.remove_task(self._rows.pop(what))
-        self._told.discard(what)
         if not self._rows and draws(self._console):
             self._progress.stop()
 
 
 class _Rate(ProgressColumn):
+    """ "12.3 MiB/s", "1,234 rounds/s"; nothing while it is not known."""
+
     def render(self, task: Task) -> Text:
-        return Text(rate_of(task))
-
-
-def rate_of(task: Task) -> str:
-    """ "12.3 MiB/s", "1,234 rounds/s"; empty: not known yet."""
-    per_s, unit = task.speed, task.fields["unit"]
-    if not per_s:
-        return ""
-    if unit == BYTES:
-        return f"{format_bytes(per_s)}/s"
-    return f"{per_s:,.0f} {unit}/s" if per_s >= 10 else f"{per_s:.2g} {unit}/s"
+        if not task.speed:
+            return Text()
+        unit = task.fields["unit"]
+        per_s = format_bytes(task.speed) if unit == BYTES else f"{task.speed:,.3g} {unit}"
+        return Text(f"{per_s}/s")
 
 
 def _write(text: bytes) -> None:

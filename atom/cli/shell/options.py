@@ -7,7 +7,7 @@ Where nothing is offered, shells offer files.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,38 +39,27 @@ def _beginning(incomplete: str, offered: Sequence[str]) -> list[str]:
     return [each for each in offered if each.startswith(incomplete)]
 
 
+def _state(words: str) -> Any:
+    return typer.Option("--state", metavar="DIR", help=words, autocompletion=state_directories)
+
+
 PeerOption = Annotated[
     Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
 ]
 StateOption = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="Where identity, snapshots and events are kept.",
-        autocompletion=state_directories,
-    ),
+    _state("Where identity, snapshots and events are kept."),
 ]
 DaemonStateOption = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The daemon's state directory, if several run.",
-        autocompletion=state_directories,
-    ),
+    _state("The daemon's state directory, if several run."),
 ]
 AllOption = Annotated[
     bool, typer.Option("--all", help="Every daemon of yours on this box, if several run.")
 ]
 KeptOption = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="Of which peer, if several are kept.",
-        autocompletion=state_directories,
-    ),
+    _state("Of which peer, if several are kept."),
 ]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
@@ -84,12 +73,9 @@ InitialPeersOption = Annotated[
 ]
 MemberOption = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="Ask as this peer: peers of a run for listed ones answer nobody else. Without: as the"
-        " one in the usual place, if it is listed.",
-        autocompletion=state_directories,
+    _state(
+        "Ask as this peer: peers of a run for listed ones answer nobody else. Without: as the"
+        " one in the usual place, if it is listed."
     ),
 ]
 AddressArgument = Annotated[

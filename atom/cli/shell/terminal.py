@@ -2,8 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 
 import typer
 from rich import box
@@ -54,36 +53,6 @@ def stderr_console() -> Console:
 def draws(console: Console) -> bool:
     """Whether it can write over what it wrote: no file or pipe, nor a terminal that is dumb."""
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def waiting(doing: str) -> AbstractContextManager[object]:
-    """Somebody who waits at a terminal is told for what, such as heavy imports."""
-    console = stderr_console()
-    return console.status(doing) if draws(console) else nullcontext()
-
-
-@contextmanager
-def following(console: Console) -> Iterator[Callable[[str], None]]:
-    """Shows what somebody else is at, as often as the function that it gives is told: in place on a
-    terminal, else a line for each change."""
-    said = ""
-
-    def tell(doing: str) -> None:
-        nonlocal said
-        if doing in ("", said):
-            return
-        said = doing
-        if draws(console):
-            status.update(doing)
-            status.start()
-        else:
-            console.print(doing, markup=False, soft_wrap=True)
-
-    status = console.status("")
-    try:
-        yield tell
-    finally:
-        status.stop()
 
 
 def columns_of(page: RenderableType) -> int:

@@ -53,25 +53,8 @@ def test_the_next_pass_is_saved(
         ({"paused": "outside its hours"}, "no pass begins: the daemon is paused outside its hours"),
     ],
 )
-def test_who_waits_is_told_for_what(
-    daemon: Daemon,
-    info: dict[str, object],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trace_command, "_SAY_S", 0.0)
-    daemon.shown |= info
-    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
-    assert capsys.readouterr().err.splitlines()[0] == said, "once"
-
-
-def test_a_pass_that_takes_no_time_needs_no_word(
-    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
-    assert capsys.readouterr().err.count("\n") == 1, "where the file is to be opened"
+def test_who_waits_is_told_for_what(daemon: Daemon, info: dict[str, object], said: str) -> None:
+    assert trace_command.waiting_words(daemon.shown | info) == said
 
 
 def test_no_pass_before_the_deadline(

@@ -19,30 +19,24 @@ def told(steps: Iterable[tuple[float, int, int]], unit: str = "rounds") -> list[
     return screen.getvalue().splitlines()
 
 
-def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far_and_how_fast() -> None:
-    lines = told(((n, n << 20, 3600 << 20) for n in range(100)), BYTES)
-    assert lines[0] == "checking: 0%, 1.0 MiB/s"
-    assert len(lines) == 4, "after 2, 32, 62, 92 s"
+def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
+    lines = told(((n, n << 20, 100 << 20) for n in range(100)), BYTES)
+    assert lines == [f"checking: {n}%" for n in (2, 32, 62, 92)]
 
 
-def test_what_was_said_is_ended_and_what_was_short_needs_no_word() -> None:
-    assert told((n, n, 5) for n in range(6)) == [
-        "checking: 40%, 1 rounds/s",
-        "checking: 100%, 1 rounds/s",
-    ]
+def test_what_was_short_needs_no_word() -> None:
     assert told([(0, 0, 1000), (1, 1000, 1000)]) == []
     assert told([(0, 0, 0)]) == [], "nothing to do"
 
 
 def test_a_step_that_comes_again_begins_anew() -> None:
     lines = told([(0, 0, 10), (3, 9, 10), (4, 10, 10), (100, 0, 10), (101, 9, 10), (101, 10, 10)])
-    assert [line.partition(",")[0] for line in lines] == ["checking: 90%", "checking: 100%"]
+    assert lines == ["checking: 90%"]
 
 
 def test_a_step_that_breaks_off_is_not_said_to_be_done() -> None:
-    lines = told([(0, 0, 5), (3, 2, 5), (4, 2, 0), (5, 0, 0), (6, 0, 9), (9, 3, 9)])
-    assert [line.partition(",")[0] for line in lines] == [
-        "checking: 40%", "checking: broke off", "checking: 33%",
+    assert told([(0, 0, 5), (3, 2, 0), (6, 0, 9), (9, 3, 9)]) == [
+        "checking: broke off", "checking: 33%",
     ]  # fmt: skip
 
 
