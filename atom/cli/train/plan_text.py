@@ -1,9 +1,9 @@
 """A plan on a terminal: does it fit, how is it cut, how fast would it go. Pure."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -11,8 +11,7 @@ from rich.text import Text
 from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.box_plan import Plan
-from atom.plan.choice import Choice
-from atom.plan.gantt import Bar, bars
+from atom.plan.gantt import bars
 from atom.plan.prediction import RoundPrediction
 from atom.plan.strip import MARKS, strips
 
@@ -29,7 +28,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
         _headline(plan),
         *_section("does it fit", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
-        *_section(_pass_title(plan), _pass(plan)),
+        *_section(_pass_title(plan), _pass(plan, columns)),
         *_section(_round_title(plan), _round(plan)),
         *_section("the mode for this line", _recommended(plan)),
         *_section("what would help most", _advice(plan)),
@@ -138,40 +137,27 @@ def _pass_title(plan: Plan) -> str:
     return f"a pass of {count} micro-batch{'' if count == 1 else 'es'}"
 
 
-def _pass(plan: Plan) -> RenderableType:
-    timeline, choice = plan.choice.timeline, plan.choice
+def _pass(plan: Plan, columns: int) -> RenderableType:
+    timeline, device = plan.choice.timeline, plan.device
+    assumed = f"reckoned from the data sheet of {device.title}"
+    measured = "measured here, layer by layer"
     table = _grid()
-    table.add_row("takes", _seconds(timeline.seconds), f"seconds are {_seconds_from(plan)}")
+    source = assumed if device.seconds_from == "assumed" else measured
+    table.add_row("takes", _seconds(timeline.seconds), f"seconds are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the time"
     table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
-    link = f"at {format_bytes(plan.device.link_bytes_per_s)}/s"
-    table.add_row("loads", _seconds(timeline.busy_s("load")), f"{_loaded(choice, plan)} {link}")
+    rate, loads_s = device.link_bytes_per_s, timeline.busy_s("load")
+    loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
+    table.add_row("loads", _seconds(loads_s), loaded)
     table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
     legend = f"{MARKS['forward']} forward  {MARKS['backward']} backward  {MARKS['load']} moves"
-    return Group(table, Text(), Strip(bars(timeline)), Text(f"{'':14}{legend}", "quiet"))
+    return Group(table, Text(), *_strip(plan, columns), Text(f"{'':14}{legend}", "quiet"))
 
 
-def _seconds_from(plan: Plan) -> str:
-    if plan.device.seconds_from == "assumed":
-        return f"reckoned from the data sheet of {plan.device.title}"
-    return "measured here, layer by layer"
-
-
-def _loaded(choice: Choice, plan: Plan) -> str:
-    seconds, rate = choice.timeline.busy_s("load"), plan.device.link_bytes_per_s
-    return format_bytes(int(seconds * rate))
-
-
-class Strip:
+def _strip(plan: Plan, columns: int) -> Iterator[Text]:
     """The three lanes of a pass, as wide as the terminal."""
-
-    def __init__(self, drawn: Sequence[Bar]) -> None:
-        self._bars = drawn
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = max(20, min(options.max_width - 16, 100))
-        for lane, text in strips(self._bars, columns).items():
-            yield Text.assemble(f"{_STRIP_TITLES[lane]:14}", (text, _STRIP_STYLES[lane]))
+    for lane, text in strips(bars(plan.choice.timeline), max(20, min(columns - 18, 100))).items():
+        yield Text.assemble(f"{_STRIP_TITLES[lane]:14}", (text, _STRIP_STYLES[lane]))
 
 
 def _round_title(plan: Plan) -> str:
