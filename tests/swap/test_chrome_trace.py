@@ -129,9 +129,7 @@ def test_figures_in_one_line() -> None:
         Span(GradientOut(0), 9.0, 10.0),
     )
     figures = PassShares.of(Timeline(spans))
-    assert figures.text() == (
-        "the device computes 80.0% of 10.000 s; waits: link 10.0%, end 10.0%"
-    )
+    assert figures.text() == ("the device computes 80.0% of 10.000 s; waits: link 10.0%, end 10.0%")
     shown = figures.to_json()
     assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
     assert {k: v for k, v in shown["waiting"].items() if v} == {"link": 0.1, "end": 0.1}

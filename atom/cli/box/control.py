@@ -20,8 +20,8 @@ from atom.cli.shell.terminal import (
 from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
-from atom.daemon.turns.shown import own_row
 from atom.daemon.usable_memory import more_than_there_is, usable_memory
+from atom.extras.turns.taking import own_row
 
 _COLUMNS = ("run", "state", "round", "turn", "--state")
 _REMARKS_AT = 48
