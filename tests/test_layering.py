@@ -95,7 +95,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("atom/extras/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
-    "matplotlib": ("atom/cli/",),
     "tensorboard": ("atom/extras/monitors/tensorboard_log.py",),
     "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
@@ -108,7 +107,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 TORCH_ALONE = ("graph", "swap", "plan", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
-    "rich", "typer", "matplotlib", "safetensors", "tomlkit",
+    "rich", "typer", "safetensors", "tomlkit",
 }  # fmt: skip
 
 

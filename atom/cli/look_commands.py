@@ -1,6 +1,5 @@
 """Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +7,6 @@ import typer
 from atom.cli.shell.options import (
     DaemonStateOption,
     JsonOption,
-    KeptOption,
     LookedAtArgument,
     MemberOption,
 )
@@ -97,30 +95,6 @@ def contributions(
     from atom.cli.look.contributions import show_contributions
 
     show_contributions(address, state, as_json)
-
-
-@commands.command()
-def plot(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .png, .svg or .pdf to write.")],
-    address: Annotated[
-        str | None,
-        typer.Argument(metavar="ADDRESS", help="Of a run to draw from its chain."),
-    ] = None,
-    state: KeptOption = None,
-) -> None:
-    """Draw a run: loss, throughput, membership and reduce time, over its rounds.
-
-    Without ADDRESS, from what the peer on this machine wrote down; the daemon may be running. With
-    ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no
-    speeds; --state then says as which peer to ask.
-
-    [bold]Examples[/]
-    atom plot run.png
-    atom plot run.svg ADDRESS
-    """
-    from atom.cli.look.plot import plot_run
-
-    plot_run(file, address, state)
 
 
 @commands.command()

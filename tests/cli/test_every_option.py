@@ -218,17 +218,6 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("contributions", "address"): [*no_address("contributions"), *no_run_meant("contributions")],
     ("contributions", "state"): [*no_member("contributions", ADDRESS), *no_daemon("contributions")],
     ("contributions", "as_json"): a_flag("contributions", ADDRESS, "--json"),
-    ("plot", "file"): [
-        *no_place("plot"),
-        (("plot", "run.txt"), USAGE, "FILE: run.txt does not end in one of .png"),
-        (("plot",), USAGE, "missing argument 'FILE'"),
-    ],
-    ("plot", "address"): no_address("plot", "run.png"),
-    ("plot", "state"): [
-        (("plot", "run.png", "--state", "absent"), STORAGE, "absent/events.jsonl: No such file"),
-        (("plot", "run.png"), STORAGE, "no run is kept under"),
-        *no_member("plot", "run.png", ADDRESS),
-    ],
     ("version", ""): too_much("version"),
     ("pause", "state"): no_daemon("pause"),
     ("pause", "everyone"): every_daemon("pause"),

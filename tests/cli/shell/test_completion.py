@@ -51,7 +51,7 @@ def test_what_is_offered(
     assert set(offered(line, monkeypatch, capsys)) == wanted
 
 
-@pytest.mark.parametrize("command", ["info", "export", "watch", "plot x.svg", "join ADDRESS"])
+@pytest.mark.parametrize("command", ["info", "export", "watch", "join ADDRESS"])
 def test_states_are_offered_where_they_are_kept(
     command: str,
     kept_runs: Path,
