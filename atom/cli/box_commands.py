@@ -87,12 +87,8 @@ def set_(
     KEY is a section and a key of the peer file. VALUE is written as there; texts need no quotes but
     the shell's. All values are checked first: either all are taken, or none.
 
-    The daemon writes them into its peer file, whose comments stay (without --peer at its start:
-    peer.toml in its state directory, which it reads when it starts again).
-
-    At once: schedule.*, network.upload, network.download, device.power, device.share, device.slot;
-    from the next pass on: device.cpu_threads, device.memory, host.memory. The others hold after a
-    restart, and are marked so. Nothing counted is lost by any of them.
+    The daemon writes them into its peer file, whose comments stay. What holds after a restart only
+    is marked so. Nothing counted is lost.
 
     [bold]Examples[/]
     atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'

@@ -17,15 +17,12 @@ from atom.cli.shell.terminal import (
     stderr_console,
     stdout_console,
 )
-from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
-from atom.daemon.usable_memory import more_than_there_is, usable_memory
 from atom.extras.turns.taking import own_row
 
 _COLUMNS = ("run", "state", "round", "turn", "--state")
 _REMARKS_AT = 48
-_HOST_MEMORY = "host.memory"
 
 
 def pause_daemon(state: Path | None, everyone: bool) -> None:
@@ -120,8 +117,6 @@ def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     with stderr_console().status("asking the daemon") as status:
         settings = client.set(() if named else assignments, status.update)
     _show_settings([each for each in settings if not named or each["key"] in named])
-    if assignments and not named:
-        _warn_of_memory(settings)
 
 
 def _named(assignments: Sequence[str]) -> frozenset[str]:
@@ -149,15 +144,6 @@ def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
         remarks += [] if setting["live"] else ["changes at a restart"]
         remark = f"  # {', '.join(remarks)}" if remarks else ""
         typer.echo(f"{line:<{width}}{remark}".rstrip())
-
-
-def _warn_of_memory(settings: Sequence[dict[str, Any]]) -> None:
-    """As the start of a daemon does. It is on this machine: its memory is what we see."""
-    texts = [each["value"] for each in settings if each["key"] == _HOST_MEMORY and each["value"]]
-    for text in texts:
-        cap = parse_peer_text(f"{_HOST_MEMORY} = {text}", Path(), "").host.memory_bytes
-        if words := more_than_there_is(cap, usable_memory().total_bytes):
-            stderr_console().print(words, style="warning", markup=False, soft_wrap=True)
 
 
 def _default_words(key: str) -> str:

@@ -16,13 +16,8 @@ from atom.base.errors import ShortageError, StorageError, UserError
 from atom.cli.shell.exit_codes import ExitCode, exit_code_of
 from atom.cli.shell.terminal import stderr_console
 
-_DISK_ERRORS = {
-    errno.ENOSPC: "free some space, or choose another directory with --state DIR",
-    errno.EDQUOT: "your quota is used up: free some space, or choose another directory",
-    errno.EROFS: "choose a directory on a writable disk",
-    errno.EACCES: "check its owner and rights, or choose another directory",
-    errno.EPERM: "check its owner and rights, or choose another directory",
-}
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map segment from")
 """The system's own words, as PyTorch, safetensors and the loader of libraries pass them on."""
 _NO_THREAD = ("can't start new thread", "no thread for")
@@ -124,9 +119,11 @@ def _as_user_error(fault: Exception) -> UserError | None:
     if number in (errno.EMFILE, errno.ENFILE):
         hint = "raise the limit: ulimit -n, LimitNOFILE=, --ulimit nofile="
         return ShortageError(f"too many open files: {said}", hint)
-    if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
+    if isinstance(fault, OSError) and number in (*_DISK_FULL, *_NO_RIGHT):
         where = f"{fault.filename}: " if fault.filename else ""
-        return StorageError(f"{where}{why_not_written(fault)}", _DISK_ERRORS[fault.errno])
+        mend = "free some space" if number in _DISK_FULL else "check its owner and rights"
+        hint = f"{mend}, or choose another directory"
+        return StorageError(f"{where}{why_not_written(fault)}", hint)
     return None
 
 

@@ -39,10 +39,6 @@ class Daemon:
             raise DeviceError("there is 1 MB, and the least that would do is 2 MB", "allow more")
         if assignments == ["device.memory="]:
             assert self.asked.wait(60.0)
-        if assignments[:1] == ["host.memory=9000 TiB"]:
-            return [{**SETTINGS[0], "key": "host.memory", "value": '"9000 TiB"'}]
-        if assignments[:1] == ["host.memory="]:
-            return [{**SETTINGS[1], "key": "host.memory", "value": '"auto"'}]
         return SETTINGS
 
 
@@ -87,16 +83,6 @@ def test_what_was_changed_is_shown_as_in_the_file(
         'network.upload = "20 Mbit/s"',
         "device.memory = (not set)     # default: what is free, changes at a restart",
     ]
-
-
-def test_more_memory_than_the_box_has_is_taken_and_warned_of(
-    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path, "host.memory=9000 TiB") == 0
-    assert capsys.readouterr().err.startswith("[host] memory allows 9000.0 TiB, this box has ")
-    assert run(tmp_path, "host.memory=") == 0
-    assert run(tmp_path, "host.memory") == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_a_key_alone_is_shown_and_nothing_is_changed(
