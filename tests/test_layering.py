@@ -32,9 +32,8 @@ ALLOWED: dict[str, set[str]] = {
         "training",
     },
     "cli": {
-        "base", "config", "models", "plan", "swarm", "training", "daemon", "dashboard", "extras",
+        "base", "config", "models", "plan", "swarm", "training", "daemon", "extras",
     },
-    "dashboard": {"base", "config", "swarm"},
     "extras": {"base", "config", "models", "swap", "swarm", "daemon"},
 }  # fmt: skip
 
@@ -65,6 +64,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     },
     "extras": {
         "doctor": set(),
+        "dashboard": set(),
         "turns": set(),
         "monitors": {"turns"},
         "owner": set(),
@@ -82,7 +82,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
 """Rooms with rooms of their own; "" are the files beside them."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("atom/dashboard/server.py",),
+    "aiohttp": ("atom/extras/dashboard/server.py",),
     "base58": ("atom/config/peer_ids.py", "atom/swarm/addresses.py", "atom/swarm/identity.py"),
     "hivemind": (
         "atom/swarm/dht/node.py",

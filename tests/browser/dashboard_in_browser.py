@@ -12,8 +12,8 @@ import pytest
 from chromium import Page, browser, keep
 from shown_swarm import HOSTILE, ShownSwarm
 
-from atom.dashboard.feed import SwarmFeed
-from atom.dashboard.server import Listening, serve
+from atom.extras.dashboard.feed import SwarmFeed
+from atom.extras.dashboard.server import Listening, serve
 
 pytestmark = pytest.mark.timeout(180)
 PHONE, SCREEN = 390, 1280

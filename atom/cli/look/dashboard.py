@@ -9,8 +9,8 @@ from atom.cli.look.onlooker import onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stderr_console
 from atom.config.address import parse_interface
-from atom.dashboard.feed import SwarmFeed
-from atom.dashboard.server import LOOPBACK, Listening, serve
+from atom.extras.dashboard.feed import SwarmFeed
+from atom.extras.dashboard.server import LOOPBACK, Listening, serve
 
 DEFAULT_PORT = 8700
 """A fixed port: a page that is open goes on when the dashboard is started again."""

@@ -93,7 +93,7 @@ class Onlooker:
             raise no_answer(problem)
         return sight
 
-    # ---- the chain (`atom.dashboard.feed.Chain`)
+    # ---- the chain (`atom.extras.dashboard.feed.Chain`)
 
     @property
     def ledger(self) -> Ledger:

@@ -18,8 +18,8 @@ from atom.cli.look.onlooker import onlooking, run_meant
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stdout_console
-from atom.dashboard.feed import Seen, SwarmFeed
-from atom.dashboard.history import Point, thinned
+from atom.extras.dashboard.feed import Seen, SwarmFeed
+from atom.extras.dashboard.history import Point, thinned
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 

@@ -14,7 +14,7 @@ from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import curve, footer, plain_line, screen
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.terminal import THEME, draws
-from atom.dashboard.feed import Seen
+from atom.extras.dashboard.feed import Seen
 from atom.swarm.records.lease import EndedAttempt, PeerState
 from tests.cli.swarm_sights import sight
 

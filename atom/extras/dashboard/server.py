@@ -4,21 +4,19 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from atom.base.errors import PortInUseError, UserError
-from atom.dashboard.feed import LOOK_EVERY_S, SwarmFeed
-from atom.dashboard.page import content, page
-from atom.dashboard.script import SCRIPT
-from atom.dashboard.style import ICON, STYLE
+from atom.extras.dashboard.feed import LOOK_EVERY_S, SwarmFeed
+from atom.extras.dashboard.page import content, page
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,12 +32,15 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _FAREWELL_S = 0.5
-"""For pages that are open when we end: their streams would go on for ever."""
+"""For answers that are under way when we end."""
 MAX_CONNECTIONS = 256
 """At a time. The oldest ends for one more: a page that is open connects again."""
 _SILENCE_S = 15.0
 """How long a connection may stand without a request."""
-_MAX_STREAMS = 32
+_STATIC = files("atom.extras.dashboard") / "static"
+_STATIC_KINDS = {
+    "style.css": "text/css", "script.js": "text/javascript", "icon.svg": "image/svg+xml",
+}  # fmt: skip
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -86,11 +87,12 @@ def _application(feed: SwarmFeed, where: Listening) -> web.Application:
     application.add_routes(
         [
             web.get("/", _serving(lambda: page(feed.seen), "text/html")),
-            web.get("/events", _Stream(feed).serve),
+            web.get("/content", _serving(lambda: content(feed.seen), "text/html")),
             web.get("/swarm.json", _serving_json(feed)),
-            web.get("/style.css", _serving(lambda: STYLE, "text/css")),
-            web.get("/script.js", _serving(lambda: SCRIPT, "text/javascript")),
-            web.get("/icon.svg", _serving(lambda: ICON, "image/svg+xml")),
+            *(
+                web.get(f"/{name}", _serving(partial(_STATIC.joinpath(name).read_text), kind))
+                for name, kind in _STATIC_KINDS.items()
+            ),
         ]
     )
     return application
@@ -150,32 +152,6 @@ def _serving(text: Callable[[], str], content_type: str) -> _Handler:
         return web.Response(text=text(), content_type=content_type, charset="utf-8")
 
     return handle
-
-
-class _Stream:
-    """Server-sent events: the page's content, each time the swarm was looked at."""
-
-    def __init__(self, feed: SwarmFeed) -> None:
-        self._feed = feed
-        self._open = 0
-
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        if self._open >= _MAX_STREAMS:
-            raise web.HTTPServiceUnavailable(text="enough pages are open")
-        self._open += 1
-        try:
-            return await self._send(request)
-        finally:
-            self._open -= 1
-
-    async def _send(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):  # the page was closed
-            while True:
-                await response.write(f"data: {json.dumps(content(self._feed.seen))}\n\n".encode())
-                await self._feed.news()
-        return response
 
 
 def _serving_json(feed: SwarmFeed) -> _Handler:

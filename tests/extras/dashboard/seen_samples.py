@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from atom.dashboard.feed import Seen
+from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round, Share
 from atom.swarm.records.lease import Lease

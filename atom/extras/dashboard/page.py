@@ -7,9 +7,9 @@ elements with an id inside `<main>`, which the script replaces one by one.
 from collections.abc import Iterable
 from html import escape
 
-from atom.dashboard import tables
-from atom.dashboard.chart import loss_chart, speed_chart
-from atom.dashboard.feed import Seen
+from atom.extras.dashboard import tables
+from atom.extras.dashboard.chart import loss_chart, speed_chart
+from atom.extras.dashboard.feed import Seen
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 

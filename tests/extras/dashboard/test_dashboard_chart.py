@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
-from atom.dashboard.history import LossHistory, SpeedHistory, thinned
+from atom.extras.dashboard.chart import loss_chart, nice_ticks, speed_chart
+from atom.extras.dashboard.history import LossHistory, SpeedHistory, thinned
 from atom.swarm.records.lease import MAX_LOSS, MAX_RATE
 from tests.manual_clock import ManualClock
 
@@ -100,26 +100,15 @@ def test_what_leases_may_say_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_s", "marks"),
+    ("chart", "ends"),
     [
-        (1, [(0, "1 s ago"), (1, "now")]),
-        (130, [(10, "2 min ago"), (70, "1 min ago"), (130, "now")]),
-        (600, [(0, "10 min ago"), (300, "5 min ago"), (600, "now")]),
-        (3 * 86400, [(86400 * n, f"{3 - n} d ago") for n in range(3)] + [(3 * 86400, "now")]),
+        (loss_chart([(1, 5.0), (1234, 4.0)]), ["1", "1,234"]),
+        (speed_chart([(10, 5.0), (610, 4.0)], "tokens per second"), ["10 min ago", "now"]),
     ],
 )
-def test_time_is_written_in_round_numbers_until_now(
-    last_s: int, marks: list[tuple[int, str]]
-) -> None:
-    assert ago_marks(0, last_s) == marks
-
-
-@given(st.integers(0, 10**9), st.integers(1, 10**9))
-def test_marks_lie_on_the_curve(first: int, span: int) -> None:
-    for marks in (round_marks(first, first + span), ago_marks(first, first + span)):
-        places = [place for place, _ in marks]
-        assert places == sorted(set(places))
-        assert all(first <= place <= first + span for place in places)
+def test_the_ends_of_a_curve_are_named(chart: str, ends: list[str]) -> None:
+    texts = [part.text for part in ElementTree.fromstring(chart) if part.tag == "text"]
+    assert texts[-2:] == ends
 
 
 @pytest.mark.parametrize(
@@ -134,5 +123,4 @@ def test_a_speed_is_drawn_from_zero_in_numbers_of_few_digits(
     speeds: list[float], labels: set[str]
 ) -> None:
     picture = ElementTree.fromstring(speed_chart(list(enumerate(speeds)), "tokens per second"))
-    written = {part.text for part in picture if part.attrib.get("text-anchor") == "end"}
-    assert written >= labels
+    assert {part.text for part in picture if part.tag == "text"} >= labels
