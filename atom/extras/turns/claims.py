@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from atom.base.held_file import is_claimed, is_held, lies_at
 from atom.extras.turns.rules import Claim
@@ -30,7 +30,7 @@ class ClaimFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = folder / f"{uuid.uuid4().hex}{CLAIM}"
+        self._path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{CLAIM}"
         self._file: IO[str] | None = None
 
     def look(self, decide: Decide) -> dict[str, Claim]:
@@ -38,7 +38,7 @@ class ClaimFile:
         looks: then nothing is changed."""
         with self._locked():
             self._enter()
-            others = {name: claim for name, _, claim in living(self._folder, self._path)}
+            others = living(self._folder, self._path)
             ours = decide(others)
             self._write(ours)
             return {**others, "": ours}
@@ -69,7 +69,7 @@ class ClaimFile:
 
     def _write(self, claim: Claim) -> None:
         assert self._file is not None
-        text = json.dumps({"process": os.getpid(), **asdict(claim)})
+        text = json.dumps(asdict(claim))
         self._file.seek(0)
         if self._file.read() != text:
             self._file.truncate(0)
@@ -77,39 +77,34 @@ class ClaimFile:
             self._file.flush()
 
 
-def living(folder: Path, own: Path | None = None) -> Iterator[tuple[str, int, Claim]]:
-    """(file, process, claim) of each daemon but that of `own`. Files of dead ones are removed."""
-    for path in _listed(folder):
-        if path.suffix != CLAIM or path == own:
-            continue
+def living(folder: Path, own: Path) -> dict[str, Claim]:
+    """Of each daemon but that of `own`, in the locked folder. Files of dead ones are removed."""
+    found: dict[str, Claim] = {}
+    for path in set(folder.glob(f"*{CLAIM}")) - {own}:
         with contextlib.suppress(OSError):
             if not is_held(path):
-                if own is not None:  # the folder is locked: nobody enters just now
-                    path.unlink(missing_ok=True)
-            elif (read := _read(path)) is not None:
-                yield path.name, *read
+                path.unlink(missing_ok=True)
+            elif (claim := _read(path)) is not None:
+                found[path.name] = claim
+    return found
 
 
 def neighbours(machine: Path) -> frozenset[int]:
     """Process ids of all this user's daemons on this machine, our own among them. `machine`: the
     folder with a folder per device."""
-    return frozenset(process for device in _listed(machine) for _, process, _ in living(device))
+    found = set[int]()
+    for path in list(machine.glob(f"*/*{CLAIM}")):
+        with contextlib.suppress(OSError, ValueError):
+            if is_held(path):
+                found.add(int(path.name.partition("-")[0]))
+    return frozenset(found)
 
 
-def _read(path: Path) -> tuple[int, Claim] | None:
+def _read(path: Path) -> Claim | None:
     """None: it is no claim."""
     with path.open("rb") as file:
         data = file.read(MOST_BYTES)
     try:
-        said: dict[str, Any] = json.loads(data)
-        return int(said.pop("process")), Claim.of(**said)
+        return Claim.of(**json.loads(data))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-
-
-def _listed(folder: Path) -> list[Path]:
-    """Nothing of what is none, or is deleted just now."""
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.extras.turns.claims import CLAIM, ClaimFile, living, neighbours
+from atom.extras.turns.claims import CLAIM, ClaimFile, neighbours
 from atom.extras.turns.rules import WAITS, Claim
 
 ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
@@ -93,4 +93,3 @@ def test_neighbours_are_all_of_the_machine(tmp_path: Path) -> None:
     one.leave()
     two.leave()
     assert neighbours(tmp_path) == frozenset()
-    assert list(living(tmp_path / "cpu")) == []
