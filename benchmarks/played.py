@@ -9,7 +9,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from atom.graph.partition import Machine
+from atom.graph.chain import Machine
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings

@@ -22,12 +22,14 @@ import atom
 from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
 from atom.daemon.control_client import ControlClient
+from atom.graph.chain import Machine
 from atom.graph.costs.operation_chain import operation_chain
-from atom.graph.partition import Machine, Terms, smallest_device_bytes
 from atom.graph.profile.assumed import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
+from atom.plan.choosing import enough_bytes
+from atom.plan.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
 
 START_S = 150.0
@@ -387,17 +389,15 @@ def gather(*swarms: Swarm) -> None:
 
 @cache
 def tightest_memory(run_text: str) -> int:
-    """The least device memory in bytes: cut finely, always swapped."""
+    """Device memory in bytes that is just enough: cut finely, always swapped."""
     run = parse_run_text(run_text)
     vocabulary = run.model.vocabulary_size or 256
     source = GPT3Source(GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape()))
     batch = source.example_batch(run.batch.micro_batch_sequences)
     graph = trace(source.build(torch.float32), batch)
     profile = typical_graph(graph, torch.device("cpu"))
-    terms = Terms(device_bytes=1, micro_batches=1, element_bytes=4)
-    return smallest_device_bytes(
-        operation_chain(graph, profile.operations), Machine(1e9, 1e9), terms
-    )
+    chain, limits = operation_chain(graph, profile.operations), Limits(1, 4, micro_batches=1)
+    return enough_bytes(chain, Machine(1e9, 1e9), limits)
 
 
 def free_port() -> int:

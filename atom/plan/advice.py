@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atom.base.errors import DeviceError
-from atom.graph.partition.chain import Chain, Machine
-from atom.plan.choice import Choice, Limits, choose
+from atom.graph.chain import Chain, Machine
+from atom.plan.choice import Choice
+from atom.plan.choosing import choose
+from atom.plan.memory import Limits
 from atom.plan.prediction import Surroundings, Work, predict
 
 WORTH_SAYING = 0.02

@@ -1,64 +1,16 @@
-"""Chooses how a model goes through a device: cut, accumulation, slots, what stays.
+"""One way through a device: a cut, what stays, an accumulation; what that holds and takes."""
 
-The partitioner finds the best cut for given terms. Around it this search varies what nobody should
-have to set: how many micro-batches a pass accumulates, and how much of the device is left for
-weights and activations that stay. Every candidate's schedule is timed event by event, as the
-engine would carry it out; the one with most micro-batches per second wins, and among equals the
-shortest pass.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atom.base.errors import DeviceError
-from atom.graph.partition import (
-    Chain,
-    Machine,
-    Terms,
-    cost_of,
-    find_partition,
-    refusal,
-    smallest_device_bytes,
-)
-from atom.plan.memory import DeviceMemory, Reckoning
-from atom.plan.offloading import (
-    can_offload,
-    least_offloaded_bytes,
-    offloaded,
-    offloaded_cuts,
-    waiting,
-)
+from atom.graph.chain import Chain, Machine
+from atom.plan.memory import DeviceMemory, Limits, Reckoning
 from atom.plan.pieces import Piece, crossings_of, pieces_of
-from atom.plan.residency import Budget, arrangements
+from atom.plan.residency import waiting
 from atom.swap.arrangement import Arrangement
-from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS, bounce_bytes
+from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS
 from atom.swap.schedule import Shape, training_pass
 from atom.swap.timeline import Durations, Timeline, simulate
-
-STEP = 2**0.5
-MOST_STEPS = 12
-"""From the least memory in which a model can be cut at all, in steps of this factor, or in as many
-larger ones, to what takes it whole: for so much a cut is asked for. Finer cuts leave room for what
-stays."""
-MUCH = 0.1
-"""Of the device, for values between sub-models: from there on they may wait on the host."""
-NEARLY = 0.01
-"""A pass that is this much slower per micro-batch, but shorter, is preferred."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the device and the run allow."""
-
-    device_bytes: int
-    element_bytes: int
-    """Of a parameter on the device: 2 in 16-bit formats."""
-    micro_batches: int
-    """The most that one pass may accumulate."""
-    host_bytes: int | None = None
-    """Host memory for values between sub-models. None: as much as it takes."""
-    gradient_element_bytes: int = FLOAT32_BYTES
-    """In which gradients leave."""
 
 
 @dataclass(frozen=True)
@@ -100,116 +52,47 @@ class Choice:
         return Shape(len(self.pieces), self.micro_batches, self.arrangement, crossings)
 
 
-def choose(
-    chain: Chain, machine: Machine, limits: Limits, layer_ends: Sequence[int] = ()
-) -> Choice:
-    """The fastest way that fits.
+@dataclass(frozen=True)
+class Cut:
+    """Sub-models, and how long each event of a pass takes with them."""
 
-    With `layer_ends`, positions where layers end, cuts fall there, and only there, if one of that
-    kind fits: every other position makes the search longer and the plan hardly better. A model
-    whose layers do not fit the device is cut between any two operations.
+    ends: tuple[int, ...]
+    reckoning: Reckoning
+    durations: Durations
 
-    What the model itself checkpoints is computed again only where that pays: the chain that
-    remembers is tried as well.
+    @classmethod
+    def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
+        """`limits` say how many micro-batches a pass has."""
+        pieces = pieces_of(chain, ends)
+        each = limits.element_bytes, limits.gradient_element_bytes
+        took = durations(pieces, machine, *each)
+        return cls(tuple(ends), Reckoning.of(pieces, limits), took)
 
-    Where values between sub-models take much of the device, letting them wait on the host is tried
-    as well: it makes a plan possible, or leaves room for more micro-batches and weights.
+    def least_s(self, arrangement: Arrangement) -> float:
+        """A pass takes no less: as each lane by itself. Quickly reckoned."""
+        d, last = self.durations, len(self.ends) - 1
+        micro_batches = self.reckoning.micro_batches
+        again = sum(f for s, f in enumerate(d.forward_s[:last]) if s not in arrangement.kept)
+        computing = micro_batches * (sum(d.forward_s) + sum(d.backward_s) + again)
+        swapped = [s for s in range(last + 1) if s not in arrangement.resident]
+        twice = swapped[: -arrangement.slots]  # the last ones are still there
+        loading = sum(d.load_s) + sum(d.load_s[s] for s in twice)
+        return max(d.load_s[0] + computing + d.gradient_out_s[0], loading, sum(d.gradient_out_s))
 
-    Raises: DeviceError naming the operation that fits in no way, and the smallest budget that does.
-    """
-    if layer_ends:
-        by_layers = _cut_only_at(chain, layer_ends)
-        terms = _terms(chain, limits)
-        if _fits_somehow(by_layers, machine, terms):
-            chain = by_layers
-    candidates = list(_candidates(chain, machine, limits))
-    if chain.remembering is not None:
-        remembering = _candidates(chain.remembering, machine, limits)
-        candidates += [replace(candidate, remembers=True) for candidate in remembering]
-    if _is_short(chain, limits, candidates):
-        candidates += _offloaded_candidates(chain, machine, limits)
-    if not candidates:
-        raise _refusal(chain, machine, limits)
-    return _best(candidates)
-
-
-def _best(candidates: Sequence[Choice]) -> Choice:
-    fastest = min(c.seconds_per_micro_batch for c in candidates)
-    good = [c for c in candidates if c.seconds_per_micro_batch <= (1 + NEARLY) * fastest]
-    return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
-
-
-def _fits_somehow(chain: Chain, machine: Machine, terms: Terms) -> bool:
-    if find_partition(chain, machine, terms) is not None:
-        return True
-    return can_offload(chain) and any(offloaded_cuts(chain, machine, terms))
-
-
-def _is_short(chain: Chain, limits: Limits, candidates: Sequence[Choice]) -> bool:
-    """Is there too little room for values between sub-models, or will there be?"""
-    if not can_offload(chain):
-        return False
-    if not candidates:
-        return True
-    best = _best(candidates)
-    each = sum(piece.out_bytes for piece in best.pieces)
-    return limits.micro_batches * each > MUCH * limits.device_bytes
-
-
-def _refusal(chain: Chain, machine: Machine, limits: Limits) -> DeviceError:
-    """With what the way that needs less would need."""
-    terms = _terms(chain, limits)
-    least = replace(terms, device_bytes=smallest_device_bytes(chain, machine, terms))
-    cut = find_partition(chain, machine, least)
-    assert cut is not None, "the least is enough"
-    pieces = pieces_of(chain, cut.ends)
-    beside = limits.device_bytes - terms.device_bytes
-    each = limits.element_bytes, limits.gradient_element_bytes
-    need = Reckoning(pieces, 1, *each).memory(Arrangement()).total_bytes
-    least_bytes = max(least.device_bytes + beside, need)
-    if can_offload(chain):
-        offloaded_bytes = least_offloaded_bytes(chain, machine, terms) + beside
-        least_bytes = min(least_bytes, offloaded_bytes)
-    return refusal(chain, machine, replace(terms, device_bytes=limits.device_bytes), least_bytes)
-
-
-def _terms(chain: Chain, limits: Limits, micro_batches: int = 1) -> Terms:
-    """What the partitioner may reckon with: it knows nothing of what gradients are rounded in."""
-    sizes = {name: n for each in chain.operations for name, n in each.parameters.items()}
-    beside = bounce_bytes(limits.gradient_element_bytes, sum(sizes.values()))
-    return Terms(limits.device_bytes - beside, micro_batches, limits.element_bytes)
-
-
-def _cut_only_at(chain: Chain, positions: Sequence[int]) -> Chain:
-    elsewhere = set(range(1, len(chain.operations))) - set(positions)
-    remembering = chain.remembering and _cut_only_at(chain.remembering, positions)
-    return replace(chain, forbidden=chain.forbidden | elsewhere, remembering=remembering)
-
-
-def timed(
-    chain: Chain,
-    machine: Machine,
-    ends: Sequence[int],
-    arrangement: Arrangement,
-    micro_batches: int,
-    element_bytes: int,
-    gradient_element_bytes: int = FLOAT32_BYTES,
-) -> Choice:
-    """A way through the device that was decided elsewhere, with its memory and its timeline."""
-    pieces = pieces_of(chain, ends)
-    shape = Shape(len(pieces), micro_batches, arrangement, crossings_of(pieces))
-    took = durations(pieces, machine, element_bytes, gradient_element_bytes)
-    reckoning = Reckoning(pieces, micro_batches, element_bytes, gradient_element_bytes)
-    return Choice(
-        ends=tuple(ends),
-        pieces=pieces,
-        arrangement=arrangement,
-        micro_batches=micro_batches,
-        memory=reckoning.memory(arrangement),
-        timeline=simulate(training_pass(shape), shape, took),
-        durations=took,
-        host_bytes=reckoning.host_bytes(arrangement),
-    )
+    def timed(self, arrangement: Arrangement) -> Choice:
+        """With its memory and its timeline."""
+        reckoning = self.reckoning
+        shape = reckoning.shape(arrangement)
+        return Choice(
+            ends=self.ends,
+            pieces=tuple(reckoning.pieces),
+            arrangement=arrangement,
+            micro_batches=reckoning.micro_batches,
+            memory=reckoning.memory(arrangement),
+            timeline=simulate(training_pass(shape), shape, self.durations),
+            durations=self.durations,
+            host_bytes=reckoning.host_bytes(arrangement),
+        )
 
 
 def durations(
@@ -254,62 +137,3 @@ def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
         if any(piece.parameters.keys() & other.parameters.keys() for other in near):
             carrying.add(s)
     return frozenset(carrying)
-
-
-def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
-    """With all values between sub-models on the device."""
-    terms = _terms(chain, limits)
-    alone = find_partition(chain, machine, terms)
-    if alone is None:
-        return
-    yield from _with_cut(alone.ends, chain, machine, limits, 1)
-    for micro_batches in _accumulations(limits.micro_batches):
-        seen: set[tuple[int, ...]] = set()
-        for device_bytes in _offers(chain, machine, replace(terms, micro_batches=micro_batches)):
-            narrower = replace(terms, device_bytes=device_bytes, micro_batches=micro_batches)
-            cut = find_partition(chain, machine, narrower)
-            if cut is not None and cut.ends not in seen:
-                seen.add(cut.ends)
-                yield from _with_cut(cut.ends, chain, machine, limits, micro_batches)
-
-
-def _offloaded_candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
-    """With those on the host that are worth it."""
-    for micro_batches in _accumulations(limits.micro_batches):
-        terms = _terms(chain, limits, micro_batches)
-        for ends in dict.fromkeys(offloaded_cuts(chain, machine, terms)):
-            plain = offloaded(len(ends))
-            yield from _with_cut(ends, chain, machine, limits, micro_batches, plain)
-
-
-def _offers(chain: Chain, machine: Machine, terms: Terms) -> list[int]:
-    """Device bytes to cut for: the same ones, and more, on a larger device."""
-    least, most = smallest_device_bytes(chain, machine, terms), _whole_bytes(chain, machine, terms)
-    factor = max(STEP, (most / least) ** (1 / MOST_STEPS))
-    steps = (int(least * factor**step) for step in range(MOST_STEPS))
-    fitting = [offer for offer in steps if offer < min(most, terms.device_bytes)]
-    return [*fitting, terms.device_bytes] if least <= terms.device_bytes else []
-
-
-def _whole_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
-    """Enough for the model in one piece."""
-    return cost_of(chain, machine, terms, (len(chain.operations),)).device_bytes
-
-
-def _with_cut(
-    ends: Sequence[int],
-    chain: Chain,
-    machine: Machine,
-    limits: Limits,
-    micro_batches: int,
-    plain: Arrangement | None = None,
-) -> Iterator[Choice]:
-    each = limits.element_bytes, limits.gradient_element_bytes
-    budget = Budget(limits.device_bytes, micro_batches, each[0], limits.host_bytes, each[1])
-    for arrangement in arrangements(pieces_of(chain, ends), budget, plain):
-        yield timed(chain, machine, ends, arrangement, micro_batches, *each)
-
-
-def _accumulations(most: int) -> list[int]:
-    powers = [2**n for n in range(most.bit_length()) if 2**n < most]
-    return [*powers, most]

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from atom.graph.chain import Chain, Operation
 from atom.graph.ir import Program, SubModel
-from atom.graph.partition import Chain, Operation
 from atom.plan.choice import Choice
 from atom.plan.pieces import Piece
 

@@ -12,6 +12,21 @@ from atom.swap.schedule import Shape
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the device and the run allow."""
+
+    device_bytes: int
+    element_bytes: int
+    """Of a parameter on the device: 2 in 16-bit formats."""
+    micro_batches: int
+    """The most that one pass may accumulate."""
+    host_bytes: int | None = None
+    """Host memory for values between sub-models. None: as much as it takes."""
+    gradient_element_bytes: int = FLOAT32_BYTES
+    """In which gradients leave."""
+
+
+@dataclass(frozen=True)
 class DeviceMemory:
     """Bytes at the peak, by what holds them."""
 
@@ -53,10 +68,25 @@ class Reckoning:
     """In which they leave."""
     _held: dict[frozenset[int], int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], limits: Limits) -> "Reckoning":
+        each = limits.element_bytes, limits.gradient_element_bytes
+        return cls(pieces, limits.micro_batches, *each)
+
+    def takes(self, arrangement: Arrangement, limits: Limits) -> bool:
+        """Whether device and host have room for it."""
+        if not self.fits(arrangement, limits.device_bytes):
+            return False
+        return limits.host_bytes is None or self.host_bytes(arrangement) <= limits.host_bytes
+
     def fits(self, arrangement: Arrangement, most_bytes: int) -> bool:
         """Asks for what lies between sub-models only if it can matter: that takes longest."""
-        beside = self._memory(arrangement, boundary_bytes=0).total_bytes
+        beside = self.bytes_at_work(arrangement)
         return beside <= most_bytes and beside + self._boundary_bytes(arrangement) <= most_bytes
+
+    def bytes_at_work(self, arrangement: Arrangement) -> int:
+        """Without what lies between sub-models."""
+        return self._memory(arrangement, boundary_bytes=0).total_bytes
 
     def memory(self, arrangement: Arrangement) -> DeviceMemory:
         return self._memory(arrangement, self._boundary_bytes(arrangement))

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from atom.graph.partition.chain import Chain, Operation, Value
+from atom.graph.chain import Chain, Operation, Value
 from atom.swap.crossing import Crossing
 
 
@@ -21,18 +22,18 @@ class Piece:
     """What its forward keeps for its backward."""
     transient_bytes: int
     """The most that an operation of it takes besides."""
-    in_bytes: int
+    in_bytes: int = 0
     """Values it takes from earlier sub-models or the batch."""
-    out_bytes: int
+    out_bytes: int = 0
     """Values it makes that later sub-models take."""
-    batch_bytes: int
+    batch_bytes: int = 0
     """Batch entries that no later sub-model takes."""
     crossings: tuple[Crossing, ...] = ()
     """What it makes and later sub-models take, of each micro-batch."""
     shared_bytes: int = 0
     """What it makes for later ones, the same for all micro-batches."""
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return sum(self.parameters.values())
 
@@ -67,7 +68,10 @@ def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
             taken[last] += value.size_bytes
     return tuple(
         replace(
-            _piece(chain.operations[start:end], taken[s], made[s], batch[s]),
+            piece_of(chain.operations[start:end]),
+            in_bytes=taken[s],
+            out_bytes=made[s],
+            batch_bytes=batch[s],
             crossings=tuple(crossings[s]),
             shared_bytes=shared[s],
         )
@@ -86,9 +90,8 @@ def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
     return Crossing(maker, tuple(sorted(users - {maker})), value.size_bytes, gradient_bytes)
 
 
-def _piece(
-    operations: Sequence[Operation], in_bytes: int, out_bytes: int, batch_bytes: int
-) -> Piece:
+def piece_of(operations: Sequence[Operation]) -> Piece:
+    """Without what lies between it and others."""
     parameters: dict[str, int] = {}
     for operation in operations:
         parameters.update(operation.parameters)
@@ -98,7 +101,4 @@ def _piece(
         backward_s=sum(operation.backward_s for operation in operations),
         working_bytes=sum(operation.working_bytes for operation in operations),
         transient_bytes=max((o.transient_bytes for o in operations), default=0),
-        in_bytes=in_bytes,
-        out_bytes=out_bytes,
-        batch_bytes=batch_bytes,
     )

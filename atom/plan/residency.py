@@ -5,75 +5,86 @@ resident too, and its backward needs no second forward; that costs its activatio
 micro-batch. What is taken first is what saves most seconds per byte.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from atom.plan.memory import Reckoning
-from atom.plan.offloading import fewest_offloaded
+from atom.plan.memory import Limits, Reckoning
 from atom.plan.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
-from atom.swap.device_slots import FLOAT32_BYTES
+from atom.swap.schedule import Shape
 
 PATIENCE = 8
-"""Where values wait on the host, memory is short and what to reckon is long: after so many that do
-not fit, no more are tried."""
+"""After so many sub-models that do not fit, no more are tried."""
 MOST_SLOTS = 4
 """More slots load further ahead: that helps where sub-models are of unequal sizes."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The most an arrangement may hold."""
-
-    device_bytes: int
-    micro_batches: int
-    element_bytes: int
-    host_bytes: int | None = None
-    """For values that wait on the host. None: as much as it takes."""
-    gradient_element_bytes: int = FLOAT32_BYTES
-    """In which they leave."""
+MUCH = 0.1
+"""Of the device, for values between sub-models: from there on they may wait on the host."""
 
 
-def arrangements(
-    pieces: Sequence[Piece], budget: Budget, plain: Arrangement | None = None
-) -> Iterator[Arrangement]:
-    """Those worth timing: plain swapping, through two slots or more; weights first; activations
-    first. All fit `budget`. `plain` says what is offloaded; each is there a second time with as
-    little of that as fits."""
-    each = budget.element_bytes, budget.gradient_element_bytes
-    room = _Room(Reckoning(pieces, budget.micro_batches, *each), budget)
-    for found in _filling(pieces, budget, plain or Arrangement(), room):
+def arrangements(reckoning: Reckoning, limits: Limits) -> Iterator[Arrangement]:
+    """Those worth timing, of those that fit: plain swapping, through two slots or more; weights
+    first; activations first. Where values between sub-models take much, the same with them on the
+    host, and with as few of them there as fit."""
+    room = _Room(reckoning, limits)
+    yield from _filling(Arrangement(), room)
+    for found in _filling(offloaded(reckoning), room) if _is_much(reckoning, limits) else ():
         yield found
-        if found.offloaded:
-            yield from _new(fewest_offloaded(room.reckoning.shape(found), room.takes), found)
+        yield from _new(fewest_offloaded(reckoning.shape(found), room.takes), found)
 
 
-def _filling(
-    pieces: Sequence[Piece], budget: Budget, plain: Arrangement, room: "_Room"
-) -> Iterator[Arrangement]:
-    for slots in range(MINIMUM_SLOTS + 1, MOST_SLOTS + 1):
+def offloaded(reckoning: Reckoning) -> Arrangement:
+    """All that is worth it waits on the host."""
+    return Arrangement(offloaded=frozenset(range(len(reckoning.pieces))))
+
+
+def _is_much(reckoning: Reckoning, limits: Limits) -> bool:
+    between = reckoning.micro_batches * sum(piece.out_bytes for piece in reckoning.pieces)
+    large = bool(reckoning.shape(offloaded(reckoning)).moving)
+    return large and between > MUCH * limits.device_bytes
+
+
+def waiting(shape: Shape) -> list[int]:
+    """Sub-models whose values, or some of them, wait on the host during a training pass."""
+    gone = (item for stop in shape.training_stops for item in stop.leaving)
+    return sorted({shape.crossings[item.crossing].made_by for item in gone})
+
+
+def fewest_offloaded(shape: Shape, takes: Callable[[Arrangement], bool]) -> Arrangement:
+    """The shape's arrangement, which `takes` takes, with the values of as few sub-models on the
+    host as it will take. Those right before the turn stay first: they have the least time for
+    their way there and back."""
+    makers = waiting(shape)
+
+    def with_first(count: int) -> Arrangement:
+        return replace(shape.arrangement, offloaded=frozenset(makers[:count]))
+
+    if takes(with_first(0)):  # a few may take more, with the ring that they come back through
+        return with_first(0)
+    few = bisect_left(range(len(makers)), True, key=lambda count: takes(with_first(count)))
+    return with_first(few) if few < len(makers) else shape.arrangement
+
+
+def _filling(plain: Arrangement, room: "_Room") -> Iterator[Arrangement]:
+    for slots in range(MINIMUM_SLOTS, MOST_SLOTS + 1):
         if room.takes(replace(plain, slots=slots)):
             yield replace(plain, slots=slots)
-    if room.takes(plain):
-        yield plain
-    by_load = _filled(pieces, plain, room, _by_load, _with_resident)
-    yield from _new(by_load, plain)
-    kept = _filled(pieces, plain, room, _by_recompute(budget), _with_kept)
+    yield from _new(_filled(plain, room, _by_load, _with_resident), plain)
+    kept = _filled(plain, room, _by_recompute(room.limits), _with_kept)
     yield from _new(kept, plain)
     if kept.kept:
-        yield from _new(_filled(pieces, kept, room, _by_load, _with_resident), kept)
+        yield from _new(_filled(kept, room, _by_load, _with_resident), kept)
 
 
 @dataclass(frozen=True)
 class _Room:
     reckoning: Reckoning
-    budget: Budget
+    limits: Limits
 
     def takes(self, arrangement: Arrangement) -> bool:
-        if not self.reckoning.fits(arrangement, self.budget.device_bytes):
-            return False
-        most = self.budget.host_bytes
-        return most is None or self.reckoning.host_bytes(arrangement) <= most
+        return self.reckoning.takes(arrangement, self.limits)
 
 
 def _new(arrangement: Arrangement, known: Arrangement) -> Iterator[Arrangement]:
@@ -85,28 +96,28 @@ _Order = Callable[[Piece], float]
 _Add = Callable[[Arrangement, int], Arrangement]
 
 
-def _filled(
-    pieces: Sequence[Piece], arrangement: Arrangement, room: _Room, order: _Order, add: _Add
-) -> Arrangement:
+def _filled(arrangement: Arrangement, room: _Room, order: _Order, add: _Add) -> Arrangement:
     """Adds sub-models, most valuable first, later ones first among equals, while they fit.
 
     Shared slots shrink as residents leave them, so a whole model may fit where no first step does:
     it is tried as well.
     """
-    everything = arrangement
+    everything, pieces = arrangement, room.reckoning.pieces
     last = len(pieces) - 1 if add is _with_kept else len(pieces)  # its graph is there anyway
     candidates = sorted(range(last), key=lambda s: (-order(pieces[s]), -s))
     for s in candidates:
         everything = add(everything, s)
     if room.takes(everything):
         return everything
-    misses = 0
+    misses = 0 if room.takes(arrangement) else PATIENCE
     for s in candidates:
+        if misses == PATIENCE:
+            break
         wider = add(arrangement, s)
         if room.takes(wider):
             arrangement = wider
-        elif arrangement.offloaded and (misses := misses + 1) == PATIENCE:
-            break
+        else:
+            misses += 1
     return arrangement
 
 
@@ -115,10 +126,10 @@ def _by_load(piece: Piece) -> float:
     return -float(piece.elements)
 
 
-def _by_recompute(budget: Budget) -> _Order:
+def _by_recompute(limits: Limits) -> _Order:
     def density(piece: Piece) -> float:
-        cost = piece.elements * budget.element_bytes + budget.micro_batches * piece.working_bytes
-        return budget.micro_batches * piece.forward_s / max(cost, 1)
+        cost = piece.elements * limits.element_bytes + limits.micro_batches * piece.working_bytes
+        return limits.micro_batches * piece.forward_s / max(cost, 1)
 
     return density
 

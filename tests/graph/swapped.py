@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 from traced_modules import Batch
 
+from atom.graph.chain import Machine
 from atom.graph.check.reference import run_layer_major
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
-from atom.graph.partition import Machine, Terms, partition, smallest_device_bytes
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
+from atom.plan.choosing import choose, enough_bytes
+from atom.plan.memory import Limits
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
@@ -77,15 +79,15 @@ def finest(graph: Graph) -> Program:
 
 
 def planned(graph: Graph) -> Program:
-    """As the partitioner cuts for a device with little more memory than the least that works."""
+    """As a plan cuts for a device with little more memory than is enough."""
     profile = assume_graph(graph, "rtx3060-12g")
     chain = operation_chain(graph, profile.operations)
     rates = profile.link.load_bytes_per_s, profile.link.gradient_bytes_per_s
     machine = Machine(*(rate.median for rate in rates))
-    terms = Terms(0, micro_batches=1, element_bytes=graph.parameter_dtype.itemsize)
-    least = smallest_device_bytes(chain, machine, terms)
-    plan = partition(chain, machine, replace(terms, device_bytes=int(SPARE * least)))
-    return build_program(graph, ends=plan.ends)
+    limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
+    enough = enough_bytes(chain, machine, limits)
+    choice = choose(chain, machine, replace(limits, device_bytes=int(SPARE * enough)))
+    return build_program(graph, ends=choice.ends)
 
 
 CUTS = {"finest": finest, "planned": planned}

@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from traced_modules import ZOO, TiedGPT, tokens_and_targets
 
+from atom.graph.chain import Chain
 from atom.graph.costs import call_cost
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.costs.operations import OperationCosts, operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.partition.chain import Chain
 from atom.graph.profile import OperationSeconds, profile
 from atom.graph.profile.index_bounds import index_bounds
 from atom.graph.program import bind, build_program, load

@@ -1,17 +1,18 @@
 """Random models small enough to try everything on them, and a second opinion on their memory."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
-from atom.graph.partition import Chain, Machine, Operation, Value
-from atom.plan.choice import Limits
+from atom.graph.chain import Chain, Machine, Operation, Value
+from atom.plan.memory import Limits
 
 MACHINE = Machine(load_bytes_per_s=1e6, gradient_bytes_per_s=1.5e6)
 
 
-def random_chain(pick: random.Random) -> Chain:
-    """Two to fourteen operations; ties, views, skips and forbidden cuts."""
-    count = pick.randint(2, 14)
+def random_chain(pick: random.Random, most: int = 14) -> Chain:
+    """Two operations or more; ties, views, skips and forbidden cuts."""
+    count = pick.randint(2, most)
     tied = {f"tied{number}": 16 * pick.randint(1, 4) for number in range(2)}
     operations = tuple(_operation(pick, index, tied) for index in range(count))
     values = []
@@ -38,6 +39,14 @@ def _operation(pick: random.Random, index: int, tied: dict[str, int]) -> Operati
         working_bytes=8 * pick.randint(0, 100),
         transient_bytes=8 * pick.randint(0, 100),
     )
+
+
+def every_cut(chain: Chain) -> Iterator[tuple[int, ...]]:
+    """All legal ones: ends of their sub-models."""
+    count = len(chain.operations)
+    places = [p for p in range(1, count) if p not in chain.forbidden]
+    for size in range(len(places) + 1):
+        yield from ((*cut, count) for cut in combinations(places, size))
 
 
 def layer_ends(chain: Chain, pick: random.Random) -> tuple[int, ...]:

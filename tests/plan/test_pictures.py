@@ -6,8 +6,10 @@ from itertools import pairwise
 import pytest
 from small_chains import MACHINE, random_chain
 
-from atom.plan.choice import Choice, Limits, choose
+from atom.plan.choice import Choice
+from atom.plan.choosing import choose
 from atom.plan.gantt import LANES, Bar, bars
+from atom.plan.memory import Limits
 from atom.plan.strip import MARKS, strips
 
 

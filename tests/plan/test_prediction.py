@@ -7,7 +7,9 @@ import pytest
 from small_chains import MACHINE, layer_ends, random_chain
 
 from atom.plan.advice import Situation, advise
-from atom.plan.choice import Choice, Limits, choose
+from atom.plan.choice import Choice
+from atom.plan.choosing import choose
+from atom.plan.memory import Limits
 from atom.plan.mode import Mode, recommend
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, gain, predict
 from atom.swap.timeline import Timeline

@@ -6,16 +6,19 @@ from functools import cache
 import torch
 
 from atom.daemon.fitting.device_choice import Question, choice_text, question
+from atom.graph.chain import Chain
 from atom.graph.check.verify import verify_against_eager
-from atom.graph.partition import Chain, Terms, smallest_device_bytes
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.advice import _twice_as_fast
-from atom.plan.choice import Choice, _cut_only_at
+from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.plan.document import plan_document
+from atom.plan.memory import Reckoning
+from atom.plan.pieces import pieces_of
+from atom.swap.arrangement import Arrangement
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=1024, vocabulary_size=512)
 PLENTY = 1 << 40
@@ -39,8 +42,8 @@ def asked() -> Question:
 
 def least_bytes(chain: Chain) -> int:
     """In which it goes through the device layer by layer."""
-    by_layers = _cut_only_at(chain, asked().layer_ends)
-    return smallest_device_bytes(by_layers, asked().machine, Terms(0, 2, 4))
+    pieces = pieces_of(chain, asked().layer_ends)
+    return Reckoning(pieces, 1, 4).memory(Arrangement()).total_bytes
 
 
 @cache

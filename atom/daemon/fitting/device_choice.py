@@ -1,7 +1,6 @@
 """How this box's device would take a run's model: what it allows, and what is chosen."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
@@ -9,13 +8,15 @@ from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
+from atom.graph.chain import Chain, Machine
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import ParameterLayout, Program
-from atom.graph.layers import layers_of
-from atom.graph.partition import Chain, Machine
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.plan.choice import Choice, Limits, choose
+from atom.plan.choice import Choice
+from atom.plan.choosing import choose
+from atom.plan.memory import Limits
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes
@@ -64,7 +65,7 @@ def question(
         chain=operation_chain(graph, profile.operations, fused=on_gpu),
         machine=Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median),
         limits=Limits(device_bytes, element_bytes, micro_batches, host_bytes, gradients.itemsize),
-        layer_ends=_layer_ends(graph),
+        layer_ends=layer_ends(layers_of(graph)),
     )
 
 
@@ -79,7 +80,7 @@ def ends_alike(graph: Graph, other: Graph, choice: Choice) -> tuple[int, ...]:
     same layers; a cut within a layer falls as far into it, at the next legal place. If the layers
     are not the same, at every one."""
     ends = []
-    borders, others = _layer_ends(graph), _layer_ends(other)
+    borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
     if len(borders) != len(others):
         return others
     for end in choice.ends:
@@ -106,10 +107,6 @@ def choice_text(choice: Choice, budget_bytes: int) -> str:
         f"up to {choice.micro_batches} micro-batch"
         f"{'' if choice.micro_batches == 1 else 'es'} per pass"
     )
-
-
-def _layer_ends(graph: Graph) -> tuple[int, ...]:
-    return tuple(accumulate(len(layer.calls) for layer in layers_of(graph)))
 
 
 def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:

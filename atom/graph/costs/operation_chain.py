@@ -1,13 +1,13 @@
-"""The partitioner's question about a graph: its operations with their seconds and bytes."""
+"""A graph as a plan sees it: its operations with their seconds and bytes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import fx
 
+from atom.graph.chain import Chain, Operation
 from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.layers import layers_of
-from atom.graph.partition.chain import Chain, Operation
 from atom.graph.profile.seconds import OperationSeconds
 from atom.graph.traced import Graph
 

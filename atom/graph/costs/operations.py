@@ -16,11 +16,11 @@ from itertools import accumulate
 import torch
 from torch import fx
 
+from atom.graph.chain import Value
 from atom.graph.costs.alone import Form, arguments_of, form_key
 from atom.graph.costs.call_cost import CallCost, Kernel, dissect
 from atom.graph.generate.shared import shared_values
 from atom.graph.ir import padded_elements
-from atom.graph.partition.chain import Value
 from atom.graph.traced import Graph, is_getitem, layer_path
 
 _NOTHING = CallCost((), (), (), True, frozenset(), frozenset(), 0, 0, 0)

@@ -36,7 +36,7 @@ class Daemon:
         if assignments == ["network.upload=3"]:
             raise ConfigError("network.upload: 3 has no unit", "write it with one")
         if assignments == ["device.memory=1 MB"]:
-            raise DeviceError("there is 1 MB, and the least that would do is 2 MB", "allow more")
+            raise DeviceError("there is 1 MB, and 2 MB would do", "allow more")
         if assignments == ["device.memory="]:
             assert self.asked.wait(60.0)
         return SETTINGS

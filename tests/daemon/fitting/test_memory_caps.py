@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from atom.base.errors import DeviceError, ShortageError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import DeviceSlots
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.tiny_run import GPT3
@@ -42,25 +44,39 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         yield folder
 
 
+@pytest.fixture
+def arranged(monkeypatch: pytest.MonkeyPatch) -> list[Arrangement]:
+    """How the model has been arranged on the device, one after the other."""
+    allocate, found = DeviceSlots.allocate, list[Arrangement]()
+
+    def told(*arguments: Any, **named: Any) -> DeviceSlots:
+        slots = allocate(*arguments, **named)
+        found.append(next(iter(slots.arrangements.values())))
+        return slots
+
+    monkeypatch.setattr(DeviceSlots, "allocate", told)
+    return found
+
+
 def allowing(device: str = "", host: str = "") -> PeerFile:
     text = f'[device]\nmemory = "{device or "auto"}"\n[host]\nmemory = "{host or "auto"}"\n'
     return parse_peer_text(text, Path(), "peer.toml")
 
 
-def test_caps_are_planned_for_and_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caps_are_planned_for_and_refused(
+    folder: Folder, arranged: list[Arrangement], monkeypatch: pytest.MonkeyPatch
+) -> None:
     member = folder.found(GPT3)
     built, cut = member.built, folder.root / "a" / CUT
     caps = MemoryCaps(built, AtOnce())
     assert member.initialise()
     batch = member.samples.batch(range(4))
     first = built.replica.run_pass([batch]).loss_sum
-    sources = {cut.read_text()}
-    for allowed in (allowing(device="190 kB"), allowing(), allowing("300 kB", "64 MiB")):
+    for allowed in (allowing(device="192 kB"), allowing(), allowing("300 kB", "64 MiB")):
         caps.change(allowed)
-        sources.add(cut.read_text())
         assert built.replica.run_pass([batch]).loss_sum == first
     assert built.replica.sequences == 16
-    assert len(sources) > 1, "the model is cut otherwise"
+    assert [bool(each.resident) for each in arranged] == [True, False, True, True]
     before = cut.read_text()
     with pytest.raises(DeviceError, match="device memory") as refused:
         caps.change(allowing(device="1 kB"))
@@ -78,17 +94,19 @@ def test_caps_are_planned_for_and_refused(folder: Folder, monkeypatch: pytest.Mo
     assert built.replica.run_pass([batch]).loss_sum == first
 
 
-def test_a_worker_that_does_not_come_to_it_changes_nothing_later(folder: Folder) -> None:
+def test_a_worker_that_does_not_come_to_it_changes_nothing_later(
+    folder: Folder, arranged: list[Arrangement]
+) -> None:
     built, cut = folder.found(GPT3).built, folder.root / "a" / CUT
     before, busy = cut.read_text(), Busy()
     with pytest.raises(DeviceError, match="cannot be broken off"):
-        MemoryCaps(built, busy, patience_s=0.0).change(allowing(device="190 kB"))
+        MemoryCaps(built, busy, patience_s=0.0).change(allowing(device="192 kB"))
     patient = MemoryCaps(built, busy)
     failures = list[DeviceError]()
 
     def change() -> None:
         with pytest.raises(DeviceError) as refused:
-            patient.change(allowing(device="190 kB"))
+            patient.change(allowing(device="192 kB"))
         failures.append(refused.value)
 
     busy.asked.clear()
@@ -102,4 +120,5 @@ def test_a_worker_that_does_not_come_to_it_changes_nothing_later(folder: Folder)
     assert len(failures) == 1
     for command in busy.commands:
         command()
+    assert len(arranged) == 1
     assert cut.read_text() == before

@@ -1,8 +1,8 @@
-"""The partitioner's question: a chain of operations, the machine, and the terms of a plan.
+"""A model as a planner sees it: a chain of operations, and the machine that they run on.
 
-Operations stand in the order in which they run. A sub-model is a run of consecutive operations;
-a partition says where each sub-model ends. Nothing here knows tensors or devices: seconds and
-bytes come from a profile (measured) or from rates (assumed).
+Operations stand in the order in which they run. A sub-model is a run of consecutive operations.
+Nothing here knows tensors or devices: seconds and bytes come from a profile (measured) or from
+rates (assumed).
 """
 
 from collections.abc import Mapping
@@ -60,36 +60,3 @@ class Machine:
 
     load_bytes_per_s: float
     gradient_bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a plan is made for."""
-
-    device_bytes: int
-    """Everything the plan may hold on the device at any one time."""
-    micro_batches: int
-    """Accumulated in one pass (C)."""
-    element_bytes: int
-    """Of a parameter as it is loaded: 2 in bfloat16 and float16, 4 in float32."""
-    slots: int = 2
-    """Weight slots, all as large as the largest sub-model."""
-    gradient_slots: int = 2
-    """Gradient slots, as large, float32 whatever the precision."""
-    reserved_bytes: int = 0
-    """Of `device_bytes`, already given to something else."""
-
-
-@dataclass(frozen=True)
-class Partition:
-    """An answer: sub-model s is operations [ends[s-1], ends[s])."""
-
-    ends: tuple[int, ...]
-    seconds: float
-    """Of one pass, as the problem's objective counts them."""
-    cut_bytes: int
-    """Values kept between sub-models, for one micro-batch."""
-    device_bytes: int
-    """What the plan holds at its peak."""
-    gap_s: float = 0.0
-    """At most so much above the least possible. 0: no partition is faster."""

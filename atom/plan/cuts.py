@@ -1,0 +1,189 @@
+"""Cuts that are worth timing: by dynamic programming, the fastest for every size of a slot.
+
+A cut into S sub-models is swapped plainly, through two slots, with C micro-batches in a pass. Of
+sub-model s let F_s and B_s be seconds of its forward and backward of all micro-batches, L_s and G_s
+those of loading it and of sending its gradients out. The paper (arXiv 2403.10504) demands that
+computing covers every load; here what is not covered costs the time it takes. A pass takes about
+
+    L_0 + G_0                                        nothing computes meanwhile
+    + Σ_{s<S-1} (F_s + F_s + B_s) + (F + B)_{S-1}    the last one is not computed twice
+    + Σ_{s<S-1} (L_{s+1} - F_s)+                     waiting for loads, forward
+    + Σ_{s<S-2} (L_s - (F + B)_{s+1})+               and backward
+    + Σ_{s<S-1} (G_{s+1} - (F + B)_s)+               and for gradients to be out
+
+seconds. Waiting concerns neighbours only, so one pass over the positions from right to left finds
+the cut that takes least, of those whose sub-models need at most so many bytes one by one. What is
+kept between sub-models is not limited here: each of its bytes is charged some seconds, so that a
+cut keeps few. Whether a cut fits as a whole is reckoned by who asked, and the timeline says which
+is fastest: several bounds and several charges make a handful of good cuts.
+
+Only sums, differences and comparisons of single numbers: every machine finds the same cuts.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atom.graph.chain import Chain
+from atom.plan.pieces import Piece, piece_of
+
+LONGEST = 64
+"""Positions that a sub-model spans: the search grows with its square. The whole model in one is
+tried besides."""
+STEP = 2**0.5
+MOST_STEPS = 12
+"""Bounds on the bytes of a sub-model lie this factor apart, or further, so that there are no
+more: from the least that works to the whole model's. They do not depend on the device, so a larger
+one has all cuts of a smaller one to choose from."""
+
+Ends = tuple[int, ...]
+_Table = NDArray[np.int64]
+_Seconds = NDArray[np.float64]
+_Row = tuple[int, int, int]
+
+_TOO_MUCH = 1 << 62
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What may be a sub-model. Of tables, row i and column k are what lies between positions i and
+    i + 1 + k; position 0 is the chain's beginning."""
+
+    ends: Ends
+    """Operations before position 1, 2, …"""
+    forward_s: _Seconds
+    """Per position from 0, of one micro-batch, all before it."""
+    backward_s: _Seconds
+    need_bytes: _Table
+    """If it is the largest one."""
+    elements: _Table
+    kept_bytes: _Table
+    """Of one micro-batch, made in it and used behind it."""
+    whole_bytes: int
+    """Needed by the model as one."""
+
+    def bounds(self, most_bytes: int) -> list[int]:
+        """On the bytes of a sub-model, up to `most_bytes`."""
+        least, most = int(self.need_bytes[:, 0].max()), self.whole_bytes
+        factor = max(STEP, (most / max(least, 1)) ** (1 / MOST_STEPS))
+        steps = (int(least * factor**step) for step in range(MOST_STEPS))
+        return [bound for bound in (*(s for s in steps if s < most), most) if bound <= most_bytes]
+
+
+def parts_of(
+    chain: Chain, ends: Ends, most_bytes: int, alone_bytes: Callable[[Piece], int]
+) -> Parts | None:
+    """Those between `ends`, the last of which is the chain's, that need at most `most_bytes` by
+    `alone_bytes`. None if there is no cut into such."""
+    pieces = [piece_of(chain.operations[begin:end]) for begin, end in pairwise((0, *ends))]
+    moves, rows = _moves(chain, ends), list[list[_Row]]()
+    for begin in range(len(ends)):
+        grown = _grown(pieces, moves, begin, alone_bytes)
+        rows.append(list(takewhile(lambda row: row[0] <= most_bytes, grown)))
+        if not rows[-1]:
+            return None
+    table = np.full((3, len(ends), max(map(len, rows))), _TOO_MUCH, dtype=np.int64)
+    for begin, row in enumerate(rows):
+        table[:, begin, : len(row)] = np.array(row, dtype=np.int64).T
+    return Parts(
+        ends=ends,
+        forward_s=np.array(list(accumulate((p.forward_s for p in pieces), initial=0.0))),
+        backward_s=np.array(list(accumulate((p.backward_s for p in pieces), initial=0.0))),
+        need_bytes=table[0],
+        elements=table[1],
+        kept_bytes=table[2],
+        whole_bytes=alone_bytes(piece_of(chain.operations)),
+    )
+
+
+_Moves = list[list[tuple[int, int]]]
+
+
+def _moves(chain: Chain, ends: Ends) -> _Moves:
+    """Per piece (bytes, maker) of the values that it makes for later ones; below zero, of those
+    that it is the last to use."""
+    moves: _Moves = [[] for _ in ends]
+    for value in chain.values:
+        maker, user = bisect_right(ends, value.made_by), bisect_right(ends, value.last_used_by)
+        if value.made_by >= 0 and not value.shared and maker < user:
+            moves[maker].append((value.size_bytes, maker))
+            moves[user].append((-value.size_bytes, maker))
+    return moves
+
+
+def _grown(
+    pieces: list[Piece], moves: _Moves, begin: int, alone_bytes: Callable[[Piece], int]
+) -> Iterator[_Row]:
+    """Bytes needed, elements, and bytes kept, of ever longer parts."""
+    parameters, working, transient, kept = dict[str, int](), 0, 0, 0
+    for number in range(begin, min(begin + LONGEST, len(pieces))):
+        piece = pieces[number]
+        parameters.update(piece.parameters)
+        working += piece.working_bytes
+        transient = max(transient, piece.transient_bytes)
+        kept += sum(size for size, maker in moves[number] if maker >= begin)
+        longer = Piece(parameters, 0.0, 0.0, working, transient)
+        yield alone_bytes(longer), longer.elements, kept
+
+
+@dataclass(frozen=True)
+class Charges:
+    """What a pass pays for."""
+
+    micro_batches: int
+    load_s: float
+    """Per parameter element."""
+    gradient_s: float
+    """Per parameter element."""
+    kept_s: float
+    """Per byte kept between sub-models, of one micro-batch."""
+
+
+def fastest_cut(parts: Parts, charges: Charges, most_bytes: int) -> Ends:
+    """Into parts that need at most `most_bytes` each, which is one of the `bounds`."""
+    fits = parts.need_bytes <= most_bytes
+    width = int(fits.sum(axis=1).max())
+    assert fits[:, 0].all(), "what one position holds is within every bound"
+    fits, count = fits[:, :width], len(parts.ends)
+    load_s = parts.elements[:, :width] * charges.load_s
+    gradient_s = parts.elements[:, :width] * charges.gradient_s
+    kept_s = parts.kept_bytes[:, :width] * charges.kept_s
+    forward_s = parts.forward_s * charges.micro_batches
+    again_s = forward_s + parts.backward_s * charges.micro_batches
+    cost_s = np.full((count, width), np.inf)
+    following = np.zeros((count, width), dtype=np.int64)
+    for begin in range(max(0, count - width), count):
+        if fits[begin, count - begin - 1]:
+            cost_s[begin, count - begin - 1] = again_s[count] - again_s[begin]
+    for middle in range(count - 1, 0, -1):
+        begins = np.arange(max(0, middle - width), middle)
+        before = begins, middle - begins - 1
+        columns = min(width, count - middle)
+        after_again_s = again_s[middle + 1 : middle + 1 + columns] - again_s[middle]
+        after_again_s[count - middle - 1 :] = np.inf  # the turn: what was before it is still there
+        own_forward_s = (forward_s[middle] - forward_s[begins])[:, None]
+        own_again_s = (again_s[middle] - again_s[begins])[:, None]
+        rest_s = np.maximum(load_s[middle, :columns] - own_forward_s, 0)
+        rest_s += np.maximum(gradient_s[middle, :columns] - own_again_s, 0)
+        rest_s += np.maximum(load_s[before][:, None] - after_again_s, 0)
+        rest_s += cost_s[middle, :columns]
+        best = rest_s.argmin(axis=1)
+        own_s = own_forward_s[:, 0] + own_again_s[:, 0] + kept_s[before]
+        found_s = own_s + rest_s[np.arange(len(begins)), best]
+        cost_s[before] = np.where(fits[before], found_s, np.inf)
+        following[before] = best
+    total_s = load_s[0] + gradient_s[0] + cost_s[0]
+    return _followed(parts.ends, following, int(total_s.argmin()))
+
+
+def _followed(ends: Ends, following: _Table, first: int) -> Ends:
+    position, column, found = 0, first, list[int]()
+    while True:
+        position, column = position + column + 1, int(following[position, column])
+        found.append(ends[position - 1])
+        if position == len(ends):
+            return tuple(found)
