@@ -32,7 +32,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Optimizer, store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
-from atom.plan.chosen_program import chosen_program
+from atom.plan.choosing import choose
 from atom.swap.device import Device
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -191,7 +191,7 @@ def offload(
         dropout_seed=seed,
     )
     evaluation = _evaluation(whole, batch, graph, choice)
-    replica = Replica(chosen_program(graph, choice), evaluation, settings, opened)
+    replica = Replica(choice.program(graph), evaluation, settings, opened)
     values = dict(whole.named_parameters())
     replica.initialise(lambda name, _: values[name].detach().to("cpu", torch.float32))
     names = _names(model, whole, graph)
@@ -237,14 +237,10 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
     kind, on_gpu = device.torch_device, device.torch_device.type == "cuda"
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
-    return question(
-        graph,
-        profile,
-        device_bytes=capped_bytes or usable_device_bytes(kind, left),
-        micro_batches=MAX_MICRO_BATCHES_PER_PASS,
-        on_gpu=on_gpu,
-        host_bytes=int(left * BOUNDARY_SHARE),
-    ).answer()
+    device_bytes = capped_bytes or usable_device_bytes(kind, left)
+    waiting_bytes = int(left * BOUNDARY_SHARE)
+    most = MAX_MICRO_BATCHES_PER_PASS
+    return choose(question(graph, profile, device_bytes, most, on_gpu, waiting_bytes))
 
 
 def _evaluation(

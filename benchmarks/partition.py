@@ -21,20 +21,18 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from planned import layer_ends, machine_of
 from sides import machine as this_machine
 from sides import positive, publish
 
 from atom.base.errors import DeviceError
-from atom.graph.chain import Chain, Machine
-from atom.graph.costs.operation_chain import operation_chain
+from atom.daemon.fitting.device_choice import question
+from atom.graph.chain import Chain
 from atom.graph.profile import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
 from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import choose
-from atom.plan.memory import Limits
+from atom.plan.choosing import Question, choose
 from atom.plan.residency import arrangements
 
 MEMORY_BYTES = {"rtx3060-12g": 11 << 30, "rtx4090-24g": 22 << 30, "h200": 138 << 30}
@@ -49,10 +47,7 @@ MOST_EQUAL = 256
 class Problem:
     model: str
     card: str
-    chain: Chain
-    machine: Machine
-    limits: Limits
-    layer_ends: tuple[int, ...]
+    question: Question
 
 
 def main() -> None:
@@ -75,8 +70,8 @@ def _record(problem: Problem, runs: int) -> dict[str, Any]:
     return {
         "model": problem.model,
         "card": problem.card,
-        "layers": len(problem.layer_ends),
-        "most_micro_batches": problem.limits.micro_batches,
+        "layers": len(problem.question.layer_ends),
+        "most_micro_batches": problem.question.limits.micro_batches,
         "planned": _figures(planned),
         "equal": _figures(equal),
         "planning_s": planning_s,
@@ -116,7 +111,7 @@ def _planned(problem: Problem, runs: int) -> tuple[Choice | None, float]:
     for _ in range(runs):
         begin = time.process_time()
         try:
-            found = choose(problem.chain, problem.machine, problem.limits, problem.layer_ends)
+            found = choose(problem.question)
         except DeviceError:
             found = None
         fastest = min(fastest, time.process_time() - begin)
@@ -126,9 +121,9 @@ def _planned(problem: Problem, runs: int) -> tuple[Choice | None, float]:
 def _equal(problem: Problem) -> Choice | None:
     """The fewest sub-models of about equal parameters that fit: cut between layers if that does,
     else anywhere; with the accumulation and the arrangement that are best for them."""
-    chain, count = problem.chain, len(problem.chain.operations)
-    legal = [p for p in range(1, count) if p not in chain.forbidden]
-    for places in (problem.layer_ends[:-1], legal):
+    chain = problem.question.chain
+    legal = [p for p in range(1, len(chain.operations)) if p not in chain.forbidden]
+    for places in (problem.question.layer_ends[:-1], legal):
         for parts in range(1, min(len(places) + 1, MOST_EQUAL)):
             ends = _even_ends(chain, places, parts)
             timed = [each for n in (1, 2, 4, 8) for each in _arranged(problem, ends, n)]
@@ -138,11 +133,11 @@ def _equal(problem: Problem) -> Choice | None:
 
 
 def _arranged(problem: Problem, ends: Sequence[int], micro_batches: int) -> Iterator[Choice]:
-    limits = replace(problem.limits, micro_batches=micro_batches)
-    if micro_batches > problem.limits.micro_batches:
+    if micro_batches > problem.question.limits.micro_batches:
         return
-    cut = Cut.of(problem.chain, problem.machine, limits, ends)
-    for arrangement in arrangements(cut.reckoning, limits):
+    asked = problem.question.allowing(micro_batches=micro_batches)
+    cut = Cut.of(asked.chain, asked.machine, asked.limits, ends)
+    for arrangement in arrangements(cut.reckoning, asked.limits):
         yield cut.timed(arrangement)
 
 
@@ -165,14 +160,8 @@ def _problems(options: argparse.Namespace) -> Iterator[Problem]:
 def _problem(model: str, card: str, micro_batches: int, layers: int | None) -> Problem:
     graph = _graph(model, layers)
     profile = assume_graph(graph, card)
-    return Problem(
-        model,
-        card,
-        operation_chain(graph, profile.operations, fused=True),
-        machine_of(profile.link),
-        Limits(MEMORY_BYTES[card], 2, micro_batches),
-        layer_ends(graph),
-    )
+    most = MEMORY_BYTES[card], micro_batches
+    return Problem(model, card, question(graph, profile, *most, on_gpu=True))
 
 
 @cache

@@ -12,7 +12,7 @@ from atom.graph.layers import layers_of
 from atom.graph.profile import LinkRates, OperationSeconds, Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import choose
+from atom.plan.choosing import Question, choose
 from atom.plan.memory import Limits, Reckoning
 from atom.plan.pieces import pieces_of
 from atom.swap.arrangement import Arrangement
@@ -35,7 +35,7 @@ class Planner:
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
         chain, ends = self._chain(profile.operations), layer_ends(self.graph)
-        return choose(chain, machine_of(profile.link), self._limits(device_bytes), ends)
+        return choose(Question(chain, machine_of(profile.link), self._limits(device_bytes), ends))
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""

@@ -14,7 +14,6 @@ from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice, durations
-from atom.plan.chosen_program import chosen_program
 from atom.plan.pieces import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
@@ -58,7 +57,7 @@ class Stand:
         self._carrying = durations(choice.pieces, Machine(1.0, 1.0), precision.itemsize).carrying
         self._events = _Events()
         self._device = _device(device, precision)
-        program = chosen_program(graph, choice)
+        program = choice.program(graph)
         self._replica = Replica(program, None, settings, self._device, observer=self._events)
         self._replica.initialise(_first_value)
 

@@ -33,7 +33,6 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
-from atom.plan.chosen_program import chosen_program
 from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation
@@ -68,7 +67,7 @@ class Atom:
         if self.choice is None:
             self.program = build_program(graph)
         else:
-            self.program = chosen_program(graph, self.choice)
+            self.program = self.choice.program(graph)
         arrangement = Arrangement() if self.choice is None else self.choice.arrangement
         self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
         self._require_host_memory()

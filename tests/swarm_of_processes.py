@@ -28,7 +28,7 @@ from atom.graph.profile.assumed import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
-from atom.plan.choosing import enough_bytes
+from atom.plan.choosing import Question, enough_bytes
 from atom.plan.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
 
@@ -397,7 +397,7 @@ def tightest_memory(run_text: str) -> int:
     graph = trace(source.build(torch.float32), batch)
     profile = typical_graph(graph, torch.device("cpu"))
     chain, limits = operation_chain(graph, profile.operations), Limits(1, 4, micro_batches=1)
-    return enough_bytes(chain, Machine(1e9, 1e9), limits)
+    return enough_bytes(Question(chain, Machine(1e9, 1e9), limits))
 
 
 def free_port() -> int:

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atom.graph.chain import Chain, Machine
+from atom.graph.ir import Program
+from atom.graph.program import build_program
+from atom.graph.traced import Graph
 from atom.plan.memory import DeviceMemory, Limits, Reckoning
 from atom.plan.pieces import Piece, crossings_of, pieces_of
 from atom.plan.residency import waiting
@@ -36,6 +39,10 @@ class Choice:
         """Sub-models whose values wait on the host while nobody needs them."""
         return waiting(self._shape)
 
+    def program(self, graph: Graph) -> Program:
+        """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
+        return build_program(graph.remembering() if self.remembers else graph, ends=self.ends)
+
     @property
     def seconds_per_micro_batch(self) -> float:
         return self.timeline.seconds / self.micro_batches
@@ -59,6 +66,7 @@ class Cut:
     ends: tuple[int, ...]
     reckoning: Reckoning
     durations: Durations
+    remembers: bool = False
 
     @classmethod
     def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
@@ -92,6 +100,7 @@ class Cut:
             timeline=simulate(training_pass(shape), shape, self.durations),
             durations=self.durations,
             host_bytes=reckoning.host_bytes(arrangement),
+            remembers=self.remembers,
         )
 
 

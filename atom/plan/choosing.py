@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from operator import itemgetter
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
@@ -33,83 +32,83 @@ NEARLY = 0.01
 _SIXTEEN_BITS = 2
 
 
-def choose(
-    chain: Chain, machine: Machine, limits: Limits, layer_ends: Sequence[int] = ()
-) -> Choice:
-    """The fastest way that fits.
+@dataclass(frozen=True)
+class Question:
+    """Everything a choice depends on."""
 
-    With `layer_ends`, positions where layers end, cuts fall there, and within those layers alone
-    that do not fit by themselves: other positions make the search longer and the plan hardly
-    better.
+    chain: Chain
+    machine: Machine
+    limits: Limits
+    layer_ends: tuple[int, ...] = ()
+    """Positions where layers end: cuts fall there, and within those layers alone that do not fit by
+    themselves. Other positions make the search longer and the plan hardly better. Empty: cuts may
+    fall anywhere."""
+
+    def allowing(self, **limits: int) -> "Question":
+        return replace(self, limits=replace(self.limits, **limits))
+
+
+def choose(asked: Question) -> Choice:
+    """The fastest way that fits.
 
     What the model itself checkpoints is computed again only where that pays: the chain that
     remembers is tried as well.
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
-    for places in _places(chain, limits, layer_ends):
-        candidates = list(_candidates(chain, machine, limits, places))
-        if chain.remembering is not None:
-            remembering = _candidates(chain.remembering, machine, limits, places)
-            candidates += [replace(each, remembers=True) for each in remembering]
-        if candidates:
-            return _best(candidates)
-    raise _refusal(chain, limits, enough_bytes(chain, machine, limits, layer_ends))
+    remembering = asked.chain.remembering
+    for places in _places(asked):
+        ways = list(_ways(asked, places))
+        if remembering is not None:
+            others = _ways(replace(asked, chain=remembering), places)
+            ways += [(replace(cut, remembers=True), each) for cut, each in others]
+        if ways:
+            return _best(ways)
+    raise _refusal(asked, enough_bytes(asked))
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    cut: Cut
-    arrangement: Arrangement
-    remembers: bool = False
-
-    def least_s(self) -> float:
-        """Per micro-batch."""
-        return self.cut.least_s(self.arrangement) / self.cut.reckoning.micro_batches
-
-    def timed(self) -> Choice:
-        return replace(self.cut.timed(self.arrangement), remembers=self.remembers)
+_Way = tuple[Cut, Arrangement]
 
 
-def _best(candidates: Sequence[_Candidate]) -> Choice:
+def _best(ways: Sequence[_Way]) -> Choice:
     """Only those are timed that may be among the fastest."""
-    promising = sorted(((each.least_s(), each) for each in candidates), key=itemgetter(0))
+    least_s = [cut.least_s(each) / cut.reckoning.micro_batches for cut, each in ways]
     choices, enough_s = list[Choice](), math.inf
-    for least_s, candidate in promising:
-        if least_s > enough_s:
+    for n in sorted(range(len(ways)), key=least_s.__getitem__):
+        if least_s[n] > enough_s:
             break
-        choices.append(candidate.timed())
+        cut, arrangement = ways[n]
+        choices.append(cut.timed(arrangement))
         enough_s = min(enough_s, (1 + NEARLY) * choices[-1].seconds_per_micro_batch)
     good = [c for c in choices if c.seconds_per_micro_batch <= enough_s]
     return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
 
 
-def _places(chain: Chain, limits: Limits, layer_ends: Sequence[int]) -> Iterator[Ends]:
+def _places(asked: Question) -> Iterator[Ends]:
     """Where cuts may fall: more and more, for as long as there is no cut that fits."""
-    count = len(chain.operations)
-    legal = [*(p for p in range(1, count) if p not in chain.forbidden), count]
-    if layer_ends:
-        yield from dict.fromkeys(_within_layers(chain, limits, layer_ends, legal))
+    count, forbidden = len(asked.chain.operations), asked.chain.forbidden
+    legal = [*(p for p in range(1, count) if p not in forbidden), count]
+    if asked.layer_ends:
+        yield from dict.fromkeys(_within_layers(asked, legal))
     yield tuple(legal)
 
 
-def _within_layers(
-    chain: Chain, limits: Limits, layer_ends: Sequence[int], legal: Sequence[int]
-) -> Iterator[Ends]:
+def _within_layers(asked: Question, legal: Sequence[int]) -> Iterator[Ends]:
     """Where layers end, and within those that do not fit alone where little crosses."""
+    chain, limits, ends = asked.chain, asked.limits, asked.layer_ends
     crossing = _crossing_bytes(chain)
     narrowest = min((crossing[p] for p in legal if crossing[p]), default=0)
     inner = [
         position
-        for begin, end in pairwise((0, *layer_ends))
+        for begin, end in pairwise((0, *ends))
         if _alone_bytes(piece_of(chain.operations[begin:end]), limits) > limits.device_bytes
         for position in legal
         if begin < position < end
     ]
     for width in WIDTHS:
         narrow = (position for position in inner if crossing[position] <= width * narrowest)
-        yield tuple(sorted({*layer_ends, *narrow}))
-    yield tuple(sorted({*layer_ends, *inner}))
+        yield tuple(sorted({*ends, *narrow}))
+    yield tuple(sorted({*ends, *inner}))
 
 
 def _crossing_bytes(chain: Chain) -> list[int]:
@@ -126,37 +125,34 @@ def _alone_bytes(piece: Piece, limits: Limits) -> int:
     return Reckoning.of([piece], limits).bytes_at_work(Arrangement())
 
 
-def _candidates(
-    chain: Chain, machine: Machine, limits: Limits, places: Ends
-) -> Iterator[_Candidate]:
-    for cut, allowed in _cuts(chain, machine, limits, places):
-        for arrangement in arrangements(cut.reckoning, allowed):
-            yield _Candidate(cut, arrangement)
+def _ways(asked: Question, places: Ends) -> Iterator[_Way]:
+    """All that fit."""
+    for cut, allowed in _cuts(asked, places):
+        yield from ((cut, each) for each in arrangements(cut.reckoning, allowed))
 
 
-def _cuts(
-    chain: Chain, machine: Machine, limits: Limits, places: Ends
-) -> Iterator[tuple[Cut, Limits]]:
+def _cuts(asked: Question, places: Ends) -> Iterator[tuple[Cut, Limits]]:
     """Good ones, each with the micro-batches of a pass that it is good for. Some keep too much."""
-    most_bytes = limits.device_bytes
-    parts = parts_of(chain, places, most_bytes, lambda piece: _alone_bytes(piece, limits))
+    limits, most_bytes = asked.limits, asked.limits.device_bytes
+    parts = parts_of(asked.chain, places, most_bytes, lambda piece: _alone_bytes(piece, limits))
     if parts is None:
         return
     for micro_batches in _accumulations(limits.micro_batches):
-        allowed, seen = replace(limits, micro_batches=micro_batches), set[Ends]()
+        of, seen = asked.allowing(micro_batches=micro_batches), set[Ends]()
         for bound in parts.bounds(most_bytes):
             for kept in KEPT:
-                ends = fastest_cut(parts, _charges(machine, allowed, kept), bound)
+                ends = fastest_cut(parts, _charges(of, kept), bound)
                 if ends in seen:
                     continue
                 seen.add(ends)
-                cut = Cut.of(chain, machine, allowed, ends)
-                yield cut, allowed
-                if cut.reckoning.takes(Arrangement(), allowed):
+                cut = Cut.of(of.chain, of.machine, of.limits, ends)
+                yield cut, of.limits
+                if cut.reckoning.takes(Arrangement(), of.limits):
                     break
 
 
-def _charges(machine: Machine, limits: Limits, kept: float) -> Charges:
+def _charges(asked: Question, kept: float) -> Charges:
+    limits, machine = asked.limits, asked.machine
     return Charges(
         micro_batches=limits.micro_batches,
         load_s=limits.element_bytes / machine.load_bytes_per_s,
@@ -170,38 +166,38 @@ def _accumulations(most: int) -> list[int]:
     return [*powers, most]
 
 
-def enough_bytes(
-    chain: Chain, machine: Machine, limits: Limits, layer_ends: Sequence[int] = ()
-) -> int:
+def enough_bytes(asked: Question) -> int:
     """Device memory with which there is a way, and not much more than the least."""
-    single = replace(limits, micro_batches=1)
-    device_bytes = max(_alone_bytes(piece_of([o]), limits) for o in chain.operations)
+    operations, limits = asked.chain.operations, asked.limits
+    device_bytes = max(_alone_bytes(piece_of([operation]), limits) for operation in operations)
+    single = asked.allowing(micro_batches=1)
     while True:
-        needs = _needs(chain, machine, replace(single, device_bytes=device_bytes), layer_ends)
+        needs = _needs(single.allowing(device_bytes=device_bytes))
         if needs:
-            fewer = replace(single, device_bytes=min(needs))
-            return min(needs) if _needs(chain, machine, fewer, layer_ends) else device_bytes
+            fewer = min(needs)
+            return fewer if _needs(single.allowing(device_bytes=fewer)) else device_bytes
         device_bytes = device_bytes * 5 // 4
 
 
-def _needs(chain: Chain, machine: Machine, limits: Limits, layer_ends: Sequence[int]) -> list[int]:
+def _needs(asked: Question) -> list[int]:
     """Device memory of the ways that fit."""
     return [
         cut.reckoning.memory(plain).total_bytes
-        for places in _places(chain, limits, layer_ends)
-        for cut, _ in _cuts(chain, machine, limits, places)
+        for places in _places(asked)
+        for cut, _ in _cuts(asked, places)
         for plain in (Arrangement(), offloaded(cut.reckoning))
-        if cut.reckoning.takes(plain, limits)
+        if cut.reckoning.takes(plain, asked.limits)
     ]
 
 
-def _refusal(chain: Chain, limits: Limits, enough_bytes: int) -> DeviceError:
-    alone = [_alone_bytes(piece_of([operation]), limits) for operation in chain.operations]
+def _refusal(asked: Question, enough_bytes: int) -> DeviceError:
+    operations, limits = asked.chain.operations, asked.limits
+    alone = [_alone_bytes(piece_of([operation]), limits) for operation in operations]
     hungriest = max(range(len(alone)), key=alone.__getitem__)
     fits = alone[hungriest] <= limits.device_bytes
     what = ", and values between sub-models more than is left" if fits else " even alone"
     return DeviceError(
-        f"{chain.operations[hungriest].name} needs {format_bytes(alone[hungriest])} of device "
+        f"{operations[hungriest].name} needs {format_bytes(alone[hungriest])} of device "
         f"memory{what}; there are {format_bytes(limits.device_bytes)}, and "
         f"{_at_least(enough_bytes)} ({enough_bytes} bytes) would do, with 1 micro-batch per pass",
         _what_helps(limits),

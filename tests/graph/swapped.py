@@ -15,7 +15,7 @@ from atom.graph.ir import Program
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
-from atom.plan.choosing import choose, enough_bytes
+from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Limits
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
@@ -85,8 +85,8 @@ def planned(graph: Graph) -> Program:
     rates = profile.link.load_bytes_per_s, profile.link.gradient_bytes_per_s
     machine = Machine(*(rate.median for rate in rates))
     limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
-    enough = enough_bytes(chain, machine, limits)
-    choice = choose(chain, machine, replace(limits, device_bytes=int(SPARE * enough)))
+    enough = enough_bytes(Question(chain, machine, limits))
+    choice = choose(Question(chain, machine, replace(limits, device_bytes=int(SPARE * enough))))
     return build_program(graph, ends=choice.ends)
 
 

@@ -12,7 +12,7 @@ from small_chains import MACHINE, every_cut, held_bytes, layer_ends, plenty, ran
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain
 from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import NEARLY, choose, enough_bytes
+from atom.plan.choosing import NEARLY, Question, choose, enough_bytes
 from atom.plan.memory import Limits, Reckoning
 from atom.plan.pieces import pieces_of
 from atom.plan.residency import arrangements
@@ -29,7 +29,7 @@ def question(seed: int) -> tuple[Chain, Limits, int, int]:
     pick = random.Random(seed)
     chain = random_chain(pick)
     limits = Limits(0, pick.choice((2, 4)), pick.randint(1, 8))
-    least = enough_bytes(chain, MACHINE, limits)
+    least = enough_bytes(Question(chain, MACHINE, limits))
     return chain, limits, least, max(least, plenty(chain, limits))
 
 
@@ -38,7 +38,7 @@ def answers(seed: int) -> tuple[Choice, ...]:
     """With growing memory, from the least to plenty."""
     chain, limits, least, most = question(seed)
     budgets = [least + (most - least) * step // 4 for step in range(5)]
-    return tuple(choose(chain, MACHINE, replace(limits, device_bytes=b)) for b in budgets)
+    return tuple(choose(Question(chain, MACHINE, replace(limits, device_bytes=b))) for b in budgets)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -77,9 +77,12 @@ def plain_ways(seed: int) -> tuple[tuple[Cut, int], ...]:
 def test_what_a_refusal_names_is_enough_and_hardly_more_than_it_takes(seed: int) -> None:
     chain, limits, _, _ = question(seed)
     with pytest.raises(DeviceError) as caught:
-        choose(chain, MACHINE, replace(limits, device_bytes=1))
+        choose(Question(chain, MACHINE, replace(limits, device_bytes=1)))
     named = int(re.search(r"\((\d+) bytes\) would do", caught.value.message)[1])
-    assert choose(chain, MACHINE, replace(limits, device_bytes=named)).memory.total_bytes <= named
+    assert (
+        choose(Question(chain, MACHINE, replace(limits, device_bytes=named))).memory.total_bytes
+        <= named
+    )
     assert named <= 1.15 * min(need for _, need in plain_ways(seed))
 
 
@@ -112,16 +115,16 @@ def test_with_plenty_of_memory_nothing_is_loaded_twice(seed: int) -> None:
 def test_the_same_question_has_the_same_answer(seed: int) -> None:
     chain, limits, least, _ = question(seed)
     fresh = replace(chain, operations=tuple(map(replace, chain.operations)))
-    assert choose(fresh, MACHINE, replace(limits, device_bytes=least)) == answers(seed)[0]
+    assert choose(Question(fresh, MACHINE, replace(limits, device_bytes=least))) == answers(seed)[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cuts_fall_between_layers_where_these_fit(seed: int) -> None:
     chain, limits, least, most = question(seed)
     ends = layer_ends(chain, random.Random(seed))
-    roomy = choose(chain, MACHINE, replace(limits, device_bytes=most), ends)
+    roomy = choose(Question(chain, MACHINE, replace(limits, device_bytes=most), ends))
     assert set(roomy.ends) <= set(ends)
-    tight = choose(chain, MACHINE, replace(limits, device_bytes=least), ends)
+    tight = choose(Question(chain, MACHINE, replace(limits, device_bytes=least), ends))
     assert tight.memory.total_bytes <= least
 
 

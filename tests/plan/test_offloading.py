@@ -9,7 +9,7 @@ from small_chains import MACHINE
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Operation, Value
 from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import choose, enough_bytes
+from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Limits, Reckoning
 from atom.plan.pieces import crossings_of, pieces_of
 from atom.plan.residency import arrangements, offloaded, waiting
@@ -50,18 +50,22 @@ def staying_bytes(skip: bool = False) -> int:
 @cache
 def answer(device_bytes: int, micro_batches: int = 4, skip: bool = False) -> Choice:
     limits = Limits(device_bytes, 4, micro_batches)
-    return choose(chain(skip=skip), MACHINE, limits, LAYER_ENDS)
+    return choose(Question(chain(skip=skip), MACHINE, limits, LAYER_ENDS))
 
 
 def test_it_makes_a_plan_possible() -> None:
-    least = enough_bytes(chain(), MACHINE, LIMITS, LAYER_ENDS)
+    least = enough_bytes(Question(chain(), MACHINE, LIMITS, LAYER_ENDS))
     assert least < 0.6 * staying_bytes()
     choice = answer(least, micro_batches=1)
     assert choice.arrangement.offloaded
     assert choice.memory.total_bytes <= least
     assert choice.host_bytes > 0
     with pytest.raises(DeviceError, match="would do"):
-        choose(chain(value_bytes=512), MACHINE, replace(LIMITS, device_bytes=1000), LAYER_ENDS)
+        choose(
+            Question(
+                chain(value_bytes=512), MACHINE, replace(LIMITS, device_bytes=1000), LAYER_ENDS
+            )
+        )
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -136,10 +140,10 @@ def test_the_host_limits_what_may_wait_there() -> None:
     staying = staying_bytes()
     most = answer(staying).host_bytes
     limits = Limits(staying, 4, 4, host_bytes=most // 3)
-    choice = choose(chain(), MACHINE, limits, LAYER_ENDS)
+    choice = choose(Question(chain(), MACHINE, limits, LAYER_ENDS))
     assert choice.host_bytes <= most // 3
     with pytest.raises(DeviceError):
-        choose(chain(), MACHINE, replace(limits, device_bytes=staying // 2, host_bytes=0))
+        choose(Question(chain(), MACHINE, replace(limits, device_bytes=staying // 2, host_bytes=0)))
 
 
 def test_a_layer_that_does_not_fit_is_cut_where_little_crosses() -> None:
@@ -151,6 +155,8 @@ def test_a_layer_that_does_not_fit_is_cut_where_little_crosses() -> None:
     model, ends = Chain(tuple(operations), values), tuple(range(4, 33, 4))
     limits = replace(LIMITS, micro_batches=1)
     halves = Reckoning(pieces_of(model, range(2, 33, 2)), 1, 4).bytes_at_work(Arrangement())
-    choice = choose(model, MACHINE, replace(limits, device_bytes=2 * halves - 200_000), ends)
+    choice = choose(
+        Question(model, MACHINE, replace(limits, device_bytes=2 * halves - 200_000), ends)
+    )
     assert set(choice.ends) - set(ends), "no layer fits"
     assert not any(end % 4 == 2 for end in choice.ends), "much crosses there"

@@ -7,14 +7,14 @@ import pytest
 from small_chains import MACHINE, random_chain
 
 from atom.plan.choice import Choice
-from atom.plan.choosing import choose
+from atom.plan.choosing import Question, choose
 from atom.plan.gantt import LANES, Bar, bars
 from atom.plan.memory import Limits
 from atom.plan.strip import MARKS, strips
 
 
 def choice_of(seed: int) -> Choice:
-    return choose(random_chain(random.Random(seed)), MACHINE, Limits(60_000, 4, 4))
+    return choose(Question(random_chain(random.Random(seed)), MACHINE, Limits(60_000, 4, 4)))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from small_chains import MACHINE, layer_ends, random_chain
 
-from atom.plan.advice import Situation, advise
 from atom.plan.choice import Choice
-from atom.plan.choosing import choose
+from atom.plan.choosing import Question, choose
 from atom.plan.memory import Limits
 from atom.plan.mode import Mode, recommend
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, gain, predict
@@ -22,18 +21,15 @@ AROUND = Surroundings(
 )
 
 
-def situation(seed: int) -> tuple[Situation, Choice]:
+def chosen(seed: int) -> Choice:
     pick = random.Random(seed)
     chain = random_chain(pick)
-    limits = Limits(200_000, 4, 4)
-    ends = layer_ends(chain, pick)
-    now = Situation(chain, MACHINE, limits, WORK, AROUND, ends)
-    return now, choose(chain, MACHINE, limits, ends)
+    return choose(Question(chain, MACHINE, Limits(200_000, 4, 4), layer_ends(chain, pick)))
 
 
 def a_second_each() -> Choice:
     """A pass of two micro-batches takes two seconds."""
-    _, choice = situation(0)
+    choice = chosen(0)
     whole = replace(choice.timeline.spans[0], start_s=0.0, end_s=2.0)
     return replace(choice, timeline=Timeline((whole,)), micro_batches=2)
 
@@ -49,7 +45,7 @@ LOCAL = replace(WORK, inner_sequences=4)
 
 
 def test_a_round_by_hand() -> None:
-    _, choice = situation(0)
+    choice = chosen(0)
     found = predict(choice, WORK, AROUND)
     assert found.accumulate_s == pytest.approx(4 * choice.seconds_per_micro_batch)
     assert found.all_reduce_s == pytest.approx(2 * 3 / 4 * 4e6 / 1e6)
@@ -137,13 +133,13 @@ def test_the_most_exact_mode_that_leaves_time_is_recommended(
 
 
 def test_alone_there_is_nothing_to_average() -> None:
-    _, choice = situation(1)
+    choice = chosen(1)
     assert predict(choice, replace(WORK, peers=1), AROUND).all_reduce_s == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_predictions_are_monotone(seed: int) -> None:
-    _, choice = situation(seed)
+    choice = chosen(seed)
 
     def of(work: Work = WORK, around: Surroundings = AROUND) -> RoundPrediction:
         return predict(choice, work, around)
@@ -166,20 +162,8 @@ def test_predictions_are_monotone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_advice_is_sorted_and_names_what_gains(seed: int) -> None:
-    now, choice = situation(seed)
-    found = advise(now, choice)
-    gains = [advice.gain for advice in found]
-    assert gains == sorted(gains, reverse=True)
-    assert all(0.02 <= gain <= 1.0 + 1e-9 for gain in gains)
-    assert "twice the network bandwidth" in {advice.change for advice in found}
-    alone = replace(now, work=replace(WORK, peers=1))
-    assert not any("network" in advice.change for advice in advise(alone, choice))
-
-
-@pytest.mark.parametrize("seed", range(10))
 def test_a_pass_waits_for_the_step_as_far_as_it_must(seed: int) -> None:
-    _, choice = situation(seed)
+    choice = chosen(seed)
     sizes = {name: n for piece in choice.pieces for name, n in piece.parameters.items()}
     elements = sum(sizes.values())
     quick, slow = choice.seconds_under_step(1e15), choice.seconds_under_step(elements / 1e6)

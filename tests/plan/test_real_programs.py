@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from atom.config.load import parse_run_text
-from atom.daemon.fitting.device_choice import Question, ends_alike, peer_bytes, question
+from atom.daemon.fitting.device_choice import ends_alike, peer_bytes, question
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose
 from atom.plan.document import plan_document
 from atom.swap.device_slots import device_bytes
 
@@ -51,8 +52,7 @@ def least_bytes(precision: torch.dtype) -> int:
 
 @cache
 def answer(precision: torch.dtype, budget: int) -> Choice:
-    of = asked(precision)
-    return replace(of, limits=replace(of.limits, device_bytes=budget)).answer()
+    return choose(asked(precision).allowing(device_bytes=budget))
 
 
 @cache
@@ -77,7 +77,7 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     of, narrow = asked(torch.bfloat16), torch.bfloat16
     budget = 2 * least_bytes(narrow)
     limits = replace(of.limits, device_bytes=budget, gradient_element_bytes=narrow.itemsize)
-    choice, wide = replace(of, limits=limits).answer(), answer(narrow, budget)
+    choice, wide = choose(replace(of, limits=limits)), answer(narrow, budget)
     program = build_program(graph_of(narrow), ends=choice.ends)
     held = sum(
         getattr(choice.memory, name) for name in ("slot_bytes", "resident_bytes", "gradient_bytes")
@@ -132,7 +132,7 @@ def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
     middle = sorted(pick.sample(legal, pick.randint(1, 4)))
     wanted = [*of.layer_ends, *middle] if seed % 2 else [*middle, len(graph.calls)]
     cut = tuple(sorted(set(wanted)))
-    choice = replace(of.answer(), ends=cut)
+    choice = replace(choose(of), ends=cut)
     assert ends_alike(graph, graph, choice) == cut
     ends = ends_alike(graph, plain, choice)
     program = build_program(plain, ends=ends)  # refuses what is not legal

@@ -5,16 +5,15 @@ from functools import cache
 
 import torch
 
-from atom.daemon.fitting.device_choice import Question, choice_text, question
+from atom.daemon.fitting.device_choice import choice_text, question
 from atom.graph.chain import Chain
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.plan.advice import _twice_as_fast
 from atom.plan.choice import Choice
-from atom.plan.chosen_program import chosen_program
+from atom.plan.choosing import Question, choose
 from atom.plan.document import plan_document
 from atom.plan.memory import Reckoning
 from atom.plan.pieces import pieces_of
@@ -48,16 +47,15 @@ def least_bytes(chain: Chain) -> int:
 
 @cache
 def answer(device_bytes: int) -> Choice:
-    of = asked()
-    return replace(of, limits=replace(of.limits, device_bytes=device_bytes)).answer()
+    return choose(asked().allowing(device_bytes=device_bytes))
 
 
 def test_with_memory_to_spare_nothing_is_computed_twice() -> None:
     choice = answer(PLENTY)
     assert choice.remembers
-    assert "checkpoint" not in chosen_program(graph(), choice).source
+    assert "checkpoint" not in choice.program(graph()).source
     assert "its own checkpoints left out" in choice_text(choice, PLENTY)
-    alone = replace(asked(), chain=replace(asked().chain, remembering=None)).answer()
+    alone = choose(replace(asked(), chain=replace(asked().chain, remembering=None)))
     assert not alone.remembers
     assert choice.timeline.seconds < alone.timeline.seconds
     assert choice.memory.activation_bytes > alone.memory.activation_bytes
@@ -68,7 +66,7 @@ def test_with_little_memory_the_checkpoints_are_what_makes_it_fit() -> None:
     least = least_bytes(asked().chain)
     choice = answer(least)
     assert not choice.remembers
-    assert "= checkpoint(" in chosen_program(graph(), choice).source
+    assert "= checkpoint(" in choice.program(graph()).source
     assert choice.ends == asked().layer_ends
     logits = 4 * CONFIG.sequence_tokens * CONFIG.vocabulary_size
     # Else the logarithms of all four chunks wait for the backward, not of one.
@@ -79,7 +77,7 @@ def test_both_are_the_model() -> None:
     torch.manual_seed(0)
     model = GPT3(CONFIG)
     for device_bytes in (least_bytes(asked().chain), PLENTY):
-        program = chosen_program(graph(), answer(device_bytes))
+        program = answer(device_bytes).program(graph())
         assert program.graph_hash == graph().graph_hash
         verify_against_eager(model, program, batch(1))
 
@@ -87,22 +85,11 @@ def test_both_are_the_model() -> None:
 def test_a_plan_on_paper_shows_the_operations_of_what_was_chosen() -> None:
     plenty, least = answer(PLENTY), answer(least_bytes(asked().chain))
     documents = [
-        plan_document(asked().chain, chosen_program(graph(), each), each)
-        for each in (plenty, least)
+        plan_document(asked().chain, each.program(graph()), each) for each in (plenty, least)
     ]
     assert [document["remembers"] for document in documents] == [True, False]
     backward = [sum(one["backward_s"] for one in d["operations"]) for d in documents]
     assert backward[0] < backward[1]
-
-
-def test_a_device_that_is_faster_remembers_faster() -> None:
-    chain = _twice_as_fast(asked().chain)
-    before, after = asked().chain.remembering, chain.remembering
-    assert before is not None
-    assert after is not None
-    assert sum(o.backward_s for o in after.operations) == (
-        sum(o.backward_s for o in before.operations) / 2
-    )
 
 
 def test_what_checkpoints_nothing_has_one_chain() -> None:

@@ -83,7 +83,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "utilisation": plan.recommendation.utilisation,
             "reason": plan.recommendation.reason,
         },
-        "advice": [dataclasses.asdict(advice) for advice in plan.advice],
         "plan": plan_document(plan.question.chain, plan.program, plan.choice),
     }
 

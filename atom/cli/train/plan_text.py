@@ -31,7 +31,6 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
         *_section(_pass_title(plan), _pass(plan, columns)),
         *_section(_round_title(plan), _round(plan)),
         *_section("the mode for this line", _recommended(plan)),
-        *_section("what would help most", _advice(plan)),
     )
 
 
@@ -205,15 +204,6 @@ def _recommended(plan: Plan) -> RenderableType:
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.mode.keys.items())
     return Text(f"{keys}: {found.reason}")
-
-
-def _advice(plan: Plan) -> RenderableType:
-    if not plan.advice:
-        return Text("nothing that is easily had", "quiet")
-    table = _grid(right=(0,), columns=2)
-    for advice in plan.advice[:4]:
-        table.add_row(Text(f"+{advice.gain:.0%}", "number"), advice.change)
-    return table
 
 
 def _seconds(seconds: float) -> str:

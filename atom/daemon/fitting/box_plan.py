@@ -11,7 +11,6 @@ from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
-    Question,
     cut_arenas,
     free_host_bytes,
     replica_arenas,
@@ -21,8 +20,8 @@ from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.plan.advice import Advice
 from atom.plan.choice import Choice
+from atom.plan.choosing import Question
 from atom.plan.mode import Recommendation
 from atom.plan.prediction import Gain, RoundPrediction, Surroundings, Work
 from atom.swarm.exchange.codec import codec_named
@@ -107,7 +106,6 @@ class Plan:
     prediction: RoundPrediction
     gain: Gain
     recommendation: Recommendation
-    advice: tuple[Advice, ...]
 
     @property
     def fits(self) -> bool:

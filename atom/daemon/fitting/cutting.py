@@ -12,7 +12,6 @@ from atom.config.peer_file import PeerFile
 from atom.daemon.console import Progress
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
-    Question,
     choice_text,
     cut_arenas,
     ends_alike,
@@ -32,7 +31,7 @@ from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
-from atom.plan.chosen_program import chosen_program
+from atom.plan.choosing import Question, choose
 from atom.swap.compiled import Compilation, Told
 from atom.swap.device import Device
 from atom.swap.voided import is_out_of_memory
@@ -99,7 +98,7 @@ class Cutter:
         choice = self._answer(asked, allowed)
         if self._profile.source == "measured":
             self.micro_batch_s = choice.seconds_per_micro_batch
-        training = chosen_program(graph, choice)
+        training = choice.program(graph)
         on_gpu = self._kind.type == "cuda"
         arenas = cut_arenas(training, choice, on_gpu, gradients(run))
         beyond_bytes = sum(size for _, size in arenas)
@@ -132,7 +131,7 @@ class Cutter:
     def _answer(self, asked: Question, peer: PeerFile) -> Choice:
         """Raises: DeviceError; ShortageError if it would fit, were nobody else there."""
         try:
-            return asked.answer()
+            return choose(asked)
         except DeviceError as problem:
             if peer.device.memory_bytes is not None or not self._would_fit_alone(peer):
                 raise
@@ -147,7 +146,7 @@ class Cutter:
         device = peer.device.model_copy(update={"memory_bytes": device_bytes})
         alone = peer.model_copy(update={"device": device})
         try:
-            self._question(alone, host_bytes).answer()
+            choose(self._question(alone, host_bytes))
         except DeviceError:
             return False
         return True

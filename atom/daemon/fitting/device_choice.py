@@ -1,21 +1,19 @@
 """How this box's device would take a run's model: what it allows, and what is chosen."""
 
-from dataclasses import dataclass
-
 import torch
 
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.chain import Chain, Machine
+from atom.graph.chain import Machine
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice
-from atom.plan.choosing import choose
+from atom.plan.choosing import Question
 from atom.plan.memory import Limits
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import working_copy_bytes
@@ -33,20 +31,6 @@ BOUNDARY_SHARE = 0.8
 """Of the host memory left beside the replica, for values between sub-models that wait there."""
 LEAST_HOST_BYTES = 256 << 20
 WEIGHT_TITLES = {MASTER: "master weights", HIGH: "high halves", LOW: "low halves"}
-
-
-@dataclass(frozen=True)
-class Question:
-    """Everything a choice depends on. `layer_ends`: positions in the chain where layers end."""
-
-    chain: Chain
-    machine: Machine
-    limits: Limits
-    layer_ends: tuple[int, ...]
-
-    def answer(self) -> Choice:
-        """Raises: DeviceError naming what fits in no way."""
-        return choose(self.chain, self.machine, self.limits, self.layer_ends)
 
 
 def question(

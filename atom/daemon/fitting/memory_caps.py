@@ -1,7 +1,7 @@
 """The caps of device and host memory, changed while the worker trains."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
 from atom.base.errors import DeviceError
@@ -26,7 +26,7 @@ class MemoryCaps:
 
     def __init__(self, built: Built, worker: Submits, patience_s: float = PATIENCE_S) -> None:
         self._built, self._worker, self._patience_s = built, worker, patience_s
-        self._errand: _Errand | None = None
+        self._errand: Future[None] | None = None
         self._closed = False
         self.doing = ""
         """What `change` is at, for who asks meanwhile; empty: nothing."""
@@ -54,56 +54,34 @@ class MemoryCaps:
             self._built.rearrange(cut)
 
         self.doing = "waiting until the pass under way can be left"
-        self._errand = errand = _Errand(rearrange)
-        self._worker.submit_soon(errand.run)
+        self._errand = errand = Future[None]()
+        self._worker.submit_soon(lambda: _run(errand, rearrange))
         if self._closed:
-            errand.withdraw()
-        if not errand.done(self._patience_s):
+            errand.cancel()
+        try:
+            errand.result(self._patience_s)
+        except (CancelledError, TimeoutError):
+            if not errand.cancel():  # it has begun
+                return errand.result()
             raise DeviceError(
                 "the peer is busy with what cannot be broken off, and keeps the caps it has",
                 "try again in a minute",
-            )
+            ) from None
 
     def close(self) -> None:
         """Nobody waits any more. From any thread."""
         self._closed = True
         if self._errand is not None:
-            self._errand.withdraw()
+            self._errand.cancel()
 
 
-class _Errand:
-    """Run by another thread, once, unless it was withdrawn before it was begun."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
-        self._lock = threading.Lock()
-        self._begun = self._withdrawn = False
-        self._failure: Exception | None = None
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        with self._lock:
-            if self._withdrawn:
-                return
-            self._begun = True
-        try:
-            self._act()
-        except Exception as failure:  # noqa: BLE001 - whoever waits for it hears of it
-            self._failure = failure
-        self._over.set()
-
-    def withdraw(self) -> None:
-        """It is not begun any more, and whoever waits for it goes on; but not in its middle."""
-        with self._lock:
-            if not self._begun:
-                self._withdrawn = True
-                self._over.set()
-
-    def done(self, patience_s: float) -> bool:
-        """Waits for it; withdraws it if it has not begun by then. Raises: what it failed with."""
-        if not self._over.wait(patience_s):
-            self.withdraw()
-            self._over.wait()
-        if self._failure is not None:
-            raise self._failure
-        return not self._withdrawn
+def _run(errand: "Future[None]", act: Callable[[], None]) -> None:
+    """On the worker's thread, unless nobody waits for it any more."""
+    if not errand.set_running_or_notify_cancel():
+        return
+    try:
+        act()
+    except Exception as failure:  # noqa: BLE001 - whoever waits for it hears of it
+        errand.set_exception(failure)
+    else:
+        errand.set_result(None)

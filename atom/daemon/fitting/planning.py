@@ -33,8 +33,7 @@ from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.plan.advice import Situation, advise
-from atom.plan.chosen_program import chosen_program
+from atom.plan.choosing import choose
 from atom.plan.mode import Mode, recommend
 from atom.plan.prediction import Surroundings, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
@@ -79,16 +78,13 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     leaving = gradients(run)
     offer = (device.budget_bytes, most, on_gpu, host.boundary_bytes)
     asked = question(graph, profile, *offer, leaving)
-    choice = asked.answer()
-    program = chosen_program(graph, choice)
+    choice = choose(asked)
+    program = choice.program(graph)
     work = _work(run, graph, request)
     numbers = graph.parameter_dtype, state_form(run)
     stepping = step_elements_per_s(optimizer(run), *numbers)
     stepping = with_products(stepping, optimizer(run), graph.layout, *numbers)
     surroundings = _surroundings(run, peer, request, stepping, on_gpu)
-    situation = Situation(
-        asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
-    )
     return Plan(
         run=run.run.name,
         model=model,
@@ -109,7 +105,6 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         prediction=predict(choice, work, surroundings),
         gain=gain(choice, work, surroundings),
         recommendation=recommend(choice, _modes(run, graph, request, surroundings)),
-        advice=advise(situation, choice),
     )
 
 

@@ -4,17 +4,30 @@ nothing, and says nothing where it cannot know."""
 import math
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from atom.base.units import format_bits_per_s
 from atom.config.peer_file import Network
 from atom.config.run_file import LOCAL_STEPS, RunFile
-from atom.plan.newcomer import Newcomer, RoundNow, seconds_with
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Lease, PeerState
 
 WORTH_SAYING = 1.01
 """Times as long; what is below is noise."""
 _ABSENT = {PeerState.LEFT, PeerState.LEAVING, PeerState.PAUSED}
+
+
+@dataclass(frozen=True)
+class RoundNow:
+    """As the peers that are there measured it."""
+
+    peers: int
+    seconds: float
+    passes_s: float
+    """Of them in passes."""
+    sequences: int
+    overlapped: bool
+    """Whether passes go on while averages travel."""
 
 
 def round_now(run: RunFile, leases: Iterable[Lease], me: str) -> RoundNow | None:
@@ -48,7 +61,7 @@ def slow_joining(
         return ""
     line_s = codec_named(run.swarm.codec).wire_bytes(elements) / (cap / 8)
     rate = run.batch.micro_batch_sequences / micro_batch_s if micro_batch_s else math.inf
-    with_us = seconds_with(now, Newcomer(line_s, rate))
+    with_us = seconds_with(now, line_s, rate)
     if with_us < WORTH_SAYING * now.seconds:
         return ""
     helps = ["more sequences a round", "a coarser codec"]
@@ -59,3 +72,23 @@ def slow_joining(
         f"{line_s:,.1f} s. What would help: a faster line ([network] upload, download), or, in "
         f"another run file, {', '.join(helps)}"
     )
+
+
+def seconds_with(now: RoundNow, line_s: float, sequences_per_s: float = math.inf) -> float:
+    """Of a round with a newcomer in it; hardly more than this, and less only if the others'
+    lines are not alike. Its line takes `line_s` for one average up and one down. What it computes
+    is infinite where it is not known: its best.
+
+    Each member moves one average, and what it sums besides. With all lines busy for the same time
+    n + 1 members move 2 n averages in all.
+    """
+    theirs = now.sequences / now.passes_s if now.passes_s else math.inf
+    passes_s = now.sequences / (theirs + sequences_per_s)
+    if now.overlapped:
+        return max(passes_s, line_s)
+    exchange_s, others = max(now.seconds - now.passes_s, 0.0), now.peers - 1
+    if others and exchange_s:
+        their_line_s = exchange_s * now.peers / (2 * others)
+        lines_per_s = now.peers / their_line_s + 1 / line_s
+        exchange_s = 2 * now.peers / lines_per_s
+    return passes_s + max(exchange_s, line_s)

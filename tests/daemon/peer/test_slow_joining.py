@@ -5,8 +5,7 @@ import pytest
 from atom.config.load import parse_run_text
 from atom.config.peer_file import Network
 from atom.config.run_file import RunFile
-from atom.daemon.peer.slow_joining import round_now, slow_joining
-from atom.plan.newcomer import RoundNow
+from atom.daemon.peer.slow_joining import RoundNow, round_now, slow_joining
 from atom.swarm.records.lease import Lease, PeerState, RoundUse
 from tests.swarm.swarm_samples import a_lease
 
