@@ -31,8 +31,8 @@ from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Optimizer, store_bytes
 from atom.optim.rate import RateSettings
-from atom.plan.choice import Choice
-from atom.plan.choosing import choose
+from atom.placement.choice import Choice
+from atom.placement.choosing import choose
 from atom.swap.device import Device
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings

@@ -31,9 +31,9 @@ from atom.graph.profile import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
-from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import Question, choose
-from atom.plan.residency import arrangements
+from atom.placement.choice import Choice, Cut
+from atom.placement.choosing import Question, choose
+from atom.placement.residency import arrangements
 
 MEMORY_BYTES = {"rtx3060-12g": 11 << 30, "rtx4090-24g": 22 << 30, "h200": 138 << 30}
 """What a plan may hold: the card's, less what PyTorch and the driver take."""

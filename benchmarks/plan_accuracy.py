@@ -31,7 +31,7 @@ from sides import machine, positive, publish
 from atom.base.errors import UserError
 from atom.graph.profile import Profile, measure_graph
 from atom.graph.trace import trace
-from atom.plan.choice import Choice
+from atom.placement.choice import Choice
 
 USUAL = ["gpt3", "wide", "deep", "skips"]
 TITLES = ["model", "memory", "cut", "stay", "C", "foretold s", "measured s", "ratio", "quartiles",

@@ -11,10 +11,10 @@ from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.layers import layers_of
 from atom.graph.profile import LinkRates, OperationSeconds, Profile
 from atom.graph.traced import Graph
-from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import Question, choose
-from atom.plan.memory import Limits, Reckoning
-from atom.plan.pieces import pieces_of
+from atom.placement.choice import Choice, Cut
+from atom.placement.choosing import Question, choose
+from atom.placement.memory import Limits, Reckoning
+from atom.placement.pieces import pieces_of
 from atom.swap.arrangement import Arrangement
 
 UNLIMITED_BYTES = 1 << 50

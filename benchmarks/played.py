@@ -13,8 +13,8 @@ from atom.graph.chain import Machine
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
-from atom.plan.choice import Choice, durations
-from atom.plan.pieces import crossings_of
+from atom.placement.choice import Choice, durations
+from atom.placement.pieces import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,

@@ -32,7 +32,7 @@ from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
-from atom.plan.choice import Choice
+from atom.placement.choice import Choice
 from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"
 
-COLUMN = ["base", "config", "graph", "swap", "plan", "optim", "training", "daemon", "cli"]
+COLUMN = ["base", "config", "graph", "swap", "placement", "optim", "training", "daemon", "cli"]
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "wire": set(),
@@ -23,16 +23,16 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "graph": {"base"},
     "swap": {"base", "graph"},
-    "plan": {"base", "graph", "swap"},
+    "placement": {"base", "graph", "swap"},
     "optim": {"base", "graph", "swap"},
     "swarm": {"base", "wire", "config"},
     "training": {"base", "config", "models", "graph", "swap", "optim", "swarm"},
     "daemon": {
-        "base", "wire", "config", "models", "graph", "swap", "plan", "optim", "swarm",
+        "base", "wire", "config", "models", "graph", "swap", "placement", "optim", "swarm",
         "training",
     },
     "cli": {
-        "base", "config", "models", "plan", "swarm", "training", "daemon", "extras",
+        "base", "config", "models", "placement", "swarm", "training", "daemon", "extras",
     },
     "extras": {"base", "config", "models", "swap", "swarm", "daemon"},
 }  # fmt: skip
@@ -104,7 +104,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/stream/",),
 }
-TORCH_ALONE = ("graph", "swap", "plan", "optim", "models")
+TORCH_ALONE = ("graph", "swap", "placement", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
     "rich", "typer", "safetensors", "tomlkit",

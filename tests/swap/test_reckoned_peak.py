@@ -13,8 +13,8 @@ from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.plan.memory import Reckoning
-from atom.plan.pieces import Piece, crossings_of, pieces_of
+from atom.placement.memory import Reckoning
+from atom.placement.pieces import Piece, crossings_of, pieces_of
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, ring_slot_bytes, ring_slots
 from atom.swap.schedule import Shape

@@ -13,7 +13,7 @@ from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_consol
 from atom.cli.train.plan_text import plan_text
 from atom.daemon.fitting.box_plan import Plan
 from atom.daemon.fitting.planning import PlanRequest, plan_run
-from atom.plan.document import plan_document
+from atom.placement.document import plan_document
 
 T = TypeVar("T", int, float)
 

@@ -11,9 +11,8 @@ from rich.text import Text
 from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.box_plan import Plan
-from atom.plan.gantt import bars
-from atom.plan.prediction import RoundPrediction
-from atom.plan.strip import MARKS, strips
+from atom.placement.gantt import MARKS, bars, strips
+from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
 _STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}

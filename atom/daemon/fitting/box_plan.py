@@ -20,10 +20,10 @@ from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question
-from atom.plan.mode import Recommendation
-from atom.plan.prediction import Gain, RoundPrediction, Surroundings, Work
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question
+from atom.placement.mode import Recommendation
+from atom.placement.prediction import Gain, RoundPrediction, Surroundings, Work
 from atom.swarm.exchange.codec import codec_named
 
 

@@ -30,8 +30,8 @@ from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.optim.rate import RateSettings
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
 from atom.swap.compiled import Compilation, Told
 from atom.swap.device import Device
 from atom.swap.voided import is_out_of_memory

@@ -12,9 +12,9 @@ from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question
-from atom.plan.memory import Limits
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question
+from atom.placement.memory import Limits
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes

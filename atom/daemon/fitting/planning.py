@@ -33,9 +33,9 @@ from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.plan.choosing import choose
-from atom.plan.mode import Mode, recommend
-from atom.plan.prediction import Surroundings, Work, gain, predict
+from atom.placement.choosing import choose
+from atom.placement.mode import Mode, recommend
+from atom.placement.prediction import Surroundings, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6

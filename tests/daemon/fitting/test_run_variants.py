@@ -12,8 +12,8 @@ from atom.config.run_file import RunFile
 from atom.daemon.fitting import planning
 from atom.daemon.fitting.planning import PlanRequest, plan_run
 from atom.daemon.fitting.run_variants import run_variants
-from atom.plan.choice import Choice
-from atom.plan.prediction import Surroundings, Work, gain, predict
+from atom.placement.choice import Choice
+from atom.placement.prediction import Surroundings, Work, gain, predict
 
 ROOT = Path(__file__).parents[3]
 RUN = """

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from atom.graph.chain import Chain, Machine, Operation, Value
-from atom.plan.memory import Limits
+from atom.placement.memory import Limits
 
 MACHINE = Machine(load_bytes_per_s=1e6, gradient_bytes_per_s=1.5e6)
 

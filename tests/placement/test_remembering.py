@@ -12,11 +12,11 @@ from atom.graph.profile.assumed import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
-from atom.plan.document import plan_document
-from atom.plan.memory import Reckoning
-from atom.plan.pieces import pieces_of
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.placement.document import plan_document
+from atom.placement.memory import Reckoning
+from atom.placement.pieces import pieces_of
 from atom.swap.arrangement import Arrangement
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=1024, vocabulary_size=512)

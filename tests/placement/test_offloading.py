@@ -8,11 +8,11 @@ from small_chains import MACHINE
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Operation, Value
-from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import Question, choose, enough_bytes
-from atom.plan.memory import Limits, Reckoning
-from atom.plan.pieces import crossings_of, pieces_of
-from atom.plan.residency import arrangements, offloaded, waiting
+from atom.placement.choice import Choice, Cut
+from atom.placement.choosing import Question, choose, enough_bytes
+from atom.placement.memory import Limits, Reckoning
+from atom.placement.pieces import crossings_of, pieces_of
+from atom.placement.residency import arrangements, offloaded, waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, training_pass
 from tests.swap.schedule_check import check

@@ -8,7 +8,7 @@ the two. Pure.
 import math
 from dataclasses import dataclass, replace
 
-from atom.plan.choice import Choice
+from atom.placement.choice import Choice
 
 DAY_S = 86400
 

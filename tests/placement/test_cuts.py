@@ -8,9 +8,9 @@ from algorithm_one import algorithm_one, charged_s
 from small_chains import random_chain
 
 from atom.graph.chain import Chain, Operation, Value
-from atom.plan import cuts
-from atom.plan.cuts import Charges, Parts, fastest_cut, parts_of
-from atom.plan.pieces import Piece, piece_of, pieces_of
+from atom.placement import cuts
+from atom.placement.cuts import Charges, Parts, fastest_cut, parts_of
+from atom.placement.pieces import Piece, piece_of, pieces_of
 
 PLENTY = 1 << 40
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from atom.plan.pieces import Piece, crossings_of
+from atom.placement.pieces import Piece, crossings_of
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, host_bytes
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes

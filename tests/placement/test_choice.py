@@ -11,11 +11,11 @@ from small_chains import MACHINE, every_cut, held_bytes, layer_ends, plenty, ran
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain
-from atom.plan.choice import Choice, Cut
-from atom.plan.choosing import NEARLY, Question, choose, enough_bytes
-from atom.plan.memory import Limits, Reckoning
-from atom.plan.pieces import pieces_of
-from atom.plan.residency import arrangements
+from atom.placement.choice import Choice, Cut
+from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
+from atom.placement.memory import Limits, Reckoning
+from atom.placement.pieces import pieces_of
+from atom.placement.residency import arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Load, Shape, training_pass
 from tests.swap.schedule_check import check

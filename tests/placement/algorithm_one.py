@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from atom.graph.chain import Chain
-from atom.plan.cuts import Charges, Ends
-from atom.plan.pieces import Piece, piece_of, pieces_of
+from atom.placement.cuts import Charges, Ends
+from atom.placement.pieces import Piece, piece_of, pieces_of
 
 
 def algorithm_one(chain: Chain, charges: Charges, fits: Callable[[Piece], bool]) -> Ends | None:

@@ -7,9 +7,9 @@ from atom.graph.chain import Chain, Machine
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
-from atom.plan.memory import DeviceMemory, Limits, Reckoning
-from atom.plan.pieces import Piece, crossings_of, pieces_of
-from atom.plan.residency import waiting
+from atom.placement.memory import DeviceMemory, Limits, Reckoning
+from atom.placement.pieces import Piece, crossings_of, pieces_of
+from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS
 from atom.swap.schedule import Shape, training_pass

@@ -16,9 +16,9 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
-from atom.plan.document import plan_document
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.placement.document import plan_document
 from atom.swap.device_slots import device_bytes
 
 PRECISIONS = [torch.float32, torch.bfloat16]

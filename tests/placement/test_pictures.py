@@ -6,11 +6,10 @@ from itertools import pairwise
 import pytest
 from small_chains import MACHINE, random_chain
 
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
-from atom.plan.gantt import LANES, Bar, bars
-from atom.plan.memory import Limits
-from atom.plan.strip import MARKS, strips
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.placement.gantt import LANES, MARKS, Bar, bars, strips
+from atom.placement.memory import Limits
 
 
 def choice_of(seed: int) -> Choice:

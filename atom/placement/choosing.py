@@ -15,11 +15,11 @@ from itertools import accumulate, pairwise
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.graph.chain import Chain, Machine
-from atom.plan.choice import Choice, Cut
-from atom.plan.cuts import Charges, Ends, fastest_cut, parts_of
-from atom.plan.memory import Limits, Reckoning
-from atom.plan.pieces import Piece, piece_of
-from atom.plan.residency import arrangements, offloaded
+from atom.placement.choice import Choice, Cut
+from atom.placement.cuts import Charges, Ends, fastest_cut, parts_of
+from atom.placement.memory import Limits, Reckoning
+from atom.placement.pieces import Piece, piece_of
+from atom.placement.residency import arrangements, offloaded
 from atom.swap.arrangement import Arrangement
 
 KEPT = (0.001, 1.0, 1000.0)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from small_chains import MACHINE, layer_ends, random_chain
 
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
-from atom.plan.memory import Limits
-from atom.plan.mode import Mode, recommend
-from atom.plan.prediction import RoundPrediction, Surroundings, Work, gain, predict
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.placement.memory import Limits
+from atom.placement.mode import Mode, recommend
+from atom.placement.prediction import RoundPrediction, Surroundings, Work, gain, predict
 from atom.swap.timeline import Timeline
 
 WORK = Work(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atom.base.units import format_bytes
-from atom.plan.choice import Choice
-from atom.plan.prediction import Surroundings, Work, predict
+from atom.placement.choice import Choice
+from atom.placement.prediction import Surroundings, Work, predict
 
 ENOUGH = 0.9
 """Share of the time in passes from which nothing more is worth its loss."""

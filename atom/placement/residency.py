@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from atom.plan.memory import Limits, Reckoning
-from atom.plan.pieces import Piece
+from atom.placement.memory import Limits, Reckoning
+from atom.placement.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
 from atom.swap.schedule import Shape
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from atom.graph.chain import Chain, Operation
 from atom.graph.ir import Program, SubModel
-from atom.plan.choice import Choice
-from atom.plan.pieces import Piece
+from atom.placement.choice import Choice
+from atom.placement.pieces import Piece
 
 FORMAT = 1
 
