@@ -25,11 +25,14 @@ from atom.swap.arrangement import Arrangement
 KEPT = (0.001, 1.0, 1000.0)
 """Charges for a byte kept between sub-models, in the seconds in which the link carries one. The
 first only decides between equals; the others are tried where its cut keeps too much."""
-WIDTHS = (1, 2, 4)
-"""Of the narrowest legal cut: what may lie between sub-models where a layer has to be cut."""
+WIDTHS = (1, 2, 4, math.inf)
+"""Times the narrowest legal cut: what may lie between sub-models where a layer has to be cut."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
-_SIXTEEN_BITS = 2
+_WHAT_HELPS = (
+    "more device memory: [device] memory in the peer file; else it takes a run with fewer "
+    "sequences in a micro-batch, shorter sequences, or, if it has more, a precision of 16 bits"
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,6 @@ def _within_layers(asked: Question, legal: Sequence[int]) -> Iterator[Ends]:
     for width in WIDTHS:
         narrow = (position for position in inner if crossing[position] <= width * narrowest)
         yield tuple(sorted({*ends, *narrow}))
-    yield tuple(sorted({*ends, *inner}))
 
 
 def _crossing_bytes(chain: Chain) -> list[int]:
@@ -200,16 +202,8 @@ def _refusal(asked: Question, enough_bytes: int) -> DeviceError:
         f"{operations[hungriest].name} needs {format_bytes(alone[hungriest])} of device "
         f"memory{what}; there are {format_bytes(limits.device_bytes)}, and "
         f"{_at_least(enough_bytes)} ({enough_bytes} bytes) would do, with 1 micro-batch per pass",
-        _what_helps(limits),
+        _WHAT_HELPS,
     )
-
-
-def _what_helps(limits: Limits) -> str:
-    ways = ["fewer sequences in a micro-batch", "shorter sequences"]
-    if limits.element_bytes > _SIXTEEN_BITS:
-        ways.append("a precision of 16 bits")
-    more = "more device memory: [device] memory in the peer file"
-    return f"{more}; else it takes a run with {', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def _at_least(size_bytes: int) -> str:

@@ -42,7 +42,7 @@ one has all cuts of a smaller one to choose from."""
 
 Ends = tuple[int, ...]
 _Table = NDArray[np.int64]
-_Seconds = NDArray[np.float64]
+_Numbers = NDArray[np.float64]
 _Row = tuple[int, int, int]
 
 _TOO_MUCH = 1 << 62
@@ -55,9 +55,9 @@ class Parts:
 
     ends: Ends
     """Operations before position 1, 2, …"""
-    forward_s: _Seconds
+    forward_s: _Numbers
     """Per position from 0, of one micro-batch, all before it."""
-    backward_s: _Seconds
+    backward_s: _Numbers
     need_bytes: _Table
     """If it is the largest one."""
     elements: _Table
@@ -146,38 +146,61 @@ class Charges:
 def fastest_cut(parts: Parts, charges: Charges, most_bytes: int) -> Ends:
     """Into parts that need at most `most_bytes` each, which is one of the `bounds`."""
     fits = parts.need_bytes <= most_bytes
-    width = int(fits.sum(axis=1).max())
     assert fits[:, 0].all(), "what one position holds is within every bound"
-    fits, count = fits[:, :width], len(parts.ends)
-    load_s = parts.elements[:, :width] * charges.load_s
-    gradient_s = parts.elements[:, :width] * charges.gradient_s
-    kept_s = parts.kept_bytes[:, :width] * charges.kept_s
-    forward_s = parts.forward_s * charges.micro_batches
-    again_s = forward_s + parts.backward_s * charges.micro_batches
-    cost_s = np.full((count, width), np.inf)
-    following = np.zeros((count, width), dtype=np.int64)
+    fits = fits[:, : int(fits.sum(axis=1).max())]
+    count, width = fits.shape
+    kept_s, seconds = parts.kept_bytes * charges.kept_s, _Seconds.of(parts, charges)
+    cost_s, following = np.full((count, width), np.inf), np.zeros((count, width), dtype=np.int64)
+    """Of what begins with a part, from there on; and the column of the part behind it."""
     for begin in range(max(0, count - width), count):
         if fits[begin, count - begin - 1]:
-            cost_s[begin, count - begin - 1] = again_s[count] - again_s[begin]
+            cost_s[begin, count - begin - 1] = seconds.again[count] - seconds.again[begin]
     for middle in range(count - 1, 0, -1):
         begins = np.arange(max(0, middle - width), middle)
         before = begins, middle - begins - 1
-        columns = min(width, count - middle)
-        after_again_s = again_s[middle + 1 : middle + 1 + columns] - again_s[middle]
-        after_again_s[count - middle - 1 :] = np.inf  # the turn: what was before it is still there
-        own_forward_s = (forward_s[middle] - forward_s[begins])[:, None]
-        own_again_s = (again_s[middle] - again_s[begins])[:, None]
-        rest_s = np.maximum(load_s[middle, :columns] - own_forward_s, 0)
-        rest_s += np.maximum(gradient_s[middle, :columns] - own_again_s, 0)
-        rest_s += np.maximum(load_s[before][:, None] - after_again_s, 0)
-        rest_s += cost_s[middle, :columns]
-        best = rest_s.argmin(axis=1)
-        own_s = own_forward_s[:, 0] + own_again_s[:, 0] + kept_s[before]
-        found_s = own_s + rest_s[np.arange(len(begins)), best]
+        rest_s = seconds.waiting(before, middle, min(width, count - middle))
+        rest_s += cost_s[middle, : rest_s.shape[1]]
+        following[before] = best = rest_s.argmin(axis=1)
+        found_s = seconds.computing(begins, middle) + kept_s[before]
+        found_s += rest_s[np.arange(len(begins)), best]
         cost_s[before] = np.where(fits[before], found_s, np.inf)
-        following[before] = best
-    total_s = load_s[0] + gradient_s[0] + cost_s[0]
+    total_s = seconds.load[0, :width] + seconds.gradient[0, :width] + cost_s[0]
     return _followed(parts.ends, following, int(total_s.argmin()))
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """Of a pass, at all places. Per position what comes before it, per part what it takes."""
+
+    forward: _Numbers
+    again: _Numbers
+    """Forward and backward."""
+    load: _Numbers
+    gradient: _Numbers
+
+    @classmethod
+    def of(cls, parts: Parts, charges: Charges) -> "_Seconds":
+        forward = parts.forward_s * charges.micro_batches
+        again = forward + parts.backward_s * charges.micro_batches
+        elements = parts.elements.astype(np.float64)
+        return cls(forward, again, elements * charges.load_s, elements * charges.gradient_s)
+
+    def computing(self, begins: _Table, end: int) -> _Numbers:
+        both = self.forward + self.again
+        return np.asarray(both[end] - both[begins])
+
+    def waiting(self, before: tuple[_Table, _Table], middle: int, columns: int) -> _Numbers:
+        """For each other, of parts `before` a position (rows) and of those behind it."""
+        forward = (self.forward[middle] - self.forward[before[0]])[:, None]
+        again = (self.again[middle] - self.again[before[0]])[:, None]
+        later = self.again[middle + 1 : middle + 1 + columns] - self.again[middle]
+        later[len(self.again) - middle - 2 :] = (
+            np.inf
+        )  # the turn: what was before it still is there
+        waits = np.maximum(self.load[middle, :columns] - forward, 0)
+        waits += np.maximum(self.gradient[middle, :columns] - again, 0)
+        waits += np.maximum(self.load[before][:, None] - later, 0)
+        return np.asarray(waits)
 
 
 def _followed(ends: Ends, following: _Table, first: int) -> Ends:
