@@ -12,11 +12,10 @@ from torch import nn
 
 from atom.base.errors import MismatchError, ModelError
 from atom.graph.generate.codegen import Source
-from atom.graph.generate.shared import shared_values
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.trace import trace
-from atom.graph.traced import Graph
+from atom.graph.traced import Graph, shared_values
 
 Cut = Sequence[tuple[int, int]]
 """Sub-models as (first layer, last layer), both included, in order."""

@@ -8,6 +8,7 @@ call p-1 from call p.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,6 +17,8 @@ from atom.graph.ir import ParameterLayout, ValueSpec
 
 Span = tuple[int, int]
 """Positions [first, end)."""
+
+_PYTORCH = ("aten", "prims")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,55 @@ def with_nested(node: fx.Node) -> Iterator[fx.Node]:
             for inner in nested_graph(argument).graph.nodes:
                 if inner.op == "call_function":
                     yield from with_nested(inner)
+
+
+def bind(node: fx.Node) -> Mapping[str, Any]:
+    """Arguments of a call by their names in the operator's schema; defaults left out."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def written_arguments(node: fx.Node) -> list[str]:
+    """Names of the arguments that the call's schema says are changed in place."""
+    schema = getattr(node.target, "_schema", None)
+    return [
+        argument.name
+        for argument in getattr(schema, "arguments", ())
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the call draws from the default generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def repeats(call: fx.Node) -> bool:
+    """Whether the call gives the same for the same, as far as is known: no random numbers.
+    Operators of others than PyTorch may draw them, or count their calls, and not say so."""
+    known = not isinstance(call.target, torch._ops.OpOverload) or call.target.namespace in _PYTORCH
+    return known and not is_random(call)
+
+
+def shared_values(graph: Graph) -> frozenset[fx.Node]:
+    """Calls whose results are the same in every micro-batch: masks, positions, rotary tables.
+
+    They are made of sizes and constants alone: no batch entry, no parameter, no random number goes
+    into them. One of each is enough for any number of micro-batches.
+    """
+    shared: set[fx.Node] = set()
+    # Other values with a shared one among their ancestors: they might alias its memory.
+    touched: set[fx.Node] = set()
+    for node in graph.calls:
+        given = [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
+        same = all(argument in shared or argument in graph.constants for argument in given)
+        if same and all(map(repeats, with_nested(node))):
+            shared.add(node)
+        elif any(argument in shared or argument in touched for argument in given):
+            if any(map(written_arguments, with_nested(node))):
+                return frozenset()
+            touched.add(node)
+    return frozenset(shared)
 
 
 def source_line(node: fx.Node) -> str:

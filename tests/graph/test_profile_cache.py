@@ -21,7 +21,7 @@ from atom.graph.profile import (
 from atom.graph.trace import trace
 
 SPREAD = Spread(2.0, 1.0, 3.0)
-LAYER = LayerProfile("blocks.0", SPREAD, SPREAD, SPREAD, SPREAD, 64, 64, 16, 128, 256)
+LAYER = LayerProfile("blocks.0", SPREAD, SPREAD, 64, 64, 256)
 PROFILE = Profile(
     source="measured",
     device_name="a processor",

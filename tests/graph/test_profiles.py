@@ -22,7 +22,7 @@ from atom.graph.profile import (
     sub_models,
 )
 from atom.graph.profile.devices import DEVICES
-from atom.graph.profile.index_bounds import index_bounds
+from atom.graph.profile.measured import index_bounds
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -47,11 +47,6 @@ def check(profile: Profile, graph: Graph) -> None:
         assert sum(by_call) == pytest.approx(sum(spread.median for spread in by_layer))
         assert all(math.isfinite(seconds) and seconds >= 0 for seconds in by_call)
         assert all(spread.low <= spread.median <= spread.high for spread in by_layer)
-    for layer in profile.layers:
-        assert layer.working_bytes >= layer.kept_bytes
-        assert layer.load_s.median == pytest.approx(
-            layer.parameter_bytes / profile.link.load_bytes_per_s.median
-        )
 
 
 def gpt3_graph(dtype: torch.dtype = torch.float32) -> Graph:
@@ -68,7 +63,6 @@ def test_measured() -> None:
     first, second = profile.layers[1:3]
     assert (first.forward_s, first.backward_s) == (second.forward_s, second.backward_s)
     assert first.parameter_bytes == (12 * 64**2 + 13 * 64) * 4 == first.gradient_bytes
-    assert first.output_bytes == 2 * 32 * 64 * 4
     assert profile.layers[0].forward_s.median > 0
 
 
@@ -136,7 +130,6 @@ def test_rates_of_copies() -> None:
 def test_spread() -> None:
     assert Spread.of([1, 2, 3, 4, 5]) == Spread(3, 2, 4)
     assert Spread.of([7]) == Spread.exactly(7)
-    assert Spread(4, 2, 8).time_of(16) == Spread(4, 2, 8)
 
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
@@ -204,5 +197,4 @@ def test_frozen_parameters_have_no_gradient_to_send() -> None:
     graph = trace(model, tokens(*GPT3_NAMES))
     profile = measure_graph(graph, "cpu", repeats=1, link=LINK)
     assert profile.layers[1].gradient_bytes == 0
-    assert profile.layers[1].gradient_out_s.median == 0
     assert profile.layers[2].gradient_bytes > 0

@@ -5,8 +5,7 @@ from typing import Any
 
 from atom.base.errors import ModelError
 from atom.daemon.model.recipe import Recipe, trace_run
-from atom.graph.traced import Graph, source_line, with_nested
-from atom.graph.tracing.effects import bind, is_random
+from atom.graph.traced import Graph, bind, is_random, source_line, with_nested
 
 
 def evaluation_graph(recipe: Recipe, note: Callable[[str], None]) -> Graph | None:

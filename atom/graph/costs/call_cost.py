@@ -2,12 +2,13 @@
 
 Every kernel that the call and its backward launch is counted, with the bytes it reads and writes
 and its floating-point operations, and so is what autograd keeps and how much memory is in use at
-the most. Composite operators are seen as what they are made of.
+the most. Composite operators are seen as what they are made of. All this depends on the operator
+and on its arguments' forms alone, so it is asked once for all calls of one form.
 """
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,40 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from atom.graph.costs.alone import Form, Outcome, arguments_of, backward, forward, make_inputs
+from atom.graph.traced import bind, nested_graph
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor looks and lies in memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Form":
+        needs_grad = tensor.requires_grad
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, needs_grad)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one, gaps included."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.stride, strict=True)
+        return 1 + sum((extent - 1) * step for extent, step in steps)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the memory it covers: a value expanded over a dimension lies there once."""
+        return self.span * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -47,19 +77,33 @@ class Result:
 class CallCost:
     """One call on one micro-batch. Arguments and results are named by their positions."""
 
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
-    results: tuple[Result, ...]
-    single: bool
-    """Whether the call gives one tensor, not a list of them."""
-    keeps_arguments: frozenset[int]
-    keeps_results: frozenset[int]
-    keeps_more_bytes: int
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    results: tuple[Result, ...] = ()
+    keeps_arguments: frozenset[int] = frozenset()
+    keeps_results: frozenset[int] = frozenset()
+    keeps_more_bytes: int = 0
     """Kept for backward besides: statistics, masks."""
-    forward_peak_bytes: int
+    forward_peak_bytes: int = 0
     """The most memory that forward adds, results and what is kept included."""
-    backward_peak_bytes: int
+    backward_peak_bytes: int = 0
     """The most that backward adds, gradients of results and arguments included."""
+
+
+def arguments_of(node: fx.Node) -> list[fx.Node]:
+    """The tensors a call reads, each once; nested graphs are none."""
+    return [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
+
+
+def form_key(node: fx.Node, forms: Sequence[Form]) -> Hashable:
+    """Equal for calls that do the same to tensors of the same forms."""
+    index = {argument: number for number, argument in enumerate(arguments_of(node))}
+
+    def text(argument: fx.Node) -> str:
+        return f"%{index[argument]}" if argument in index else nested_graph(argument).code
+
+    arguments = map_arg((node.args, dict(node.kwargs)), text)
+    return str(node.target), repr(arguments), tuple(forms)
 
 
 def dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
@@ -75,37 +119,93 @@ def dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
 
 def _dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs, leaves = make_inputs(node, forms, _empty)
+        inputs, leaves = _inputs(node, forms)
         kept: list[torch.Tensor] = []
         ledger = _Ledger(inputs.values())
-        with saved_tensors_hooks(_keep_in(kept), _as_it_is):
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
             with ledger:
-                outcome = forward(node, inputs, leaves, fused)
+                outcome = _forward(node, inputs, fused)
             going, peak = ledger.next_phase()
             with ledger:
-                gradients = backward(outcome)
-            del gradients
+                _backward(outcome, leaves)
             coming, backward_peak = ledger.next_phase()
         memory = [_storage(inputs[argument]) for argument in arguments_of(node)]
-        results = tuple(_results(outcome, memory))
-        own = [_storage(tensor) for tensor in outcome.tensors]
+        own = [_storage(tensor) for tensor in outcome]
         stored = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
-    return CallCost(
-        forward=tuple(going),
-        backward=tuple(coming),
-        results=results,
-        single=outcome.single,
-        keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
-        keeps_results=frozenset(i for i, storage in enumerate(own) if storage in stored),
-        keeps_more_bytes=sum(stored[storage] for storage in stored.keys() - {*memory, *own}),
-        forward_peak_bytes=peak,
-        backward_peak_bytes=backward_peak,
-    )
+        return CallCost(
+            forward=tuple(going),
+            backward=tuple(coming),
+            results=tuple(_results(outcome, memory)),
+            keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
+            keeps_results=frozenset(i for i, storage in enumerate(own) if storage in stored),
+            keeps_more_bytes=sum(stored[storage] for storage in stored.keys() - {*memory, *own}),
+            forward_peak_bytes=peak,
+            backward_peak_bytes=backward_peak,
+        )
 
 
-def _results(outcome: Outcome, memory: Sequence[int]) -> Iterable[Result]:
+def _inputs(
+    node: fx.Node, forms: Sequence[Form]
+) -> tuple[dict[fx.Node, torch.Tensor], list[torch.Tensor]]:
+    """Arguments by node, and the leaves among them that want a gradient."""
+    inputs, leaves = {}, []
+    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    for argument, form in zip(arguments_of(node), forms, strict=True):
+        tensor = torch.empty(form.span, dtype=form.dtype).as_strided(form.shape, form.stride)
+        if form.needs_grad and form.dtype.is_floating_point:
+            leaves.append(tensor.requires_grad_())
+        # A leaf that wants a gradient, and a view, may not be changed in place; a copy may.
+        inputs[argument] = tensor.clone() if mutable else tensor
+    return inputs, leaves
+
+
+def _forward(
+    node: fx.Node, inputs: Mapping[fx.Node, torch.Tensor], fused: bool
+) -> list[torch.Tensor]:
+    """The call's tensors, nested ones in order; run with gradients on."""
+
+    def given(argument: fx.Node) -> Any:
+        return inputs[argument] if argument in inputs else nested_graph(argument)
+
+    target: Any
+    target, args, kwargs = _as_on_gpu(node) if fused else (node.target, node.args, node.kwargs)
+    with torch.enable_grad():
+        result = target(*map_arg(args, given), **map_arg(kwargs, given))
+    return _tensors(result, each_once=False)
+
+
+def _as_on_gpu(node: fx.Node) -> tuple[Any, Any, Any]:
+    """The call, with the slow path that a CPU takes replaced by what a GPU runs.
+
+    Dropout keeps one byte per element there, and attention never its matrix of scores.
+    """
+    name = str(getattr(node.target, "_opname", ""))
+    if name == "dropout" and bind(node)["train"]:
+        return _dropout, (bind(node)["input"], bind(node)["p"]), {}
+    if name == "scaled_dot_product_attention":
+        return node.target, (), {**bind(node), "dropout_p": 0.0}
+    return node.target, node.args, node.kwargs
+
+
+def _dropout(hidden: torch.Tensor, probability: float) -> torch.Tensor:
+    return torch.native_dropout(hidden, probability, True)[0]
+
+
+def _backward(outcome: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    roots = [tensor for tensor in outcome if tensor.requires_grad]
+    if roots and leaves:
+        gradients = [torch.ones_like(root) for root in roots]
+        torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+
+
+def _results(outcome: Iterable[torch.Tensor], memory: Sequence[int]) -> Iterable[Result]:
     seen: set[int] = set()
-    for tensor in outcome.tensors:
+    for tensor in outcome:
         storage = _storage(tensor)
         alias = memory.index(storage) if storage in memory else None
         fresh = alias is None and storage not in seen
@@ -115,8 +215,7 @@ def _results(outcome: Outcome, memory: Sequence[int]) -> Iterable[Result]:
 
 
 def _by_results(node: fx.Node) -> CallCost:
-    seen = node.meta.get("val")
-    tensors = [leaf for leaf in tree_leaves(seen) if isinstance(leaf, torch.Tensor)]
+    tensors = _tensors(node.meta.get("val"), each_once=False)
     sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
     pairs = list(zip(tensors, sizes, strict=True))
     kernels = tuple(Kernel(0.0, 2 * size, tensor.dtype) for tensor, size in pairs)
@@ -124,10 +223,8 @@ def _by_results(node: fx.Node) -> CallCost:
         forward=kernels,
         backward=kernels,
         results=tuple(Result(Form.of(tensor), None, size) for tensor, size in pairs),
-        single=isinstance(seen, torch.Tensor),
         keeps_arguments=frozenset(range(len(arguments_of(node)))),
         keeps_results=frozenset(range(len(tensors))),
-        keeps_more_bytes=0,
         forward_peak_bytes=sum(sizes),
         backward_peak_bytes=2 * sum(sizes),
     )
@@ -161,7 +258,8 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read, written = _tensors((args, kwargs)), _tensors(result)
         self._allocated(written)
         if not _is_free(func, read, written):
-            self._kernels.append(_kernel(func, args, kwargs or {}, read, written, result))
+            flops = _flops(func, args, kwargs or {}, result)
+            self._kernels.append(Kernel(flops, sum(map(_moved, read + written)), written[0].dtype))
         return result
 
     def _allocated(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -178,88 +276,51 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live -= size_bytes
 
 
-_PICKS = {
-    "embedding", "index_select", "gather", "index", "slice_backward", "select_backward",
-    "nll_loss_forward", "nll_loss2d_forward",
-}  # fmt: skip
-"""Kernels that read of their largest argument only what they give."""
-
 _MEMORY_ONLY = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "ones_like",
 }  # fmt: skip
 """What only makes memory (`ones_like` makes the gradients that others would hand in)."""
 
 
-def _is_free(func: Any, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> bool:
+def _is_free(func: Any, read: Iterable[torch.Tensor], written: Sequence[torch.Tensor]) -> bool:
     """Views and memory not yet written cost nothing."""
-    name = func._schema.name.partition("::")[2]
-    if name in _MEMORY_ONLY or not written:
+    if _name(func) in _MEMORY_ONLY or not written:
         return True
     memory = {_storage(tensor) for tensor in read}
     return not func._schema.is_mutable and all(_storage(tensor) in memory for tensor in written)
-
-
-def _kernel(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    read: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor],
-    result: Any,
-) -> Kernel:
-    out_bytes = sum(_moved(tensor) for tensor in written)
-    in_bytes = [_moved(tensor) for tensor in read]
-    if func._schema.name.partition("::")[2] in _PICKS and in_bytes:
-        largest = max(range(len(in_bytes)), key=in_bytes.__getitem__)
-        in_bytes[largest] = min(in_bytes[largest], out_bytes)
-    flops = _flops(func, args, kwargs, result)
-    return Kernel(flops, sum(in_bytes) + out_bytes, written[0].dtype)
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> float:
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         return float(formula(*args, **kwargs, out_val=result))
-    own = _FORMULAS.get(func._schema.name.partition("::")[2])
-    return own(args, result) if own is not None else 0.0
+    return float(_flops_beyond(_name(func), args, result))
 
 
-def _attention(args: tuple[Any, ...], result: Any) -> float:
-    """Scores and mixing, [.., S, E] · [.., E, T] and [.., S, T] · [.., T, E]."""
-    query, key = args[0], args[1]
-    return 4.0 * float(query.numel() * key.shape[-2])
+def _flops_beyond(name: str, args: tuple[Any, ...], result: Any) -> Any:
+    """Of operators that PyTorch's own table of formulas leaves out."""
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        # [.., S, E] · [.., E, T] and [.., S, T] · [.., T, E]
+        return 4.0 * args[0].numel() * args[1].shape[-2]
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        # The scores again, and two products for each of forward's two.
+        return 10.0 * args[1].numel() * args[2].shape[-2]
+    if name in ("_grouped_mm", "grouped_mm_fallback"):
+        # Each row meets one expert's matrix: [M, K] · [E, K, N]
+        return 2.0 * math.prod(result.shape) * args[0].shape[-1]
+    if name == "grouped_mm_fallback_backward":
+        # Gradients of the rows and of the matrices, from the [M, N] coming in.
+        return 4.0 * args[0].numel() * args[1].shape[-1]
+    return 0.0
 
 
-def _attention_backward(args: tuple[Any, ...], result: Any) -> float:
-    """The scores again, and two products for each of forward's two."""
-    query, key = args[1], args[2]
-    return 10.0 * float(query.numel() * key.shape[-2])
+def _name(func: Any) -> str:
+    return str(func._schema.name.partition("::")[2])
 
 
-def _grouped(args: tuple[Any, ...], result: Any) -> float:
-    """Each row meets one expert's matrix: [M, K] · [E, K, N]."""
-    return 2.0 * float(math.prod(result.shape) * args[0].shape[-1])
-
-
-def _grouped_backward(args: tuple[Any, ...], result: Any) -> float:
-    """Gradients of the rows and of the matrices: [M, K], [E, K, N], and [M, N] coming in."""
-    return 4.0 * float(args[0].numel() * args[1].shape[-1])
-
-
-_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], float]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,
-    "grouped_mm_fallback_backward": _grouped_backward,
-}
-"""Operators that PyTorch's own table of formulas leaves out."""
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Each once."""
-    leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    return list({id(leaf): leaf for leaf in leaves}.values())
+def _tensors(value: Any, each_once: bool = True) -> list[torch.Tensor]:
+    found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return list({id(leaf): leaf for leaf in found}.values()) if each_once else found
 
 
 def _moved(tensor: torch.Tensor) -> int:
@@ -268,19 +329,3 @@ def _moved(tensor: torch.Tensor) -> int:
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _empty(node: fx.Node, form: Form) -> torch.Tensor:
-    return torch.empty(form.span, dtype=form.dtype)
-
-
-def _keep_in(kept: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    return keep
-
-
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

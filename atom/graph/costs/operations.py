@@ -16,14 +16,10 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from atom.graph.chain import Value
-from atom.graph.costs.alone import Form, arguments_of, form_key
-from atom.graph.costs.call_cost import CallCost, Kernel, dissect
-from atom.graph.generate.shared import shared_values
+from atom.graph.costs.call_cost import CallCost, Form, Kernel, arguments_of, dissect, form_key
 from atom.graph.ir import padded_elements
-from atom.graph.traced import Graph, is_getitem, layer_path
-
-_NOTHING = CallCost((), (), (), True, frozenset(), frozenset(), 0, 0, 0)
+from atom.graph.chain import Value
+from atom.graph.traced import Graph, is_getitem, layer_path, shared_values
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,6 @@ class OperationCost:
     """Module path and operator: `blocks.3.mlp linear`."""
     parameters: Mapping[str, int]
     """Name in the layout → elements, alignment included."""
-    forms: tuple[Form, ...]
-    """Of its arguments, in the order of `arguments_of`."""
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     kept_bytes: int
@@ -86,7 +80,6 @@ class _Walk:
         self._places: dict[fx.Node, list[_Place]] = {}
         self._memories: list[_Memory] = []
         self._costs: list[CallCost] = []
-        self._forms: list[tuple[Form, ...]] = []
         self._spans = {p: span for span in graph.recomputed for p in range(*span)}
         for node in (*graph.parameters, *graph.constants, *graph.batch):
             self._places[node] = [_Place(_given(graph, node), _Memory(-1, 0, -1, kept=True))]
@@ -98,9 +91,8 @@ class _Walk:
         transient = self._transient(kept, kept_within)
         operations = tuple(
             OperationCost(
-                name=name_of(node),
+                name=_name_of(node),
                 parameters=self._parameters(node),
-                forms=self._forms[position],
                 forward=self._costs[position].forward,
                 backward=(
                     *self._again(position),
@@ -122,8 +114,7 @@ class _Walk:
                 place.memory.kept |= self._crosses(place, position)
         if is_getitem(node):
             self._places[node] = [self._places[arguments[0]][int(str(node.args[1]))]]
-            self._costs.append(_NOTHING)
-            self._forms.append(())
+            self._costs.append(CallCost())
             return
         places = [self._places[argument][0] for argument in arguments]
         forms = tuple(place.form for place in places)
@@ -132,7 +123,6 @@ class _Walk:
             self._known[key] = dissect(node, forms, self._fused)
         cost = self._known[key]
         self._costs.append(cost)
-        self._forms.append(forms)
         self._places[node] = made = self._made(position, cost, places)
         for place in (
             *(places[index] for index in cost.keeps_arguments),
@@ -270,7 +260,7 @@ def _given(graph: Graph, node: fx.Node) -> Form:
     return Form(spec.shape, tuple(stride), spec.dtype, needs_grad)
 
 
-def name_of(node: fx.Node) -> str:
+def _name_of(node: fx.Node) -> str:
     """A call as a person would look for it: the module's path and the operator."""
     path = layer_path(node)
     operator = getattr(node.target, "_opname", getattr(node.target, "__name__", "call"))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as functional
 from torch import fx
 
-from atom.graph.tracing.effects import bind
+from atom.graph.traced import bind
 
 TRACE_DEVICE = torch.device("cpu")
 """Models are traced on this device; in the program it stands for whichever device runs it."""

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from torch import fx
 
 from atom.graph.generate.python_text import BODY, identifier, returned, signature
-from atom.graph.generate.shared import repeats
 from atom.graph.generate.statements import Statements, input_shapes
 from atom.graph.layers import Layer
-from atom.graph.traced import Graph, is_getitem, with_nested
+from atom.graph.traced import Graph, is_getitem, repeats, with_nested
 
 
 class RecomputedText:

@@ -1,10 +1,9 @@
-"""Seconds and bytes of a graph's layers and operations, on a device: measured, or assumed."""
+"""Seconds of a graph's layers and operations, on a device: measured, or assumed."""
 
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.devices import AssumedDevice, assumed_device
 from atom.graph.profile.measured import device_name, measure_graph
-from atom.graph.profile.rates import Stopwatch, measure_link
 from atom.graph.profile.seconds import (
     LayerProfile,
     LinkRates,
@@ -12,7 +11,7 @@ from atom.graph.profile.seconds import (
     Profile,
     Spread,
 )
-from atom.graph.profile.sub_models import SubModelSeconds, profile
+from atom.graph.profile.sub_models import Stopwatch, SubModelSeconds, measure_link, profile
 
 __all__ = [
     "AssumedDevice",

@@ -1,18 +1,20 @@
-"""A graph's profile on a device that is not here, from its kernels and the device's rates."""
+"""A graph's profile without running it, from its kernels and a device's rates."""
+
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from atom.graph.costs.operations import OperationCost, operation_costs
-from atom.graph.profile.by_layer import layer_profiles, summed
-from atom.graph.profile.devices import assumed_device
-from atom.graph.profile.rates import measure_link
-from atom.graph.profile.roofline import TYPICAL, Rates, seconds
-from atom.graph.profile.seconds import LinkRates, OperationSeconds, Profile, Spread
+from atom.graph.ir import padded_elements
+from atom.graph.layers import Layer, layers_of
+from atom.graph.profile.devices import TYPICAL, Rates, assumed_device
+from atom.graph.profile.seconds import LayerProfile, LinkRates, OperationSeconds, Profile, Spread
+from atom.graph.profile.sub_models import measure_link
 from atom.graph.traced import Graph
 
 
 def assume_graph(graph: Graph, device: str) -> Profile:
-    """Every kernel as slow as the slower of its computing and its memory traffic, and its launch.
+    """On a device that is not here.
 
     Raises: DeviceError for a device that is not in the table, or lacks the graph's precision.
     """
@@ -30,11 +32,49 @@ def typical_graph(graph: Graph, device: torch.device, link: LinkRates | None = N
 
 
 def _reckoned(graph: Graph, title: str, rates: Rates, link: LinkRates, fused: bool) -> Profile:
-    costs = operation_costs(graph, fused)
-    operations = tuple(_seconds(cost, rates) for cost in costs.operations)
-    layers = layer_profiles(graph, costs, summed(graph, operations), link)
-    return Profile("assumed", title, layers, operations, link)
+    layers, operations = [], list[OperationSeconds]()
+    for layer, costs in costs_by_layer(graph, fused):
+        calls = [OperationSeconds(*reckoned_s(cost, rates)) for cost in costs]
+        forward_s, backward_s = (
+            sum(one.forward_s for one in calls),
+            sum(one.backward_s for one in calls),
+        )
+        spreads = Spread.exactly(forward_s), Spread.exactly(backward_s)
+        layers.append(layer_profile(graph, layer, costs, *spreads))
+        operations += calls
+    return Profile("assumed", title, tuple(layers), tuple(operations), link)
 
 
-def _seconds(cost: OperationCost, rates: Rates) -> OperationSeconds:
-    return OperationSeconds(seconds(cost.forward, rates), seconds(cost.backward, rates))
+def reckoned_s(cost: OperationCost, rates: Rates) -> tuple[float, float]:
+    """Seconds of one call, forward and backward."""
+    return rates.seconds(cost.forward), rates.seconds(cost.backward)
+
+
+def costs_by_layer(graph: Graph, fused: bool) -> Iterator[tuple[Layer, Sequence[OperationCost]]]:
+    """Every layer with the costs of its calls, in order."""
+    costs, end = operation_costs(graph, fused).operations, 0
+    for layer in layers_of(graph):
+        start, end = end, end + len(layer.calls)
+        yield layer, costs[start:end]
+
+
+def layer_profile(
+    graph: Graph,
+    layer: Layer,
+    costs: Sequence[OperationCost],
+    forward_s: Spread,
+    backward_s: Spread,
+) -> LayerProfile:
+    """What is known of a layer, in one place."""
+    names = {graph.parameters[node] for node in layer.parameters}
+    sizes = {name: padded_elements(graph.layout.by_name[name].numel) for name in names}
+    trained = sum(size for name, size in sizes.items() if name not in graph.frozen)
+    transient = max((cost.transient_bytes for cost in costs), default=0)
+    return LayerProfile(
+        name=layer.name,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        parameter_bytes=sum(sizes.values()) * graph.parameter_dtype.itemsize,
+        gradient_bytes=trained * torch.float32.itemsize,
+        working_bytes=sum(cost.kept_bytes for cost in costs) + transient,
+    )

@@ -20,7 +20,7 @@ from atom.graph.profile.measured import device_name
 from atom.graph.profile.seconds import LayerProfile, LinkRates, OperationSeconds, Profile, Spread
 from atom.graph.traced import Graph
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,6 @@ class Spread:
     def exactly(cls, value: float) -> "Spread":
         return cls(value, value, value)
 
-    def time_of(self, amount: float) -> "Spread":
-        """How long `amount` takes, this being a rate."""
-        return Spread(amount / self.median, amount / self.high, amount / self.low)
-
 
 @dataclass(frozen=True)
 class OperationSeconds:
@@ -56,20 +52,12 @@ class LayerProfile:
     forward_s: Spread
     backward_s: Spread
     """Without a recomputed forward; with the sums of parameters' gradients in float32."""
-    load_s: Spread
-    gradient_out_s: Spread
     parameter_bytes: int
     """As loaded, alignment included."""
     gradient_bytes: int
     """Float32, alignment included; frozen parameters have none."""
-    output_bytes: int
-    """Of the values it hands on."""
-    kept_bytes: int
-    """What forward keeps for backward, parameters aside. Measured, inputs count where they are
-    kept; counted, where they are made."""
     working_bytes: int
-    """The most in use while it runs besides parameters and their summed gradients. The
-    allocator's word on a GPU, else `kept_bytes` and what the costs add to it."""
+    """The most in use while it runs besides parameters and their summed gradients, as reckoned."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Seconds and memory of sub-models, measured on the device that will run them.
+"""Seconds of sub-models and of copies, measured on the device that will run them.
 
 Each sample begins as an engine's does: its inputs were made just now, its parameters were not used
 for a while. A loop over one sub-model keeps those in the processor's caches, and on a CPU comes
@@ -6,26 +6,36 @@ out up to a tenth faster than the sub-model ever is among others. So something e
 the caches before each sample.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from atom.graph.ir import Program, SubModel
-from atom.graph.profile.rates import Stopwatch, now
-from atom.graph.profile.seconds import Spread
+from atom.graph.profile.seconds import LinkRates, Spread
 from atom.graph.program import bind, load
 
+Stopwatch = Callable[[torch.device], float]
+"""Seconds since whenever, read once the device has done what it was given."""
 Told = Callable[[int, int], None]
 """(done, of how many); as many: that is the end; of 0: it broke off."""
 _ENOUGH_S = 0.2
 """Small sub-models are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
+_BUFFER_BYTES = 64 * 2**20
 _CACHES_BYTES = 16 * 2**20
 """More than one core's own. What all share may be larger; a small model stays there in earnest."""
+
+
+def now(device: torch.device) -> float:
+    """The usual stopwatch: a steady clock."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -35,10 +45,6 @@ class SubModelSeconds:
 
     forward: Spread
     backward: Spread
-    kept_bytes: int | None = None
-    """What forward keeps for backward, inputs included, parameters not; None: not looked at."""
-    peak_bytes: int | None = None
-    """The most that forward and backward add to the device's memory; None: not known here."""
 
     @property
     def forward_s(self) -> float:
@@ -117,8 +123,6 @@ class _Bench:
 
     def measure(self, repeats: int) -> SubModelSeconds:
         self._once()  # chooses kernels and fills caches
-        with _saved_storages(self._module) as kept:
-            peak_bytes = self._peak_of_one()
         forward: list[float] = []
         backward: list[float] = []
         while len(forward) < repeats or (
@@ -127,8 +131,7 @@ class _Bench:
             there, back = self._once()
             forward.append(there)
             backward.append(back)
-        kept_bytes = sum(kept.values())
-        return SubModelSeconds(Spread.of(forward), Spread.of(backward), kept_bytes, peak_bytes)
+        return SubModelSeconds(Spread.of(forward), Spread.of(backward))
 
     def _once(self) -> tuple[float, float]:
         self._something_else.add_(1)
@@ -142,15 +145,6 @@ class _Bench:
         if roots:
             torch.autograd.backward(roots, gradients)
         return between - start, self._stopwatch(self._device) - begin
-
-    def _peak_of_one(self) -> int | None:
-        if self._device.type != "cuda":
-            self._once()
-            return None
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        self._once()
-        return torch.cuda.max_memory_allocated(self._device) - before
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         layout, dtype = self._program.layout.by_name, self._program.parameter_dtype
@@ -199,17 +193,49 @@ def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:
     return add
 
 
-@contextmanager
-def _saved_storages(module: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of each piece of memory that autograd keeps, the module's own left out."""
-    own = {t.untyped_storage().data_ptr() for t in [*module.parameters(), *module.buffers()]}
-    kept: dict[int, int] = {}
+def measure_link(
+    device: torch.device | str,
+    repeats: int = 5,
+    buffer_bytes: int = _BUFFER_BYTES,
+    stopwatch: Stopwatch = now,
+) -> LinkRates:
+    """Plain copies of flat buffers, one way after the other.
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    On a GPU between its memory and page-locked host memory. Where the device is the CPU, by a
+    background thread, as loads are there: a copy in, and float32 sums out.
+    """
+    device = torch.device(device)
+    elements = max(1, buffer_bytes // torch.float32.itemsize)
+    host = torch.ones(elements, pin_memory=device.type == "cuda")
+    there = torch.ones(elements, device=device)
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield kept
+    def load() -> None:
+        there.copy_(host, non_blocking=True)
+
+    def gradients_out() -> None:
+        if device.type == "cpu":
+            host.add_(there)
+        else:
+            host.copy_(there, non_blocking=True)
+
+    size_bytes = elements * torch.float32.itemsize
+    with ThreadPoolExecutor(1, "atom-profile") as background:
+
+        def rate(action: Callable[[], None]) -> Spread:
+            samples = background.submit(_samples, action, device, repeats, stopwatch).result()
+            return Spread.of([size_bytes / sample for sample in samples])
+
+        return LinkRates(rate(load), rate(gradients_out))
+
+
+def _samples(
+    action: Callable[[], object], device: torch.device, repeats: int, stopwatch: Stopwatch
+) -> list[float]:
+    """Seconds of each repeat, after a first one that touches the memory."""
+    action()
+    samples = []
+    for _ in range(repeats):
+        start = stopwatch(device)
+        action()
+        samples.append(max(stopwatch(device) - start, 1e-9))
+    return samples

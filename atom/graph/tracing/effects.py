@@ -5,7 +5,7 @@ alone: a schema does not say which values share memory.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from atom.base.errors import ModelError
 from atom.graph.ir import ValueSpec
+from atom.graph.traced import bind, written_arguments
 from atom.graph.tracing.failures import place_of, unknowable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
@@ -116,11 +117,7 @@ class _Observer(fx.Interpreter):
         if schema is None:
             return []
         bound = bind(node)
-        names = [
-            argument.name
-            for argument in schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
+        names = written_arguments(node)
         if schema.name.partition("::")[2] in _RUNNING_STATISTICS and (
             bound.get("training") or bound.get("use_input_stats")
         ):
@@ -158,17 +155,6 @@ def _require_dense(node: fx.Node, tensor: torch.Tensor) -> None:
             "here",
             "write it with dense tensors, or with torch.gather and torch.scatter_add",
         )
-
-
-def bind(node: fx.Node) -> Mapping[str, Any]:
-    """Arguments of a call by their names in the operator's schema; defaults left out."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the call draws from the default generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_tensor(value: Any) -> bool:

@@ -12,10 +12,10 @@ from torch.export.graph_signature import InputKind
 from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
 from atom.graph.ir import ParameterLayout
-from atom.graph.traced import Constant, Graph, Span, is_getitem
+from atom.graph.traced import Constant, Graph, Span, is_getitem, is_random
 from atom.graph.tracing.checkpoints import recomputed_spans
 from atom.graph.tracing.constants import constant_of, refuse_large
-from atom.graph.tracing.effects import Effects, is_random, observe
+from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.failures import place_of
 from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refused_calls import refuse_transformations, refuse_unfaithful

@@ -6,8 +6,7 @@ import torch
 from torch import fx
 
 from atom.base.errors import ModelError
-from atom.graph.traced import is_getitem
-from atom.graph.tracing.effects import bind
+from atom.graph.traced import bind, is_getitem
 from atom.graph.tracing.failures import place_of
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
