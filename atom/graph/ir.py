@@ -13,6 +13,8 @@ from functools import cached_property
 
 import torch
 
+from atom.base.errors import ModelError
+
 ALIGNMENT_ELEMENTS = 16
 """Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut."""
 
@@ -49,9 +51,7 @@ class ParameterLayout:
         """Lays parameters out in the order given (order of first use in the graph)."""
         specs, offset = [], 0
         for name, shape in shapes.items():
-            numel = 1
-            for extent in shape:
-                numel *= extent
+            numel = math.prod(shape)
             specs.append(ParameterSpec(name, tuple(shape), offset, numel, name in hidden_matrices))
             offset += padded_elements(numel)
         return cls(tuple(specs), offset)
@@ -136,3 +136,40 @@ class Program:
     """Parameters in the layout that take no gradient and must not be updated."""
     shared: frozenset[str] = frozenset()
     """Of `values`, those that are the same in every micro-batch: one of each is enough."""
+
+
+def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
+    """A program has the shapes, dtypes and `None`s that it was traced with: anything else would
+    fail deep inside it, or be silently ignored.
+
+    Raises: ModelError naming the first entry that is missing, unknown, or of another shape or
+    dtype.
+    """
+    for name in program.batch_inputs:
+        if name not in batch:
+            raise ModelError(
+                f"the micro-batch lacks {name}", f"it has {', '.join(batch) or 'nothing'}"
+            )
+        _require_alike(program, name, batch[name])
+    for name in batch:
+        if name not in program.batch_inputs:
+            raise ModelError(
+                f"the micro-batch has {name}, which the program was made without",
+                "it would be ignored: make the program with an example batch that has it",
+            )
+
+
+def _require_alike(program: Program, name: str, given: object) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise ModelError(f"the micro-batch's {name} is {type(given).__name__}, not a tensor")
+    spec = program.values.get(name)
+    if spec is not None and (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
+        raise ModelError(
+            f"the micro-batch's {name} is {_look(given.shape, given.dtype)}; "
+            f"the program was made for {_look(spec.shape, spec.dtype)}",
+            "every micro-batch has the shape and dtype of the example",
+        )
+
+
+def _look(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -17,23 +17,19 @@ from torch.export import ExportedProgram
 from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.attention_masks import masks_as_in_eager
-from atom.graph.tracing.checkpoints import marked_checkpoints
-from atom.graph.tracing.failures import untraceable
 from atom.graph.tracing.guards import (
-    quiet,
-    refuse_custom_backward,
-    refuse_gradient_hooks,
-    refuse_python_randomness,
-    refuse_untraceable_parts,
-)
-from atom.graph.tracing.reading import read_exported
-from atom.graph.tracing.stand_ins import (
     PythonState,
-    buffers_on_cpu,
-    fake_parameters,
+    marked_checkpoints,
     mode_of_use,
     plain_context,
+    quiet,
+    refuse_lost_backward,
+    refuse_python_randomness,
+    refuse_untraceable_parts,
+    stand_ins,
 )
+from atom.graph.tracing.reading import read_exported
+from atom.graph.tracing.refusals import Refusal, untraceable
 
 
 def trace(
@@ -59,17 +55,11 @@ def _in_forward_order(
 ) -> dict[str, torch.Tensor]:
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor):
-            raise ModelError(
-                f"the batch's entry {name} is {type(value).__name__}, not a tensor",
-                "leave it out, or wrap the model in a module that supplies it",
-            )
+            raise Refusal.ENTRY.error(name=name, kind=type(value).__name__)
     try:
         bound = inspect.signature(model.forward).bind(**batch)
     except TypeError as error:
-        raise ModelError(
-            f"the batch does not fit {type(model).__name__}.forward: {error}",
-            f"the batch has {', '.join(batch)}",
-        ) from error
+        raise Refusal.BATCH.error(model=type(model).__name__, error=error) from error
     ordered = [name for name in bound.arguments if name in batch]
     # Entries that forward takes as **kwargs come last, as given.
     return {name: batch[name] for name in [*ordered, *(n for n in batch if n not in ordered)]}
@@ -87,11 +77,7 @@ def _export(
             state.keep()
             exported = _export_once(model, batch, mode, training, state)
         if changed := state.changed():
-            raise ModelError(
-                f"the model's forward changes {changed} at every call; "
-                "tracing would freeze it to what it was once",
-                "keep it out of forward, or hand it in with the batch",
-            )
+            raise Refusal.STATE.error(what=changed)
         return exported
     finally:
         state.restore()
@@ -107,11 +93,9 @@ def _export_once(
     with ExitStack() as stack:
         for guard in (
             mode_of_use(model, training),
-            buffers_on_cpu(model),
-            fake_parameters(model, mode),
+            stand_ins(model, mode),
             refuse_python_randomness(),
-            refuse_custom_backward(),
-            refuse_gradient_hooks(),
+            refuse_lost_backward(),
             state.watched(),
             masks_as_in_eager(),
             marked_checkpoints(),

@@ -18,6 +18,9 @@ from atom.graph.ir import ParameterLayout, ValueSpec
 Span = tuple[int, int]
 """Positions [first, end)."""
 
+CHECKPOINT_MARK = "atom_checkpoint"
+"""Where a traced call carries the number of the checkpointed region that it was made in."""
+
 _PYTORCH = ("aten", "prims")
 
 
@@ -81,6 +84,11 @@ class Graph:
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node picks one result of a call that gives several."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def is_region(node: fx.Node) -> bool:
+    """Whether the call runs a nested graph: `no_grad`, autocast."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def layer_path(node: fx.Node) -> list[tuple[str, str]]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.graph.check.fit import require_fit
-from atom.graph.ir import Program
+from atom.graph.ir import Program, require_fit
 from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report

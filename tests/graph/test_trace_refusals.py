@@ -100,7 +100,7 @@ REFUSED = {
     "a dictionary around the loss": (ReturnsADictionary, "returns a dict, not the loss"),
     "vmap": (Vectorised, r"torch\.vmap or torch\.func at \S+untraceable_modules\.py:\d+"),
     "a region of torch.cond": (ChoosesARegion, "CondAutogradOp"),
-    "sparse gradient": (SparseGradient, "sparse gradient.*dense"),
+    "sparse gradient": (SparseGradient, r"gradient of aten\.embedding\S* at .* is sparse.*dense"),
     "sparse value": (SparseProduct, r"to_sparse.* at \S+untraceable_modules\.py:\d+ is sparse"),
     "sparse buffer": (SparseTable, "the buffer table is sparse"),
     "complex weights": (ComplexWeights, "parameter mixing is complex64"),

@@ -15,13 +15,12 @@ from atom.config.run_file import RunFile
 from atom.daemon.console import Progress
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.check.startup_check import (
-    StartupCheck,
+from atom.graph.check.verify import (
     Subject,
     decide_startup_check,
     parameter_bytes,
+    verify_against_eager,
 )
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -181,11 +180,11 @@ def verify_recipe(
     sequences = min(2, run.batch.micro_batch_sequences)
     with source_errors(run):
         source = recipe.source.shrunk()
-        check = _startup_check(recipe, source, precision)
-        if check.subject is Subject.NOTHING:
-            note(check.reason)
+        subject, reason = _startup_check(recipe, source, precision)
+        if subject is Subject.NOTHING:
+            note(reason)
             return
-        if check.subject is Subject.WHOLE:
+        if subject is Subject.WHOLE:
             source = recipe.source
         program = compile_program(source.build(precision), source.example_batch(sequences))
         source.inspect(run.run.seed)
@@ -198,11 +197,11 @@ def verify_recipe(
     verify_against_eager(model, program, batch, told=told)
 
 
-def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) -> StartupCheck:
+def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> tuple[Subject, str]:
     """Raises: SourceError."""
-    whole_bytes = parameter_bytes(recipe.source.build(precision))
+    whole_bytes = parameter_bytes(recipe.source.build(dtype))
     if shrunk is recipe.source:
         return decide_startup_check(whole_bytes, None)
     limit_bytes = int(usable_memory().available_bytes * CHECKED_MEMORY_SHARE)
-    shrunk_bytes = parameter_bytes(shrunk.build(precision))
+    shrunk_bytes = parameter_bytes(shrunk.build(dtype))
     return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)

@@ -17,43 +17,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from atom.graph.check.fit import require_fit
-from atom.graph.ir import Program, SubModel
+from atom.graph.ir import Program, SubModel, require_fit
 from atom.graph.program import bind
 
 
 @dataclass(frozen=True)
-class Step:
-    """One forward and backward. `gradients` is keyed by names in the layout."""
-
-    loss: torch.Tensor
-    gradients: Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
 class Steps:
-    """Several micro-batches: a loss each, and the gradients of their sum."""
+    """Micro-batches: a loss each, and the gradients of their sum by names in the layout."""
 
     losses: Sequence[torch.Tensor]
     gradients: Mapping[str, torch.Tensor]
 
 
 _RandomState = tuple[torch.Tensor, list[torch.Tensor]]
-
-
-def run_reference(
-    program: Program,
-    modules: Sequence[nn.Module],
-    parameters: Mapping[str, torch.Tensor],
-    batch: Mapping[str, torch.Tensor],
-) -> Step:
-    """Loss and gradients of one micro-batch. `modules` (one per sub-model) are bound to
-    `parameters`, which are keyed by names in the layout and not changed.
-
-    Raises: ModelError for a batch that does not fit.
-    """
-    steps = run_layer_major(program, modules, parameters, [batch])
-    return Step(steps.losses[0], steps.gradients)
 
 
 def run_layer_major(
@@ -64,6 +40,8 @@ def run_layer_major(
     seeds: Sequence[int] | None = None,
 ) -> Steps:
     """Losses of several micro-batches, and the gradients of their sum, in the order of a pass.
+    `modules` (one per sub-model) are bound to `parameters`, which are keyed by names in the layout
+    and not changed.
 
     Each sub-model, last to first, takes all micro-batches in turn before the next. A parameter's
     gradient is the sum over its sub-models in that order, within one over the micro-batches; what

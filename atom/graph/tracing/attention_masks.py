@@ -7,11 +7,13 @@ Nothing here imports `transformers`; without it there is nothing to guard.
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from atom.graph.tracing.guards import replaced
 
 _MASKS = "transformers.masking_utils"
 _EXPORTING = "is_torchdynamo_exporting"
@@ -52,17 +54,9 @@ def masks_whatever_the_values() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _patched(module: Any, replacements: dict[str, Any]) -> Iterator[None]:
+def _patched(module: Any, replacements: dict[str, Any]) -> AbstractContextManager[None]:
     """Other versions of the library may lack a name: then there is nothing to replace."""
-    saved = {name: getattr(module, name) for name in replacements if hasattr(module, name)}
-    try:
-        for name in saved:
-            setattr(module, name, replacements[name])
-        yield
-    finally:
-        for name, original in saved.items():
-            setattr(module, name, original)
+    return replaced(module, {n: new for n, new in replacements.items() if hasattr(module, n)})
 
 
 def _is_given(tensor: torch.Tensor) -> bool:

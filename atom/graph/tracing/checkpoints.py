@@ -6,50 +6,13 @@ what is still together afterwards is a *span* of the graph.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count, groupby
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
-import torch.utils.checkpoint
 from torch import fx
-from torch.fx.traceback import annotate, preserve_node_meta
 
 from atom.graph.layers import numbered_module
-from atom.graph.traced import Span, is_getitem, with_nested
-
-_MARK = "atom_checkpoint"
-
-
-@contextmanager
-def marked_checkpoints() -> Iterator[None]:
-    """While tracing: calls within a checkpointed region (the outermost, where regions are nested)
-    carry its number. What the region does besides, keeping random states and hooks, is left out.
-    """
-    # Not `checkpoint` itself: users have it under names of their own. What it ends in is looked
-    # up here, at every call.
-    module: Any = torch.utils.checkpoint
-    original = module._checkpoint_without_reentrant_generator
-    numbers = count()
-    inside = False
-
-    def mark(*_: Any, **__: Any) -> Iterator[None]:
-        nonlocal inside
-        if inside:
-            yield
-            return
-        inside = True
-        try:
-            with preserve_node_meta(), annotate({_MARK: next(numbers)}):
-                yield
-        finally:
-            inside = False
-
-    module._checkpoint_without_reentrant_generator = mark
-    try:
-        yield
-    finally:
-        module._checkpoint_without_reentrant_generator = original
+from atom.graph.traced import CHECKPOINT_MARK, Span, is_getitem, is_region, with_nested
 
 
 def recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ...]:
@@ -77,18 +40,10 @@ def _marks(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
         if is_getitem(node) and node.all_input_nodes[0] in marks:
             marks[node] = marks[node.all_input_nodes[0]]
         else:
-            found = {_mark(call) for call in with_nested(node) if not _is_region(call)}
+            inner = [call for call in with_nested(node) if not is_region(call)]
+            found = {(call.meta.get("custom") or {}).get(CHECKPOINT_MARK) for call in inner}
             marks[node] = found.pop() if len(found) == 1 else None
     return marks
-
-
-def _mark(call: fx.Node) -> int | None:
-    mark: int | None = (call.meta.get("custom") or {}).get(_MARK)
-    return mark
-
-
-def _is_region(call: fx.Node) -> bool:
-    return isinstance(call.target, torch._ops.HigherOrderOperator)
 
 
 def _calls_by_layer(calls: Iterable[fx.Node]) -> Counter[str]:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from atom.base.errors import ModelError
 from atom.graph.ir import ValueSpec
 from atom.graph.traced import bind, written_arguments
-from atom.graph.tracing.failures import place_of, unknowable
+from atom.graph.tracing.refusals import Refusal, place_of, unknowable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
 """Operators that write their arguments `running_mean`, `running_var` though no schema says so."""
@@ -92,7 +92,9 @@ class _Observer(fx.Interpreter):
             _require_gradient_as_traced(node, result)
         for tensor in tree_leaves(result):
             if _is_tensor(tensor):
-                _require_dense(node, tensor)
+                if tensor.layout is not torch.strided:  # nobody can say what memory it shares
+                    what = f"the value of {node.target} at {place_of(node)}"
+                    raise Refusal.SPARSE.error(what=what)
                 self._maker.setdefault(_storage(tensor), node)
         if _is_tensor(result):
             maker = self._maker[_storage(result)]
@@ -133,28 +135,10 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
     """
     carried = getattr(node.meta.get("tensor_meta"), "requires_grad", result.requires_grad)
     if carried != result.requires_grad:
-        place = place_of(node)
-        if result.requires_grad:
-            raise ModelError(
-                f"the value made at {place} has a gradient in the graph, and none in the model: "
-                "tracing lost a region without gradients",
-                "use torch.no_grad(), around torch.autocast() and not inside it",
-            )
-        raise ModelError(
-            f"the value made at {place} has no gradient in the graph, and one in the model: "
-            "tracing lost where it comes from",
-            "make parameters in __init__, and leave torch.autograd.grad out of forward",
-        )
-
-
-def _require_dense(node: fx.Node, tensor: torch.Tensor) -> None:
-    """Raises: ModelError: of a sparse tensor nobody can say what memory it shares."""
-    if tensor.layout is not torch.strided:
-        raise ModelError(
-            f"the value of {node.target} at {place_of(node)} is sparse; values lie in dense memory "
-            "here",
-            "write it with dense tensors, or with torch.gather and torch.scatter_add",
-        )
+        more = "a gradient in the graph, and none in the model"
+        less = "no gradient in the graph, and one in the model"
+        found = more if result.requires_grad else less
+        raise Refusal.GRADIENT_LOST.error(place=place_of(node), found=found)
 
 
 def _is_tensor(value: Any) -> bool:

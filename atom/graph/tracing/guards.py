@@ -1,4 +1,5 @@
-"""Context managers around tracing: they turn what would be silently wrong into a named refusal."""
+"""What surrounds a model while it is traced: stand-ins for what it holds, and guards that turn
+what would be silently wrong into a named refusal. Afterwards the model is as it was."""
 
 import io
 import logging
@@ -7,85 +8,91 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import count
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.parameter import is_lazy
 
-from atom.base.errors import ModelError
+from atom.graph.traced import CHECKPOINT_MARK
+from atom.graph.tracing.refusals import Refusal
 
 _REGISTERED = "torch._library.autograd"
 """Where torch makes the functions of custom operators with a registered backward. Those stay one
 call in the graph, and with it their backward."""
 
-
-@contextmanager
-def refuse_custom_backward() -> Iterator[None]:
-    """Tracing inlines an `autograd.Function` as its forward and loses its backward: refuse it.
-
-    Raises: ModelError naming the function.
-    """
-    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
-    # and that would pass by. What it ends in is looked up here, at every call.
-    base: Any = torch.autograd.function._SingleLevelFunction
-    own = base.__dict__.get("apply")
-
-    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__module__ == _REGISTERED:
-            return super(base, function).apply(*args, **kwargs)
-        raise ModelError(
-            f"the model uses {function.__module__}.{function.__qualname__}, a custom "
-            "autograd.Function; tracing would lose its backward",
-            _instead_of(f"{function.__module__}.{function.__qualname__}"),
-        )
-
-    base.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        if own is None:
-            del base.apply
-        else:
-            base.apply = own
-
-
-_INSTEAD_OF = {
-    "torch.utils.checkpoint.CheckpointFunction": (
-        "leave checkpointing out (sub-models recompute anyway), or give use_reentrant=False"
-    ),
-    "torch.nn.modules._functions.BackwardHookFunction": "remove the modules' backward hooks",
-}
-
-
-def _instead_of(function: str) -> str:
-    return _INSTEAD_OF.get(
-        function,
-        "write it with ordinary operations, or wrap it as a custom operator "
-        "(torch.library.custom_op with register_autograd)",
-    )
+_HELD_APART = {"_parameters", "_buffers", "_modules"}
 
 
 @contextmanager
-def refuse_gradient_hooks() -> Iterator[None]:
-    """A hook that forward puts on a tensor's gradient would be lost: refuse it.
+def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Exchanges attributes of a module or class for a while, inherited ones by own ones."""
+    own = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name in attributes:
+            setattr(owner, name, own[name]) if name in own else delattr(owner, name)
 
-    Raises: ModelError.
+
+@contextmanager
+def mode_of_use(model: nn.Module, training: bool) -> Iterator[None]:
+    """Traces as it is used: a model given in the other mode is switched, and switched back. Within
+    a model that trains, modules that the user put in evaluation mode stay there.
     """
-    original = torch.Tensor.register_hook
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ModelError(
-            "the model's forward calls Tensor.register_hook; tracing would lose the hook",
-            "change the gradient with a custom operator (torch.library.custom_op with "
-            "register_autograd), or leave it as it is",
-        )
-
-    torch.Tensor.register_hook = refuse  # type: ignore[method-assign]
+    modes = [(module, module.training) for module in model.modules()]
+    if model.training != training or not training:
+        model.train(training)
     try:
         yield
     finally:
-        torch.Tensor.register_hook = original  # type: ignore[method-assign]
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def plain_context() -> Iterator[None]:
+    """Gradients on, autocast off: a caller's own regions are no part of the model."""
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+@contextmanager
+def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Fake CPU tensors for all parameters, so that a model on any device, `meta` included, gives
+    the same graph and no weight is ever read; tied parameters stay tied. CPU copies of buffers.
+
+    Raises: ModelError for a buffer without values.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise Refusal.NO_VALUES.error(name=name)
+    held: list[Any] = [kept for m in model.modules() for kept in (m._parameters, m._buffers)]
+    saved = [(kept, dict(kept)) for kept in held]
+    fakes = {id(parameter): _fake(parameter, mode) for parameter in model.parameters()}
+    try:
+        for module in model.modules():
+            for key, parameter in module._parameters.items():
+                module._parameters[key] = fakes.get(id(parameter))
+            for key, tensor in module._buffers.items():
+                module._buffers[key] = None if tensor is None else tensor.detach().cpu()
+        yield
+    finally:
+        for kept, content in saved:
+            kept.update(content)
+
+
+def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+    with mode:
+        shape, stride = parameter.shape, parameter.stride()
+        stand_in = torch.empty_strided(shape, stride, dtype=parameter.dtype, device="cpu")
+        return nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
 
 
 def refuse_untraceable_parts(model: nn.Module) -> None:
@@ -95,26 +102,42 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ModelError(
-                f"the module {path or type(model).__name__} is TorchScript, which cannot be traced",
-                "use the Python module it was made from",
-            )
+            raise Refusal.SCRIPTED.error(name=path or type(model).__name__)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ModelError(
-                f"the parameter {name} has no shape yet", "run the model once before it is traced"
-            )
+            raise Refusal.LAZY.error(name=name)
         if not parameter.is_contiguous():
-            raise ModelError(
-                f"the parameter {name} is not contiguous; sub-models hold it contiguously, and "
-                "other kernels would compute other last bits",
-                "build it with .contiguous(), and without memory_format",
-            )
+            raise Refusal.ACROSS_MEMORY.error(name=name)
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise ModelError(
-                f"the parameter {name} has a gradient hook, which would never be called",
-                "remove the hook",
-            )
+            raise Refusal.GRADIENT_HOOK.error(what=f"the parameter {name}")
+
+
+@contextmanager
+def refuse_lost_backward() -> Iterator[None]:
+    """Tracing inlines an `autograd.Function` as its forward and loses its backward, and a hook that
+    forward puts on a tensor's gradient: refuse them.
+
+    Raises: ModelError naming the function.
+    """
+    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
+    # and that would pass by. What it ends in is looked up here, at every call.
+    base: Any = torch.autograd.function._SingleLevelFunction
+
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.__module__ == _REGISTERED:
+            return super(base, function).apply(*args, **kwargs)
+        raise Refusal.CUSTOM_BACKWARD.error(
+            function=f"{function.__module__}.{function.__qualname__}"
+        )
+
+    def hook(*_: Any, **__: Any) -> Any:
+        raise Refusal.GRADIENT_HOOK.error(what="a tensor (Tensor.register_hook in forward)")
+
+    with (
+        replaced(base, {"apply": classmethod(apply)}),
+        replaced(torch.Tensor, {"register_hook": hook}),
+    ):
+        yield
 
 
 @contextmanager
@@ -136,11 +159,42 @@ def refuse_python_randomness() -> Iterator[None]:
             numpy_random.set_state(numpy_state)
     for name, state in after.items():
         if name in before and before[name] != state:
-            raise ModelError(
-                f"the model's forward draws random numbers with {name}; "
-                "tracing would freeze them to what was drawn once",
-                "draw them with torch, from its default generator",
-            )
+            raise Refusal.RANDOMNESS.error(generator=name)
+
+
+def _python_random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"the module random": random.getstate()}
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        state = numpy_random.get_state()
+        states["numpy.random"] = (state[1].tobytes(), *state[2:])
+    return states
+
+
+@contextmanager
+def marked_checkpoints() -> Iterator[None]:
+    """While tracing: calls within a checkpointed region (the outermost, where regions are nested)
+    carry its number. What the region does besides, keeping random states and hooks, is left out.
+    """
+    # Not `checkpoint` itself: users have it under names of their own. What it ends in is looked
+    # up here, at every call.
+    numbers = count()
+    inside = False
+
+    def mark(*_: Any, **__: Any) -> Iterator[None]:
+        nonlocal inside
+        if inside:
+            yield
+            return
+        inside = True
+        try:
+            with preserve_node_meta(), annotate({CHECKPOINT_MARK: next(numbers)}):
+                yield
+        finally:
+            inside = False
+
+    with replaced(torch.utils.checkpoint, {"_checkpoint_without_reentrant_generator": mark}):
+        yield
 
 
 @contextmanager
@@ -162,10 +216,82 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _python_random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"the module random": random.getstate()}
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        state = numpy_random.get_state()
-        states["numpy.random"] = (state[1].tobytes(), *state[2:])
-    return states
+class PythonState:
+    """Python attributes of a model's modules: numbers, and lengths of lists.
+
+    Tracing runs forward once and freezes what it read. What forward itself changes would have
+    been different at the next call, unless it was a cache that settles. (Dictionaries are caches
+    more often than not: they are put back, not watched.)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._saved = [(module, _attributes(module)) for module in model.modules()]
+        self._contents = [
+            (value, value.copy())
+            for _, attributes in self._saved
+            for value in attributes.values()
+            if type(value) in (list, dict, set)
+        ]
+        self._before = self._after = _numbers(model)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Looks at the state as forward ends: export itself puts attributes back later."""
+        self._before = _numbers(self._model)
+
+        def look(*_: Any) -> None:
+            self._after = _numbers(self._model)
+
+        hook = self._model.register_forward_hook(look)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def changed(self) -> str:
+        """ "path (before → after)" of what the last watched forward changed, or an empty string."""
+        return next(
+            (
+                f"{'.'.join(filter(None, key))} ({self._before[key]!r} → {value!r})"
+                for key, value in self._after.items()
+                if key in self._before and self._before[key] != value
+            ),
+            "",
+        )
+
+    def keep(self) -> None:
+        """Leaves numbers as the last watched forward left them, for one more."""
+        modules = dict(self._model.named_modules())
+        for (path, attribute), value in self._after.items():
+            if isinstance(vars(modules[path]).get(attribute), int | float):
+                setattr(modules[path], attribute, value)
+
+    def restore(self) -> None:
+        """Puts everything back; attributes that were added go."""
+        for module, attributes in self._saved:
+            for key in _attributes(module).keys() - attributes.keys():
+                del vars(module)[key]
+            vars(module).update(attributes)
+        for container, content in self._contents:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if key not in _HELD_APART and not key.endswith("_hooks") and "_hooks_" not in key
+    }
+
+
+def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
+    numbers: dict[tuple[str, str], float] = {}
+    for path, module in model.named_modules():
+        for key, value in _attributes(module).items():
+            if isinstance(value, int | float) and key != "training":
+                numbers[path, key] = value
+            elif type(value) is list:
+                numbers[path, f"len({key})"] = len(value)
+    return numbers

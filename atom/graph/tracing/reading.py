@@ -5,20 +5,23 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
 from atom.graph.ir import ParameterLayout
-from atom.graph.traced import Constant, Graph, Span, is_getitem, is_random
+from atom.graph.traced import Constant, Graph, Span, bind, is_getitem, is_random, is_region
 from atom.graph.tracing.checkpoints import recomputed_spans
-from atom.graph.tracing.constants import constant_of, refuse_large
 from atom.graph.tracing.effects import Effects, observe
-from atom.graph.tracing.failures import place_of
 from atom.graph.tracing.hidden_matrices import hidden_matrices
-from atom.graph.tracing.refused_calls import refuse_transformations, refuse_unfaithful
+from atom.graph.tracing.refusals import Refusal, place_of
+
+SMALL_CONSTANT_BYTES = 64 * 1024
+"""Buffers up to this size are written into the generated source."""
+
+_REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
+"""The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
 
 _ASSERTION = "_assert_tensor_metadata"
 """Checks that tracing adds; they repeat what static shapes already say."""
@@ -34,7 +37,10 @@ def read_exported(
 
     Raises: ModelError naming what would not be computed faithfully.
     """
-    refuse_transformations(exported.graph)
+    # Before the graph is run: entering one half would leave torch's own state in disorder.
+    for node in exported.graph.nodes:
+        if "_functorch" in str(getattr(node.target, "__module__", "")):
+            raise Refusal.TRANSFORMED.error(place=place_of(node))
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
     kinds = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     owners = _first_names(model)
@@ -46,7 +52,7 @@ def read_exported(
         elif spec.kind is InputKind.USER_INPUT:
             entries.append(node)
         else:
-            constants[node] = constant_of(model, exported, spec.target or "")
+            constants[node] = _constant_of(model, exported, spec.target or "")
     loss = _loss(model, exported)
     frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     fakes = _fakes(placeholders, parameters, frozen, mode)
@@ -81,7 +87,7 @@ class _Reading:
         names = list(dict.fromkeys(self.parameters[node] for node in used))
         shapes = {self.parameters[node]: self.effects.specs[node].shape for node in used}
         constants = {n: self.constants[n] for n in _in_order_of_use(calls, self.constants)}
-        self._check(calls, loss, constants)
+        self._check(calls, loss, constants.values())
         root = self.exported.graph_module
         inputs = [*used, *constants, *self.batch]
         spans = recomputed_spans(calls, loss)
@@ -119,18 +125,17 @@ class _Reading:
         return tuple(node for node in body if node in live)
 
     def _check(
-        self, calls: Iterable[fx.Node], loss: fx.Node, constants: Mapping[fx.Node, Constant]
+        self, calls: Iterable[fx.Node], loss: fx.Node, constants: Iterable[Constant]
     ) -> None:
         for node in calls:
-            refuse_unfaithful(node)
+            _refuse_unfaithful(node)
         spec = self.effects.specs.get(loss)
         if spec is None or spec.shape or not spec.dtype.is_floating_point or not spec.needs_grad:
-            raise ModelError(
-                "the model's forward does not return a scalar loss with a gradient",
-                "return the mean loss of the micro-batch as one floating-point scalar",
-            )
-        for constant in constants.values():
-            refuse_large(constant)
+            raise Refusal.NO_LOSS.error()
+        for constant in constants:
+            size, most = constant.tensor.nbytes, SMALL_CONSTANT_BYTES
+            if size > most:
+                raise Refusal.LARGE.error(name=constant.name, size_bytes=size, most_bytes=most)
 
     def _refuse_mutated_inputs(self) -> None:
         named = {
@@ -139,11 +144,7 @@ class _Reading:
             **{node: f"the batch's entry {name}" for node, name in self.batch.items()},
         }
         for node, call in self.effects.mutated_inputs.items():
-            raise ModelError(
-                f"the model changes {named[node]} in place, at {place_of(call)}",
-                "state that changes in forward would differ between peers: use a layer without "
-                "running statistics (LayerNorm, GroupNorm), or freeze it",
-            )
+            raise Refusal.CHANGED_IN_PLACE.error(what=named[node], place=place_of(call))
 
     def _parameter_dtype(self, used: Iterable[fx.Node]) -> torch.dtype:
         first: dict[torch.dtype, str] = {}
@@ -151,18 +152,55 @@ class _Reading:
             first.setdefault(self.effects.specs[node].dtype, self.parameters[node])
         if len(first) > 1:
             kinds = ", ".join(f"{name} is {_short(dtype)}" for dtype, name in first.items())
-            raise ModelError(
-                f"parameters have different dtypes: {kinds}", "convert the model to one dtype"
-            )
+            raise Refusal.DTYPES.error(kinds=kinds)
         if not first:
-            raise ModelError("the loss depends on no parameter")
+            raise Refusal.NO_PARAMETER.error()
         dtype, name = next(iter(first.items()))
         if not dtype.is_floating_point:
-            raise ModelError(
-                f"the parameter {name} is {_short(dtype)}; weights are real floating-point numbers",
-                "hold it as real numbers (torch.view_as_real) and make it complex in forward",
-            )
+            raise Refusal.NOT_REAL.error(name=name, dtype=_short(dtype))
         return dtype
+
+
+def _refuse_unfaithful(node: fx.Node) -> None:
+    """Raises: ModelError with the place, unless the call gives tensors whose gradients we keep."""
+    place, target = place_of(node), node.target
+    if is_region(node):
+        if str(target) not in _REGIONS:
+            raise Refusal.REGION.error(target=target, place=place)
+    elif not _gives_tensors(node.meta.get("val")):
+        raise Refusal.NOT_TENSORS.error(target=target, place=place)
+    elif getattr(target, "_schema", None) and bind(node).get("sparse") is True:
+        raise Refusal.SPARSE.error(what=f"the gradient of {target} at {place}")
+    if isinstance(node.meta.get("val"), list | tuple) and not all(map(is_getitem, node.users)):
+        raise Refusal.NOT_TENSORS.error(target=target, place=place)
+
+
+def _gives_tensors(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_gives_tensors(item) for item in value)
+    return value is None or isinstance(value, torch.Tensor)
+
+
+def _constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
+    """A buffer or lifted tensor by its name in the exported program, as values on the CPU.
+
+    Raises: ModelError if it has no values of its own, or is a parameter's memory.
+    """
+    source = exported.constants if target in exported.constants else exported.state_dict
+    found = source[target]
+    if not isinstance(found, torch.Tensor):
+        raise Refusal.RANDOMNESS.error(generator=f"a {type(found).__name__} ({target})")
+    if isinstance(found, FakeTensor):
+        raise Refusal.LOST_SIGHT.error(name=target)
+    if found.layout is not torch.strided:
+        raise Refusal.SPARSE.error(what=f"the buffer {target}")
+    tensor = found.detach()
+    for name, parameter in model.named_parameters():
+        if parameter.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+            raise Refusal.HELD_ASIDE.error(name=name)
+    if tensor.is_meta:
+        raise Refusal.NO_VALUES.error(name=target)
+    return Constant(target, tensor.cpu())
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -185,10 +223,7 @@ def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
     elif (returned := exported.call_spec.out_spec) and not returned.is_leaf():
         what = f"a {getattr(returned.type, '__name__', 'container')}"
     if what:
-        raise ModelError(
-            f"{type(model).__name__}.forward returns {what}, not the loss alone",
-            "return the mean loss of the micro-batch as one scalar tensor",
-        )
+        raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
     loss: fx.Node = nodes[outputs[0]]
     return loss
 

@@ -1,0 +1,197 @@
+"""Why a model is refused: every reason in one table; and where in the user's code it lies."""
+
+import enum
+import os
+import re
+import sysconfig
+import traceback
+
+import torch
+from torch import fx, nn
+
+from atom.base.errors import ModelError
+from atom.graph.traced import source_line, with_nested
+
+
+class Refusal(enum.Enum):
+    """What is in the way, and what to do about it."""
+
+    ENTRY = (
+        "the batch's entry {name} is {kind}, not a tensor",
+        "leave it out, or wrap the model in a module that supplies it",
+    )
+    BATCH = ("the batch does not fit {model}.forward: {error}", "give an entry for every argument")
+    RETURNS = (
+        "{model}.forward returns {what}, not the loss alone",
+        "return the mean loss of the micro-batch as one scalar tensor",
+    )
+    NO_LOSS = (
+        "the model's forward does not return a scalar loss with a gradient",
+        "return the mean loss of the micro-batch as one floating-point scalar",
+    )
+    NO_PARAMETER = ("the loss depends on no parameter", "use the model's parameters in forward")
+    DTYPES = ("parameters have different dtypes: {kinds}", "convert the model to one dtype")
+    NOT_REAL = (
+        "the parameter {name} is {dtype}; weights are real floating-point numbers",
+        "hold it as real numbers (torch.view_as_real) and make it complex in forward",
+    )
+    SCRIPTED = (
+        "the module {name} is TorchScript, which cannot be traced",
+        "use the Python module it was made from",
+    )
+    LAZY = ("the parameter {name} has no shape yet", "run the model once before it is traced")
+    ACROSS_MEMORY = (
+        "the parameter {name} is not contiguous; sub-models hold it contiguously, and other "
+        "kernels would compute other last bits",
+        "build it with .contiguous(), and without memory_format",
+    )
+    GRADIENT_HOOK = (
+        "{what} has a gradient hook, which would never be called",
+        "remove the hook, or change the gradient with a custom operator (torch.library.custom_op "
+        "with register_autograd)",
+    )
+    CUSTOM_BACKWARD = (
+        "the model uses {function}, a custom autograd.Function; tracing would lose its backward",
+        "write it with ordinary operations, or wrap it as a custom operator "
+        "(torch.library.custom_op with register_autograd); remove backward hooks of modules; "
+        "checkpoint with use_reentrant=False",
+    )
+    RANDOMNESS = (
+        "the model's forward draws random numbers with {generator}; tracing would freeze them to "
+        "what was drawn once",
+        "draw them with torch, from its default generator",
+    )
+    STATE = (
+        "the model's forward changes {what} at every call; tracing would freeze it to what it was "
+        "once",
+        "keep it out of forward, or hand it in with the batch",
+    )
+    CHANGED_IN_PLACE = (
+        "the model changes {what} in place, at {place}",
+        "state that changes in forward would differ between peers: use a layer without running "
+        "statistics (LayerNorm, GroupNorm), or freeze it",
+    )
+    NO_VALUES = (
+        "the buffer {name} is on the meta device and has no values",
+        "build it on the CPU, or compute it in forward",
+    )
+    LOST_SIGHT = (
+        "the model's forward uses a tensor ({name}) that tracing lost sight of, such as a "
+        "parameter's data; its values would be frozen",
+        "use the parameter itself, or parameter.detach()",
+    )
+    HELD_ASIDE = (
+        "the model reads the parameter {name} from outside its modules; tracing would freeze its "
+        "values",
+        "use it as an attribute of its module, not from a list or dictionary",
+    )
+    LARGE = (
+        "the buffer {name} has {size_bytes} bytes; at most {most_bytes} are copied into the "
+        "program",
+        "compute it in forward from sizes (torch.arange, torch.tril), or make it a parameter with "
+        "requires_grad=False",
+    )
+    SPARSE = (
+        "{what} is sparse; values and gradients lie in dense memory here",
+        "write it with dense tensors, or with torch.gather and torch.scatter_add; leave "
+        "sparse=True out",
+    )
+    GRADIENT_LOST = (
+        "the value made at {place} has {found}: tracing lost a region, or where it comes from",
+        "use torch.no_grad() around torch.autocast() and not inside it, make parameters in "
+        "__init__, and leave torch.autograd.grad out of forward",
+    )
+    TRANSFORMED = (
+        "the model uses torch.vmap or torch.func at {place}, which cannot be traced",
+        "write it with ordinary operations on whole batches",
+    )
+    REGION = (
+        "the model uses {target} at {place}",
+        "of nested regions only no_grad and autocast can be traced",
+    )
+    NOT_TENSORS = (
+        "{target} at {place} gives something other than tensors that the program can pass on",
+        "write it with operations that give one tensor each",
+    )
+
+    def error(self, **facts: object) -> ModelError:
+        message, hint = self.value
+        return ModelError(message.format(**facts), hint)
+
+
+_DATA_DEPENDENT = (
+    "the model's forward must not depend on values in tensors, only on their shapes "
+    "(torch.where and masks keep shapes)"
+)
+
+_NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
+"""Errors of torch whose whole text is the name of an inner operator."""
+
+_MEANT = re.compile(r"with fake tensors: .*: got \w+\((['\"])(.*)\1\)$", re.MULTILINE)
+"""Within what torch says of a region (torch.cond) that failed: the error that is meant."""
+
+_GENERATED = "<"
+"""What names of code without a file begin with."""
+
+_TORCH, _PYTHON, _OURS = (
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(torch.__file__),
+        sysconfig.get_paths()["stdlib"],
+        os.path.dirname(os.path.dirname(__file__)),
+    )
+)
+
+
+def untraceable(model: nn.Module, error: BaseException) -> ModelError:
+    """For what was raised while the model was traced."""
+    text = f"{type(model).__name__} cannot be traced{_place(error)}: {_reason(error)}"
+    return ModelError(text, _hint(error))
+
+
+def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
+    """For what was raised while the model itself was run."""
+    return ModelError(
+        f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
+        "check that the model trains on this batch without Atom",
+    )
+
+
+def unknowable(node: fx.Node, error: Exception) -> ModelError:
+    """For a call whose result cannot be foreseen from shapes."""
+    return ModelError(
+        f"{node.target} at {place_of(node)} cannot be traced: {_reason(error)}", _hint(error)
+    )
+
+
+def place_of(node: fx.Node) -> str:
+    """ "file:line" of the user's code that made a call or, for a region, its first call."""
+    return next(filter(None, map(source_line, with_nested(node))), node.name)
+
+
+def _place(error: BaseException) -> str:
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
+
+
+def _reason(error: BaseException) -> str:
+    if type(error).__name__ in _NAMES_ONLY_AN_OPERATOR:
+        return "it depends on values in tensors"
+    if meant := _MEANT.search(str(error)):
+        return meant[2]
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _hint(error: BaseException) -> str:
+    if "data-dependent" in str(error) or type(error).__name__ in _NAMES_ONLY_AN_OPERATOR:
+        return _DATA_DEPENDENT
+    if "in output" in str(error):
+        return "return the loss alone, from a wrapper where needed (and use no cache)"
+    return "check that the model runs on this batch and returns its scalar loss"
+
+
+def _is_users(filename: str) -> bool:
+    """Site packages lie within Python's folder: a model from one is the user's, torch is not."""
+    in_python = filename.startswith(_PYTHON) and "-packages" not in filename
+    return not in_python and not filename.startswith((_TORCH, _OURS, _GENERATED))
