@@ -16,7 +16,6 @@ from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.costs.operations import OperationCosts, operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.chain import Chain
 from atom.graph.profile import OperationSeconds
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace

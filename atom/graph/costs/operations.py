@@ -16,9 +16,9 @@ from itertools import accumulate
 import torch
 from torch import fx
 
+from atom.graph.chain import Value
 from atom.graph.costs.call_cost import CallCost, Form, Kernel, arguments_of, dissect, form_key
 from atom.graph.ir import padded_elements
-from atom.graph.chain import Value
 from atom.graph.traced import Graph, is_getitem, layer_path, shared_values
 
 
