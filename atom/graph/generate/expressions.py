@@ -6,7 +6,7 @@ called as `torch.ops.…`, which is always the same operator.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,54 +175,50 @@ def _operator(node: fx.Node, names: Names) -> Expression:
     return Expression(f"torch.ops.{node.target}", _arguments(node, names))
 
 
+def _wrapper(
+    function: str, bound: Mapping[str, Any], names: Names, first: Sequence[str], **defaults: Any
+) -> Expression:
+    """A function of torch.nn.functional written in Python: the first arguments by their places,
+    others by their names where they are not the default."""
+    written = [literal(bound[name], names) for name in first]
+    for name, default in defaults.items():
+        if bound.get(name, default) != default:
+            written.append(f"{name}={literal(bound[name], names)}")
+    return Expression(f"F.{function}", tuple(written))
+
+
 def _embedding(node: fx.Node, names: Names) -> Expression | None:
     bound = bind(node)
     if bound.get("sparse") or bound.get("scale_grad_by_freq"):
         return None
-    arguments = [literal(bound["indices"], names), literal(bound["weight"], names)]
-    if bound.get("padding_idx", -1) != -1:
-        arguments.append(f"padding_idx={bound['padding_idx']}")
-    return Expression("F.embedding", tuple(arguments))
+    return _wrapper("embedding", bound, names, ("indices", "weight"), padding_idx=-1)
 
 
-def _layer_norm(node: fx.Node, names: Names) -> Expression | None:
-    # The last argument, cudnn_enable, is ignored by the operator.
-    arguments = _arguments(node, names)
-    return Expression("F.layer_norm", tuple(a for a in arguments if "cudnn_enable" not in a))
+def _functional(node: fx.Node, names: Names) -> Expression | None:
+    # The last argument of layer_norm, cudnn_enable, is ignored by the operator.
+    arguments = (a for a in _arguments(node, names) if "cudnn_enable" not in a)
+    return Expression(f"F.{_opname(node)}", tuple(arguments))
 
 
 def _dropout(node: fx.Node, names: Names) -> Expression | None:
     bound = bind(node)
-    arguments = [literal(bound["input"], names), literal(bound["p"], names)]
-    if not bound["train"]:
-        arguments.append("training=False")
-    return Expression("F.dropout", tuple(arguments))
+    bound = {**bound, "training": bound["train"]}
+    return _wrapper("dropout", bound, names, ("input", "p"), training=True)
 
 
 def _cross_entropy(node: fx.Node, names: Names) -> Expression | None:
     bound = bind(node)
-    arguments = [literal(bound["self"], names), literal(bound["target"], names)]
-    if bound.get("weight") is not None:
-        arguments.append(f"weight={literal(bound['weight'], names)}")
-    reduction = {0: "none", 1: "mean", 2: "sum"}[bound.get("reduction", 1)]
-    if reduction != "mean":
-        arguments.append(f'reduction="{reduction}"')
-    for name, default in (("ignore_index", -100), ("label_smoothing", 0.0)):
-        if bound.get(name, default) != default:
-            arguments.append(f"{name}={bound[name]}")
-    return Expression("F.cross_entropy", tuple(arguments))
+    reduction = ("none", "mean", "sum")[bound.get("reduction", 1)]
+    others = {"weight": None, "reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0}
+    bound = {**bound, "reduction": reduction}
+    return _wrapper("cross_entropy", bound, names, ("self", "target"), **others)
 
 
 def _attention(node: fx.Node, names: Names) -> Expression | None:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    bound = bind(node)
-    arguments = [literal(bound[argument.name], names) for argument in schema[:3]]
-    arguments += [
-        f"{argument.name}={literal(bound[argument.name], names)}"
-        for argument in schema[3:]
-        if argument.name in bound and not _is_default(argument, bound[argument.name])
-    ]
-    return Expression("F.scaled_dot_product_attention", tuple(arguments))
+    others = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
+    first, bound = ("query", "key", "value"), bind(node)
+    function = "scaled_dot_product_attention"
+    return _wrapper(function, bound, names, first, **others, enable_gqa=False)
 
 
 def _clone_of_constant(node: fx.Node, names: Names) -> Expression | None:
@@ -246,19 +242,15 @@ def _slice(node: fx.Node, names: Names) -> Expression | None:
     return Expression(f"{literal(bound['self'], names)}[{index}]")
 
 
-def _silu(node: fx.Node, names: Names) -> Expression | None:
-    return Expression("F.silu", _arguments(node, names))
-
-
 _SPECIAL: dict[str, Callable[[fx.Node, Names], Expression | None]] = {
     "embedding.default": _embedding,
-    "layer_norm.default": _layer_norm,
+    "layer_norm.default": _functional,
     "dropout.default": _dropout,
     "cross_entropy_loss.default": _cross_entropy,
     "scaled_dot_product_attention.default": _attention,
     "lift_fresh_copy.default": _clone_of_constant,
     "rsub.Scalar": _rsub,
-    "silu.default": _silu,
+    "silu.default": _functional,
     "slice.Tensor": _slice,
 }
 

@@ -5,6 +5,7 @@ names come from the layer's own modules and operators, never from the whole grap
 identical layers come to share one class.
 """
 
+import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -12,27 +13,31 @@ from itertools import groupby
 import torch
 from torch import fx, nn
 
-from atom.graph.generate.constant_text import constant_lines
-from atom.graph.generate.expressions import TRACE_DEVICE
+from atom.graph.digest import tensor_bytes
+from atom.graph.generate.expressions import TRACE_DEVICE, literal
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
+    LINE_LENGTH,
     assignment,
     identifier,
     returned,
     signature,
     unique,
 )
-from atom.graph.generate.recomputed import RecomputedText
 from atom.graph.generate.statements import Statements, input_shapes
 from atom.graph.layers import Layer
-from atom.graph.traced import Graph, is_getitem, with_nested
+from atom.graph.traced import Constant, Graph, is_getitem, repeats, with_nested
 
 CHECKPOINT = "checkpoint"
 """What the source calls `torch.utils.checkpoint.checkpoint`."""
 
 _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 """Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
+
+_FEW_ELEMENTS = 16
+_PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+"""Constants of these, if small, are written as numbers."""
 
 _RESERVED_ATTRIBUTES = {"device", *dir(nn.Module())}
 
@@ -101,7 +106,7 @@ class LayerText:
             wanted = _NUMBERED_BY_TORCH.sub("tensor", self._text.relative(constant.name))
             attribute = unique(identifier(wanted), self._attributes)
             self._text.names[node] = f"self.{attribute}"
-            self._head += constant_lines(attribute, constant)
+            self._head += _constant_lines(attribute, constant)
 
     def _name_inputs(self) -> None:
         for node in self._layer.inputs:
@@ -128,7 +133,7 @@ class LayerText:
 
     def _checkpoint(self, calls: Sequence[fx.Node]) -> Iterator[str]:
         """`(loss,) = checkpoint(self.recomputed, x, …)`: the calls are a method."""
-        text, names = RecomputedText(self._graph, self._layer, calls, self._text.names), self._text
+        text, names = _RecomputedText(self._graph, self._layer, calls, self._text.names), self._text
         if text.key not in self._methods:
             name = unique("recomputed", self._attributes)
             self._methods[text.key] = (name, text.lines(name))
@@ -153,3 +158,87 @@ def _names_device(calls: Iterable[fx.Node]) -> bool:
         for value in (*node.args, *node.kwargs.values())
         if isinstance(value, torch.device)
     )
+
+
+class _RecomputedText:
+    """What backward computes again: the method for one span of calls, run under a checkpoint.
+
+    Its names come from its own calls and arguments, so spans that compute the same (chunks of a
+    loss) are one method, called several times. `reached` says which values are the class's
+    attributes.
+    """
+
+    def __init__(
+        self, graph: Graph, layer: Layer, calls: Sequence[fx.Node], reached: dict[fx.Node, str]
+    ) -> None:
+        inside = set(calls)
+        self.gives = [node for node in calls if _is_used_outside(node, graph, inside)]
+        read = dict.fromkeys(
+            node
+            for call in calls
+            for node in call.all_input_nodes
+            if node not in inside and node.op != "get_attr"
+        )
+        passed = [node for node in read if not reached[node].startswith("self.")]
+        values = [node for node in passed if node not in graph.parameters]
+        self.takes = [*values, *(node for node in passed if node in graph.parameters)]
+        """Values, then parameters that the class has not itself."""
+        self.is_random = not all(repeats(inner) for call in calls for inner in with_nested(call))
+        text = Statements(graph, layer, calls, self.gives)
+        text.names.update({node: reached[node] for node in read if node not in passed})
+        arguments = [text.take(node, _wanted(graph, text, node)) for node in self.takes]
+        self._arguments = arguments
+        self._body = [
+            f'{BODY}"""Backward computes this again."""',
+            *input_shapes(graph, values, arguments),
+            *text.lines(calls, BODY),
+            *returned([text.names[node] for node in self.gives]),
+        ]
+
+    @property
+    def key(self) -> str:
+        """Equal for spans that may share a method."""
+        return "\n".join([*self._arguments, *self._body])
+
+    def lines(self, name: str) -> list[str]:
+        """The method's, under this name."""
+        return [*signature(name, ["self", *self._arguments]), *self._body]
+
+
+def _wanted(graph: Graph, text: Statements, node: fx.Node) -> str:
+    if node in graph.parameters:
+        return identifier(text.relative(graph.parameters[node]))
+    if node in graph.batch:
+        return identifier(graph.batch[node])
+    return text.called_after(node.all_input_nodes[0] if is_getitem(node) else node)
+
+
+def _is_used_outside(node: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:
+    return node is graph.loss or any(u in graph.call_set and u not in inside for u in node.users)
+
+
+def _constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
+    """The assignment of a constant's values in `__init__`; exact to the bit."""
+    tensor = constant.tensor
+    if tensor.numel() <= _FEW_ELEMENTS and _reads_back(tensor):
+        arguments = [literal(tensor.tolist(), {}), f"dtype={tensor.dtype}", "device=device"]
+        yield from assignment([f"self.{attribute}"], "torch.tensor", arguments)
+        return
+    text = base64.b64encode(tensor_bytes(tensor)).decode()
+    kind = [str(tensor.dtype), str(list(tensor.shape)), "device"]
+    width = LINE_LENGTH - len(BODY) - len(INDENT) - len('"",')
+    if len(text) <= width:
+        yield from assignment([f"self.{attribute}"], "constant", [f'"{text}"', *kind])
+        return
+    yield f"{BODY}self.{attribute} = constant("
+    for start in range(0, len(text), width):
+        comma = "," if start + width >= len(text) else ""
+        yield f'{BODY}{INDENT}"{text[start : start + width]}"{comma}'
+    yield from (f"{BODY}{INDENT}{argument}," for argument in kind)
+    yield f"{BODY})"
+
+
+def _reads_back(tensor: torch.Tensor) -> bool:
+    """Whether Python's literals for the elements give the same elements."""
+    plain = tensor.dtype in _PLAIN_DTYPES or not tensor.dtype.is_floating_point
+    return plain and not tensor.is_complex() and bool(torch.isfinite(tensor).all())

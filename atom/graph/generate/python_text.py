@@ -76,13 +76,6 @@ def fits(line: str) -> bool:
     return len(line) <= LINE_LENGTH
 
 
-def tuple_text(names: Sequence[str]) -> str:
-    """A tuple of these names, as it is written in an assignment or a return."""
-    if len(names) < 2:
-        return f"({names[0]},)" if names else "()"
-    return ", ".join(names)
-
-
 def identifier(text: str) -> str:
     """A Python name that resembles `text`; of a long one the end, which says most."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "value"

@@ -11,18 +11,26 @@ from atom.graph.generate.python_text import (
     assignment,
     identifier,
     remark,
-    tuple_text,
     unique,
-)
-from atom.graph.generate.value_names import (
-    RESERVED_LOCALS,
-    alike,
-    alone_in_module,
-    operator_name,
 )
 from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
-from atom.graph.traced import Graph, is_getitem, nested_graph
+from atom.graph.traced import Graph, is_getitem, is_region, layer_path, nested_graph
+
+_RESERVED_LOCALS = {
+    "self", "torch", "F", "abs", "all", "any", "bool", "case", "checkpoint", "complex", "filter",
+    "float", "format", "hash", "id", "input", "int", "iter", "len", "list", "map", "match", "max",
+    "min", "next", "pow", "range", "round", "set", "slice", "sorted", "sum", "tuple", "type", "zip",
+}  # fmt: skip
+"""Fixed, not asked from `builtins` and `keyword`: every Python version must choose alike."""
+
+_KEEP_THE_NAME = {
+    "add", "clone", "contiguous", "div", "flatten", "masked_fill", "mul", "permute", "reshape",
+    "squeeze", "sub", "t", "to", "transpose", "unsqueeze", "view",
+}  # fmt: skip
+"""Operators after which a value is still what its name says; and those that work in place."""
+
+_SHORTER = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "loss"}
 
 
 class Statements:
@@ -38,10 +46,10 @@ class Statements:
         self.names: dict[fx.Node, str] = {}
         self._graph = graph
         self._prefix = layer.prefix
-        self._alone = alone_in_module(layer.whole)
+        self._alone = _alone_in_module(layer.whole)
         self._results = frozenset(results)
         self._position = {node: position for position, node in enumerate(calls)}
-        self._locals = set(RESERVED_LOCALS)
+        self._locals = set(_RESERVED_LOCALS)
 
     def take(self, node: fx.Node, wanted: str) -> str:
         """A local name for a value, like `wanted`, which nothing else has."""
@@ -61,7 +69,7 @@ class Statements:
         """The name of what made a value: its module, or its operator."""
         path = self._alone.get(node, "")
         path = "" if path == self._prefix else self.relative(path)
-        return identifier(path or operator_name(node))
+        return identifier(path or _operator_name(node))
 
     def relative(self, path: str) -> str:
         """A path in the model as seen from the layer."""
@@ -72,7 +80,7 @@ class Statements:
         for node in calls:
             if is_getitem(node):
                 continue
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if is_region(node):
                 yield from self._region(node, indent)
                 continue
             written = expression(node, self.names)
@@ -95,7 +103,7 @@ class Statements:
         first = next(iter(node.args), None)
         if node in self._alone or not isinstance(first, fx.Node) or first not in self.names:
             return ""
-        if not alike(first, node):
+        if not _alike(first, node):
             return ""
         name = self.names[first]
         held = [other for other, used in self.names.items() if used == name]
@@ -122,7 +130,7 @@ class Statements:
             self.names[placeholder] = self.names[argument]
         yield f"{indent}with {_context(settings)}:"
         calls = [n for n in nodes if n.op == "call_function" and "_assert_" not in str(n.target)]
-        self._alone.update(alone_in_module(calls))
+        self._alone.update(_alone_in_module(calls))
         self._position.update({inner: position for position, inner in enumerate(calls)})
         yield from self.lines(calls, indent + INDENT)
         if not calls:
@@ -145,7 +153,7 @@ class Statements:
             if index not in by_index:
                 by_index[index] = targets[index] = unique(f"{base}_{index}", self._locals)
             self.names[pick] = by_index[index]
-        return targets if count > 1 else [tuple_text(targets)]
+        return targets if count > 1 else [f"({targets[0]},)"]
 
     def _comment(self, node: fx.Node) -> str:
         value = node.meta.get("val")
@@ -186,3 +194,29 @@ def _context(settings: Sequence[object]) -> str:
         f'torch.autocast("{device_type}", dtype={dtype}, enabled={enabled}, '
         f"cache_enabled={cache_enabled})"
     )
+
+
+def _alone_in_module(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
+    """Calls that are all their module does (a Linear, a LayerNorm) take the module's name."""
+    paths: dict[str, list[fx.Node]] = {}
+    for node in calls:
+        stack = layer_path(node)
+        if stack:
+            paths.setdefault(stack[-1][0].partition("@")[0], []).append(node)
+    return {nodes[0]: path for path, nodes in paths.items() if len(nodes) == 1}
+
+
+def _alike(before: fx.Node, after: fx.Node) -> bool:
+    """Whether one value is the other in a new form or with new numbers."""
+    old, new = before.meta.get("val"), after.meta.get("val")
+    operator = _operator_name(after)
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    keeps_name = operator in _KEEP_THE_NAME or operator[-1] == "_"
+    return keeps_name and old.numel() == new.numel()
+
+
+def _operator_name(node: fx.Node) -> str:
+    """`layer_norm`, `attention`: as people write it."""
+    name = str(getattr(node.target, "_opname", "value"))
+    return _SHORTER.get(name, name)

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,15 +91,14 @@ class ProfileCache:
         return profile, note
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
+        text = json.dumps(content, allow_nan=False, indent=1)
         self._directory.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, allow_nan=False, indent=1)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _profile(content: Any) -> Profile:
