@@ -93,6 +93,7 @@ def arguments() -> argparse.Namespace:
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=positive, default=usual)
     parser.add_argument("--picture", help="a file for the curves")
+    parser.add_argument("--device", default="cpu", help="for passes: cuda for larger models")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--outer-rate", type=float, default=0.9)
     parser.add_argument("--outer-momentum", type=float, default=0.8)
@@ -131,9 +132,10 @@ def title_of(o: argparse.Namespace) -> str:
 def main() -> None:
     o = arguments()
     rate = RateSettings(o.rate, o.rate / 10, max(o.rounds // 40, 1), "cosine", o.rounds)
+    size = Size(o.layers, o.width, device=o.device)
     play = Play(
-        Size(o.layers, o.width), o.peers, o.inner_steps, o.rounds, o.sequences, rate,
-        o.outer_rate, o.outer_momentum, 0,
+        size, o.peers, o.inner_steps, o.rounds, o.sequences, rate, o.outer_rate,
+        o.outer_momentum, 0,
     )  # fmt: skip
     jobs = [(row, replace(play, seed=seed), o.every) for row in o.rows for seed in o.seeds]
     with multiprocessing.get_context("spawn").Pool(o.jobs) as pool:

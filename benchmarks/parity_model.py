@@ -25,6 +25,8 @@ class Size:
     layers: int
     width: int
     heads: int = 4
+    device: str = "cpu"
+    """Where passes are computed; all else is on the host."""
 
     @property
     def layout(self) -> ParameterLayout:
@@ -52,7 +54,7 @@ class Size:
         """`weights`: by name, one more dimension [peers] in front; `tokens`, `targets`: [peers,
         sequences, TOKENS]. The mean loss of each peer."""
         peers, sequences, _ = tokens.shape
-        which = torch.arange(peers)[:, None, None]
+        which = torch.arange(peers, device=tokens.device)[:, None, None]
         x = weights["tokens"][which, tokens] + weights["places"][:, None]
         for n in range(self.layers):
             y = _times(_normal(x, weights, f"{n}.first"), weights[f"{n}.attend"])
@@ -101,14 +103,14 @@ def drawn(
 def gradients(size: Size, arenas: Tensor, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Of each peer's mean loss. `arenas` [peers, elements] are their weights.
 
-    Returns: losses [peers], gradients [peers, elements].
+    Returns: losses [peers], gradients [peers, elements], on the host.
     """
-    layout = size.layout
-    leaf = arenas.detach().requires_grad_()
-    losses = size.losses(_by_name(layout, leaf), tokens, targets)
+    leaf = arenas.detach().to(size.device).requires_grad_()
+    weights = _by_name(size.layout, leaf)
+    losses = size.losses(weights, tokens.to(size.device), targets.to(size.device))
     losses.sum().backward()
     assert leaf.grad is not None
-    return losses.detach(), leaf.grad
+    return losses.detach().cpu(), leaf.grad.cpu()
 
 
 @torch.no_grad()
@@ -116,7 +118,8 @@ def validation_loss(size: Size, weights: Tensor) -> float:
     """Of weights [elements], on text that nobody trains on."""
     generator = torch.Generator().manual_seed(999)
     tokens, targets = drawn(text()[1], (1, VALIDATED), generator)
-    named = _by_name(size.layout, weights[None])
+    named = _by_name(size.layout, weights[None].to(size.device))
+    tokens, targets = tokens.to(size.device), targets.to(size.device)
     pieces = zip(tokens.split(64, 1), targets.split(64, 1), strict=True)
     return float(torch.stack([size.losses(named, *piece) for piece in pieces]).mean())
 
