@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from atom.optim.adamw import AdamW
     from atom.optim.rate import RateSettings as Schedule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
 
 _PLACES = {

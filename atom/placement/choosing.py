@@ -4,7 +4,8 @@ Nobody should have to set any of these, so they are searched. For every number o
 a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a few ways to spend
 the memory that is left (`residency.py`). The schedule of each candidate that fits is timed event by
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
-equals the shortest pass.
+equals the shortest pass. Cuts fall where layers end; other places are tried only where none of
+those fits, fewer before more, and the first that fit decide.
 """
 
 import math

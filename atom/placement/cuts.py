@@ -32,13 +32,12 @@ from atom.graph.chain import Chain
 from atom.placement.pieces import Piece, piece_of
 
 LONGEST = 64
-"""Positions that a sub-model spans: the search grows with its square. The whole model in one is
-tried besides."""
+"""Positions that a sub-model spans, at most: the search grows with its square."""
 STEP = 2**0.5
 MOST_STEPS = 12
 """Bounds on the bytes of a sub-model lie this factor apart, or further, so that there are no
-more: from the least that works to the whole model's. They do not depend on the device, so a larger
-one has all cuts of a smaller one to choose from."""
+more: from the least that works to the whole model's. They do not depend on the device, so with
+the same places a larger one has all cuts of a smaller one to choose from."""
 
 Ends = tuple[int, ...]
 _Table = NDArray[np.int64]

@@ -41,9 +41,11 @@ def offloaded(reckoning: Reckoning) -> Arrangement:
 
 
 def _is_much(reckoning: Reckoning, limits: Limits) -> bool:
+    """Or too much for anything else to fit."""
+    if not reckoning.shape(offloaded(reckoning)).moving:
+        return False
     between = reckoning.micro_batches * sum(piece.out_bytes for piece in reckoning.pieces)
-    large = bool(reckoning.shape(offloaded(reckoning)).moving)
-    return large and between > MUCH * limits.device_bytes
+    return between > MUCH * limits.device_bytes or not reckoning.takes(Arrangement(), limits)
 
 
 def waiting(shape: Shape) -> list[int]:

@@ -83,7 +83,7 @@ def test_the_longest_list_fits_into_a_signed_record() -> None:
         program_hash="cd" * 32,
         versions=(
             PackageVersion("torch", "2.13.0"),
-            PackageVersion("atom-swarm", "0.1.0"),
+            PackageVersion("atom-swarm", "0.2.0"),
             PackageVersion("transformers", "4.57.0"),
         ),
         data_digest="ef" * 32,

@@ -1,5 +1,6 @@
 """Modules written by anybody train swapped as they train whole, bit by bit."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,23 @@ def test_swapped_is_whole(name: str, cut: str) -> None:
     expected = eager(model, [batch(1)], [3])
     assert_equal(plain(model, program, [batch(1)], [3]), expected, graph.frozen)
     assert_equal(swapped(model, program, [batch(1)], [3]), expected, graph.frozen)
+
+
+def test_modules_that_share_their_parameters_by_a_shallow_copy() -> None:
+    class Copied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.middle = torch.nn.Linear(16, 16)
+            self.first = torch.nn.LayerNorm(16)
+            self.last = copy.copy(self.first)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self.last(self.middle(self.first(hidden))).square().mean()
+
+    model = Copied()
+    graph = trace(model, hidden_states())
+    assert {spec.name for spec in graph.layout.specs} == dict(model.named_parameters()).keys()
+    verify_against_eager(model, build_program(graph), hidden_states(1))
 
 
 def test_skips_cross_many_cuts() -> None:

@@ -89,7 +89,17 @@ def test_a_damaged_file_is_made_anew_and_said_so(tmp_path: Path, raw: bytes) -> 
     assert measured.times == 1
 
 
-@pytest.mark.parametrize("change", [{"more": 1}, {"layers": []}, {"link": {"load": 1}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"layers": []},
+        {"link": {"load": 1}},
+        {"link": {"load_bytes_per_s": 1.0, "gradient_bytes_per_s": 1.0}},
+        {"operations": [{"forward_s": -1.0, "backward_s": 0.0}] * 2},
+        {"operations": [{"forward_s": "1", "backward_s": 0.0}] * 2},
+    ],
+)
 def test_what_is_no_profile_of_this_model_is_made_anew(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from small_chains import MACHINE, every_cut, held_bytes, layer_ends, plenty, random_chain
 
 from atom.base.errors import DeviceError
-from atom.graph.chain import Chain
+from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
 from atom.placement.memory import Limits, Reckoning
@@ -84,6 +84,20 @@ def test_what_a_refusal_names_is_enough_and_hardly_more_than_it_takes(seed: int)
         <= named
     )
     assert named <= 1.15 * min(need for _, need in plain_ways(seed))
+
+
+@pytest.mark.parametrize("more", [1.0, 1.002, 1.01, 1.05])
+@pytest.mark.parametrize(("operations", "micro_batches"), [(12, 1), (24, 16)])
+def test_what_is_named_is_enough_where_little_lies_between_large_sub_models(
+    operations: int, micro_batches: int, more: float
+) -> None:
+    made = tuple(
+        Operation(f"o{n}", {f"p{n}": 2_000_000}, 1e-3, 2e-3, 1000, 1000) for n in range(operations)
+    )
+    chain = Chain(made, tuple(Value(300_000, n, n + 1) for n in range(-1, operations - 1)))
+    asked = Question(chain, Machine(1e9, 1e9), Limits(0, 4, micro_batches))
+    device_bytes = int(more * enough_bytes(asked))
+    assert choose(asked.allowing(device_bytes=device_bytes)).memory.total_bytes <= device_bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -127,7 +127,7 @@ def _named(assignments: Sequence[str]) -> frozenset[str]:
         check_key(key)
     changes = [text for text in assignments if "=" in text]
     for text in changes:
-        parse_assignment(text)
+        check_key(parse_assignment(text)[0])
     if named and changes:
         raise ConfigError(
             f"{named[0]} has no value, and {changes[0]} has one",

@@ -150,12 +150,12 @@ class Settings:
         """What may be refused comes first, then the file, then the rest. Raises: UserError."""
         before, changed, givers = self._peer, changed_keys(self._peer, peer), self._givers
         with contextlib.ExitStack() as undo:
-            if any(_is_wish(key) for key in changed):
-                givers.wishes.change(peer)
-                undo.callback(givers.wishes.change, before)
             if changed & set(MEMORY):
                 givers.memory.change(peer)
                 undo.callback(givers.memory.change, before)
+            if any(_is_wish(key) for key in changed):
+                givers.wishes.change(peer)
+                undo.callback(givers.wishes.change, before)
             write()
             undo.pop_all()
         self._peer = peer

@@ -7,8 +7,9 @@ likes: some thousand that say nothing, and the daemon has none left for its peer
 import errno
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Thread, Timer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -17,6 +18,8 @@ from atom.base.errors import AddressError, PortInUseError
 MAX_CONNECTIONS = 64
 SILENCE_S = 2.0
 """After which a connection that says nothing ends: a scrape takes milliseconds."""
+LONGEST_S = 10.0
+"""After which any connection ends."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
@@ -42,6 +45,13 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self._free.acquire(blocking=False)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no thread for it
+            self._free.release()
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
@@ -55,8 +65,22 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = SILENCE_S
 
+    def handle(self) -> None:
+        ends = Timer(LONGEST_S, _hang_up, (self.connection,))
+        ends.daemon = True
+        ends.start()
+        try:
+            super().handle()
+        finally:
+            ends.cancel()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes come every few seconds."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str, port: int, app: Callable[..., Any]) -> ScrapeServer:

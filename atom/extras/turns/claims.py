@@ -63,7 +63,7 @@ class ClaimFile:
             self._file.close()
             self._file = None
         if self._file is None:
-            self._file = self._path.open("a+", encoding="utf-8")
+            self._file = self._path.open("a+", encoding="utf-8", errors="replace")
             if not is_claimed(self._file, self._path):
                 raise OSError(f"{self._path} is locked by another process")
 
@@ -71,21 +71,28 @@ class ClaimFile:
         assert self._file is not None
         text = json.dumps(asdict(claim))
         self._file.seek(0)
-        if self._file.read() != text:
+        if self._file.read(MOST_BYTES) != text:
             self._file.truncate(0)
             self._file.write(text)
             self._file.flush()
 
 
 def living(folder: Path, own: Path) -> dict[str, Claim]:
-    """Of each daemon but that of `own`, in the locked folder. Files of dead ones are removed."""
+    """Of each daemon but that of `own`, in the locked folder. Files of dead ones are removed.
+
+    Raises: BlockingIOError for a living one's that is no claim: it may have the device, and writes
+    its claim again when it looks.
+    """
     found: dict[str, Claim] = {}
     for path in set(folder.glob(f"*{CLAIM}")) - {own}:
-        with contextlib.suppress(OSError):
-            if not is_held(path):
+        if not is_held(path):
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            elif (claim := _read(path)) is not None:
-                found[path.name] = claim
+            continue
+        claim = _read(path)
+        if claim is None:
+            raise BlockingIOError(f"{path} is no claim")
+        found[path.name] = claim
     return found
 
 

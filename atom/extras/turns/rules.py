@@ -25,7 +25,7 @@ class Claim:
     turn: str
     """One of `STANDINGS`."""
     since_s: float
-    """Since when."""
+    """Since when it has the device; else when it had it last, or began."""
 
     @classmethod
     def of(cls, run: str, place: str, slot_s: float, turn: str, since_s: float) -> "Claim":

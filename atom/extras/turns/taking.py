@@ -126,7 +126,7 @@ class DeviceTurns:
         self._worked_at_s = now if wants else self._worked_at_s
         resting = WAITS if wants else NOT_NOW
         if mine.turn != HAS_IT:
-            mine = mine if mine.turn == resting else replace(mine, turn=resting, since_s=now)
+            mine = replace(mine, turn=resting)  # its place in the queue stays
             takes = wants and may_take(mine, others, now)
             return replace(mine, turn=HAS_IT, since_s=now) if takes else mine
         idle = now - self._worked_at_s >= IDLE_S

@@ -7,6 +7,7 @@ measured anew, and whoever asked is told.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ class ProfileCache:
             note = f"the kept profile {path} is of another model: measured anew"
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as problem:
+        except (
+            OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+        ) as problem:  # fmt: skip
             note = f"the kept profile {path} cannot be used ({problem}): measured anew"
         profile = measure()
         try:
@@ -102,10 +105,14 @@ class ProfileCache:
 
 
 def _profile(content: Any) -> Profile:
-    """Raises: ValueError, LookupError or TypeError for what `_write` does not write."""
+    """Raises: what Python raises for content that `_write` does not write."""
     link = LinkRates(**_spreads(content["link"]))
     layers = tuple(LayerProfile(**_spreads(each)) for each in content["layers"])
     operations = tuple(OperationSeconds(**each) for each in content["operations"])
+    rates = link.load_bytes_per_s.median, link.gradient_bytes_per_s.median
+    seconds = (s for each in operations for s in (each.forward_s, each.backward_s))
+    if not (min(rates) > 0 and all(0 <= s < math.inf for s in (*rates, *seconds))):
+        raise ValueError("a rate or a time that cannot be")
     return Profile(**{**content, "layers": layers, "operations": operations, "link": link})
 
 

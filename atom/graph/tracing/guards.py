@@ -77,11 +77,11 @@ def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     saved = [(kept, dict(kept)) for kept in held]
     fakes = {id(parameter): _fake(parameter, mode) for parameter in model.parameters()}
     try:
-        for module in model.modules():
-            for key, parameter in module._parameters.items():
-                module._parameters[key] = fakes.get(id(parameter))
-            for key, tensor in module._buffers.items():
-                module._buffers[key] = None if tensor is None else tensor.detach().cpu()
+        for kept, content in saved:  # modules may share one of these
+            for key, value in content.items():
+                if value is not None:
+                    fake = fakes.get(id(value))
+                    kept[key] = value.detach().cpu() if fake is None else fake
         yield
     finally:
         for kept, content in saved:

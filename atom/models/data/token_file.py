@@ -112,7 +112,8 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"*{_PARTIAL}"):
         with suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if _lies_at(file, path):
+                path.unlink()
 
 
 def _open(path: Path) -> TokenFile | None:

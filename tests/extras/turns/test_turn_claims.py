@@ -54,14 +54,28 @@ def test_who_died_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b"[" * 9000, b'{"process": 1}'])
-def test_what_is_no_claim_is_passed_over(text: bytes, tmp_path: Path) -> None:
-    file = ClaimFile(tmp_path)
-    with (tmp_path / f"odd{CLAIM}").open("wb") as odd:
-        fcntl.flock(odd, fcntl.LOCK_EX)
-        odd.write(text)
-        odd.flush()
-        assert said(file, ONE) == {"": ONE}
+def test_who_holds_what_is_no_claim_may_have_the_device(text: bytes, tmp_path: Path) -> None:
+    file, odd = ClaimFile(tmp_path), tmp_path / f"odd{CLAIM}"
+    odd.write_bytes(text)
+    with odd.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match="is no claim"):
+            said(file, ONE)
+    assert said(file, ONE) == {"": ONE}
+    assert not odd.exists()
     file.leave()
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe\x80", b"{}" * 90_000])
+def test_an_own_claim_that_was_damaged_is_written_again(text: bytes, tmp_path: Path) -> None:
+    one, two = ClaimFile(tmp_path), ClaimFile(tmp_path)
+    said(one, ONE)
+    [path] = tmp_path.glob(f"*{CLAIM}")
+    path.write_bytes(text)
+    said(one, ONE)
+    assert set(said(two, TWO).values()) == {ONE, TWO}
+    one.leave()
+    two.leave()
 
 
 def test_while_another_looks_nothing_changes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ function replaceChanged(html) {
 
 async function look() {
   try {
-    const answer = await fetch("content");
+    const answer = await fetch("content", {signal: AbortSignal.timeout(PATIENCE_MS)});
     if (!answer.ok) throw new Error(answer.statusText);
     replaceChanged(await answer.text());
     heardAt = performance.now();
