@@ -6,10 +6,10 @@ from itertools import accumulate
 
 import torch
 
-from atom.graph.chain import Chain, Machine
+from atom.graph.chain import Chain
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.layers import layers_of
-from atom.graph.profile import LinkRates, OperationSeconds, Profile
+from atom.graph.profile import OperationSeconds, Profile
 from atom.graph.traced import Graph
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import Question, choose
@@ -35,14 +35,14 @@ class Planner:
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
         chain, ends = self._chain(profile.operations), layer_ends(self.graph)
-        return choose(Question(chain, machine_of(profile.link), self._limits(device_bytes), ends))
+        return choose(Question(chain, profile.link, self._limits(device_bytes), ends))
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""
         chain = self._chain(profile.operations)
         chain = chain.remembering if choice.remembers and chain.remembering else chain
         limits = replace(self._limits(0), micro_batches=choice.micro_batches)
-        cut = Cut.of(chain, machine_of(profile.link), limits, choice.ends)
+        cut = Cut.of(chain, profile.link, limits, choice.ends)
         return replace(cut.timed(choice.arrangement), remembers=choice.remembers)
 
     def budgets(self, profile: Profile) -> dict[str, int]:
@@ -67,10 +67,6 @@ class Planner:
 
     def _chain(self, seconds: Sequence[OperationSeconds]) -> Chain:
         return operation_chain(self.graph, seconds, fused=self.device.type == "cuda")
-
-
-def machine_of(link: LinkRates) -> Machine:
-    return Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median)
 
 
 def layer_ends(graph: Graph) -> tuple[int, ...]:

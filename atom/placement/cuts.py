@@ -193,9 +193,8 @@ class _Seconds:
         forward = (self.forward[middle] - self.forward[before[0]])[:, None]
         again = (self.again[middle] - self.again[before[0]])[:, None]
         later = self.again[middle + 1 : middle + 1 + columns] - self.again[middle]
-        later[len(self.again) - middle - 2 :] = (
-            np.inf
-        )  # the turn: what was before it still is there
+        turn = len(self.again) - middle - 2  # what was before the turn is still there
+        later[turn:] = np.inf
         waits = np.maximum(self.load[middle, :columns] - forward, 0)
         waits += np.maximum(self.gradient[middle, :columns] - again, 0)
         waits += np.maximum(self.load[before][:, None] - later, 0)

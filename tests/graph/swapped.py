@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from traced_modules import Batch
 
-from atom.graph.chain import Machine
 from atom.graph.check.reference import run_layer_major
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
@@ -82,8 +81,7 @@ def planned(graph: Graph) -> Program:
     """As a plan cuts for a device with little more memory than is enough."""
     profile = assume_graph(graph, "rtx3060-12g")
     chain = operation_chain(graph, profile.operations)
-    rates = profile.link.load_bytes_per_s, profile.link.gradient_bytes_per_s
-    machine = Machine(*(rate.median for rate in rates))
+    machine = profile.link
     limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
     enough = enough_bytes(Question(chain, machine, limits))
     choice = choose(Question(chain, machine, replace(limits, device_bytes=int(SPARE * enough))))

@@ -9,25 +9,23 @@ import pytest
 import torch
 from traced_modules import TiedGPT, tokens_and_targets
 
+from atom.graph.chain import Machine
 from atom.graph.profile import (
     LayerProfile,
-    LinkRates,
     OperationSeconds,
     Profile,
     ProfileCache,
     ProfileKey,
-    Spread,
 )
 from atom.graph.trace import trace
 
-SPREAD = Spread(2.0, 1.0, 3.0)
-LAYER = LayerProfile("blocks.0", SPREAD, SPREAD, 64, 64, 256)
+LAYER = LayerProfile("blocks.0", 0.5, 1.0, 64, 64, 256)
 PROFILE = Profile(
     source="measured",
     device_name="a processor",
     layers=(LAYER,),
     operations=(OperationSeconds(0.5, 1.0), OperationSeconds(1.5, 0.0)),
-    link=LinkRates(SPREAD, SPREAD),
+    link=Machine(2e9, 1e9),
 )
 KEY = ProfileKey("ab" * 32, "cpu: a processor", "torch.float32", (), "2.9", 2)
 
@@ -95,7 +93,7 @@ def test_a_damaged_file_is_made_anew_and_said_so(tmp_path: Path, raw: bytes) -> 
         {"more": 1},
         {"layers": []},
         {"link": {"load": 1}},
-        {"link": {"load_bytes_per_s": 1.0, "gradient_bytes_per_s": 1.0}},
+        {"link": {"load_bytes_per_s": 0.0, "gradient_bytes_per_s": 1.0}},
         {"operations": [{"forward_s": -1.0, "backward_s": 0.0}] * 2},
         {"operations": [{"forward_s": "1", "backward_s": 0.0}] * 2},
     ],

@@ -118,7 +118,7 @@ class Demo:
 
     def _step(self) -> None:
         """A moment passes: what the peers wrote down is read, and shown."""
-        time.sleep(STEP_S)
+        time.sleep(STEP_S)  # peers write to files: nothing to wait on
         for peer in self.peers:
             peer.look()
         for event in rounds_of(self.peers[0].events)[self._round :]:

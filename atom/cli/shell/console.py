@@ -89,21 +89,20 @@ class TerminalConsole:
             finally:
                 done.set()
 
-        while not self._give(_STDERR, finish) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._give(_STDERR, finish, self._patience_s)
         if not done.wait(max(deadline - time.monotonic(), 0.0)):
             for stream in (_STDOUT, _STDERR):  # a last word would wait as well
                 if not select.select([], [stream], [], 0.0)[1]:
                     _lead_nowhere(stream)
 
-    def _give(self, stream: int, say: Callable[[], None]) -> bool:
-        """Never waits. False: too much waits already."""
+    def _give(self, stream: int, say: Callable[[], None], wait_s: float = 0.0) -> bool:
+        """False: too much waits already, and did so for `wait_s`."""
         with self._lock:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
                 self._writer.start()
         try:
-            self._waiting.put_nowait((stream, say))
+            self._waiting.put((stream, say), block=wait_s > 0, timeout=wait_s or None)
         except queue.Full:
             return False
         return True

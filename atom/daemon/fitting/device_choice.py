@@ -6,7 +6,6 @@ from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.chain import Machine
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
@@ -44,10 +43,10 @@ def question(
 ) -> Question:
     """`micro_batches`: the most that one pass may accumulate. `host_bytes`: for values between
     sub-models, if they wait there; None: as much as it takes. `gradients`: how they leave."""
-    link, element_bytes = profile.link, graph.parameter_dtype.itemsize
+    element_bytes = graph.parameter_dtype.itemsize
     return Question(
         chain=operation_chain(graph, profile.operations, fused=on_gpu),
-        machine=Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median),
+        machine=profile.link,
         limits=Limits(device_bytes, element_bytes, micro_batches, host_bytes, gradients.itemsize),
         layer_ends=layer_ends(layers_of(graph)),
     )

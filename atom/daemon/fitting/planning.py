@@ -159,7 +159,7 @@ def _device(
         finally:
             opened.close()
         profile, title = profile_of(graph, kind, None, note), str(kind)
-    rate = profile.link.load_bytes_per_s.median
+    rate = profile.link.load_bytes_per_s
     return DevicePlan(title, budget, profile.source, rate), profile
 
 

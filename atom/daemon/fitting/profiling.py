@@ -12,12 +12,13 @@ from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
 from atom.config.places import cache_directory
 from atom.daemon.usable_memory import usable_memory
+from atom.graph.chain import Machine
 from atom.graph.ir import ParameterLayout
 from atom.graph.layers import layers_of
 from atom.graph.profile.assumed import assume_graph, typical_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.measured import measure_graph
-from atom.graph.profile.seconds import LinkRates, Profile, Spread
+from atom.graph.profile.seconds import Profile
 from atom.graph.profile.sub_models import Told
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, optimizer_state
@@ -115,12 +116,11 @@ def _measuring_s(graph: Graph, device: torch.device) -> float:
     """About how long measuring takes: every distinct layer, several times, at typical rates."""
     layers = _reckoned(graph, device).layers
     distinct = {(layer.forward_s, layer.backward_s) for layer in layers}
-    return (REPEATS + 1) * sum(forward.median + backward.median for forward, backward in distinct)
+    return (REPEATS + 1) * sum(forward_s + backward_s for forward_s, backward_s in distinct)
 
 
 def _reckoned(graph: Graph, device: torch.device) -> Profile:
-    any_rate = Spread.exactly(1e10)
-    return typical_graph(graph, device, LinkRates(any_rate, any_rate))
+    return typical_graph(graph, device, Machine(1e10, 1e10))
 
 
 def _about(seconds: float) -> str:

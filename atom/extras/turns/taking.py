@@ -113,10 +113,10 @@ class DeviceTurns:
         before = self._mine
 
         def decide(others: Mapping[str, Claim]) -> Claim:
-            self._mine = self._decided(list(others.values()), round_ended)
-            return self._mine
+            return self._decided(list(others.values()), round_ended)
 
         self._claims = self._file.look(decide)
+        self._mine = self._claims[""]  # only once it is written: others go by that
         if self._mine.turn == HAS_IT and not self._giving:
             self._take(is_new=before.turn != HAS_IT)
 

@@ -6,22 +6,18 @@ from atom.graph.profile.devices import AssumedDevice, assumed_device
 from atom.graph.profile.measured import device_name, measure_graph
 from atom.graph.profile.seconds import (
     LayerProfile,
-    LinkRates,
     OperationSeconds,
     Profile,
-    Spread,
 )
 from atom.graph.profile.sub_models import Stopwatch, SubModelSeconds, measure_link, profile
 
 __all__ = [
     "AssumedDevice",
     "LayerProfile",
-    "LinkRates",
     "OperationSeconds",
     "Profile",
     "ProfileCache",
     "ProfileKey",
-    "Spread",
     "Stopwatch",
     "SubModelSeconds",
     "assume_graph",

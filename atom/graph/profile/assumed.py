@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from atom.graph.chain import Machine
 from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.ir import padded_elements
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.devices import TYPICAL, Rates, assumed_device
-from atom.graph.profile.seconds import LayerProfile, LinkRates, OperationSeconds, Profile, Spread
+from atom.graph.profile.seconds import LayerProfile, OperationSeconds, Profile
 from atom.graph.profile.sub_models import measure_link
 from atom.graph.traced import Graph
 
@@ -19,11 +20,11 @@ def assume_graph(graph: Graph, device: str) -> Profile:
     Raises: DeviceError for a device that is not in the table, or lacks the graph's precision.
     """
     assumed = assumed_device(device, graph.parameter_dtype)
-    rate = Spread.exactly(assumed.link_bytes_per_s.value)
-    return _reckoned(graph, assumed.title, assumed.rates(), LinkRates(rate, rate), fused=True)
+    rate = assumed.link_bytes_per_s.value
+    return _reckoned(graph, assumed.title, assumed.rates(), Machine(rate, rate), fused=True)
 
 
-def typical_graph(graph: Graph, device: torch.device, link: LinkRates | None = None) -> Profile:
+def typical_graph(graph: Graph, device: torch.device, link: Machine | None = None) -> Profile:
     """As a usual device of this kind would take it; the link alone is measured, unless given.
     Right in its proportions, not in its seconds: for choosing a cut where measuring is not
     possible."""
@@ -31,16 +32,12 @@ def typical_graph(graph: Graph, device: torch.device, link: LinkRates | None = N
     return _reckoned(graph, device.type, TYPICAL[device.type], link, device.type == "cuda")
 
 
-def _reckoned(graph: Graph, title: str, rates: Rates, link: LinkRates, fused: bool) -> Profile:
+def _reckoned(graph: Graph, title: str, rates: Rates, link: Machine, fused: bool) -> Profile:
     layers, operations = [], list[OperationSeconds]()
     for layer, costs in costs_by_layer(graph, fused):
         calls = [OperationSeconds(*reckoned_s(cost, rates)) for cost in costs]
-        forward_s, backward_s = (
-            sum(one.forward_s for one in calls),
-            sum(one.backward_s for one in calls),
-        )
-        spreads = Spread.exactly(forward_s), Spread.exactly(backward_s)
-        layers.append(layer_profile(graph, layer, costs, *spreads))
+        both = sum(one.forward_s for one in calls), sum(one.backward_s for one in calls)
+        layers.append(layer_profile(graph, layer, costs, *both))
         operations += calls
     return Profile("assumed", title, tuple(layers), tuple(operations), link)
 
@@ -62,8 +59,8 @@ def layer_profile(
     graph: Graph,
     layer: Layer,
     costs: Sequence[OperationCost],
-    forward_s: Spread,
-    backward_s: Spread,
+    forward_s: float,
+    backward_s: float,
 ) -> LayerProfile:
     """What is known of a layer, in one place."""
     names = {graph.parameters[node] for node in layer.parameters}

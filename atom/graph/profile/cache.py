@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from atom.graph.chain import Machine
 from atom.graph.profile.measured import device_name
-from atom.graph.profile.seconds import LayerProfile, LinkRates, OperationSeconds, Profile, Spread
+from atom.graph.profile.seconds import LayerProfile, OperationSeconds, Profile
 from atom.graph.traced import Graph
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,7 @@ class ProfileCache:
             note = f"the kept profile {path} is of another model: measured anew"
         except FileNotFoundError:
             pass
-        except (
-            OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
-        ) as problem:  # fmt: skip
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as problem:
             note = f"the kept profile {path} cannot be used ({problem}): measured anew"
         profile = measure()
         try:
@@ -106,19 +105,12 @@ class ProfileCache:
 
 def _profile(content: Any) -> Profile:
     """Raises: what Python raises for content that `_write` does not write."""
-    link = LinkRates(**_spreads(content["link"]))
-    layers = tuple(LayerProfile(**_spreads(each)) for each in content["layers"])
+    link = Machine(**content["link"])
+    layers = tuple(LayerProfile(**each) for each in content["layers"])
     operations = tuple(OperationSeconds(**each) for each in content["operations"])
-    rates = link.load_bytes_per_s.median, link.gradient_bytes_per_s.median
-    seconds = (s for each in operations for s in (each.forward_s, each.backward_s))
-    if not (min(rates) > 0 and all(0 <= s < math.inf for s in (*rates, *seconds))):
+    rates = link.load_bytes_per_s, link.gradient_bytes_per_s
+    times = [s for each in layers for s in (each.forward_s, each.backward_s)]
+    times += [s for each in operations for s in (each.forward_s, each.backward_s)]
+    if not (min(rates) > 0 and all(0 <= each < math.inf for each in (*rates, *times))):
         raise ValueError("a rate or a time that cannot be")
     return Profile(**{**content, "layers": layers, "operations": operations, "link": link})
-
-
-def _spreads(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A record whose own records are spreads."""
-    return {
-        name: Spread(**told) if isinstance(told, dict) else told
-        for name, told in dict(content).items()
-    }

@@ -8,9 +8,10 @@ import torch
 from torch import fx
 
 from atom.base.errors import DeviceError
+from atom.graph.chain import Machine
 from atom.graph.profile.assumed import costs_by_layer, layer_profile, reckoned_s
 from atom.graph.profile.devices import TYPICAL
-from atom.graph.profile.seconds import LinkRates, OperationSeconds, Profile
+from atom.graph.profile.seconds import OperationSeconds, Profile
 from atom.graph.profile.sub_models import Stopwatch, Told, measure_link, now, profile
 from atom.graph.program import build_program
 from atom.graph.traced import Graph, bind
@@ -20,7 +21,7 @@ def measure_graph(
     graph: Graph,
     device: torch.device | str,
     repeats: int = 5,
-    link: LinkRates | None = None,
+    link: Machine | None = None,
     stopwatch: Stopwatch = now,
     told: Told = lambda done, total: None,
 ) -> Profile:
@@ -52,7 +53,7 @@ def measure_graph(
     layers, operations = [], list[OperationSeconds]()
     by_layer = costs_by_layer(graph, fused=device.type == "cuda")
     for (layer, costs), timing in zip(by_layer, timings, strict=True):
-        layers.append(layer_profile(graph, layer, costs, timing.forward, timing.backward))
+        layers.append(layer_profile(graph, layer, costs, timing.forward_s, timing.backward_s))
         forward, backward = zip(*(reckoned_s(cost, typical) for cost in costs), strict=True)
         shares = _shares(timing.forward_s, forward), _shares(timing.backward_s, backward)
         operations += map(OperationSeconds, *shares)

@@ -1,29 +1,8 @@
 """What a profile says. Measured and assumed ones look the same."""
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Spread:
-    """A median and its quartiles. An assumed figure has no spread: all three are equal."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> "Spread":
-        """Of at least one sample."""
-        if len(samples) == 1:
-            return cls.exactly(samples[0])
-        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(median, low, high)
-
-    @classmethod
-    def exactly(cls, value: float) -> "Spread":
-        return cls(value, value, value)
+from atom.graph.chain import Machine
 
 
 @dataclass(frozen=True)
@@ -35,22 +14,12 @@ class OperationSeconds:
 
 
 @dataclass(frozen=True)
-class LinkRates:
-    """How fast flat buffers move between host and device, each way by itself."""
-
-    load_bytes_per_s: Spread
-    """Host to device: parameters."""
-    gradient_bytes_per_s: Spread
-    """Device to host, added to what is there where the device is the host itself."""
-
-
-@dataclass(frozen=True)
 class LayerProfile:
     """One layer on one micro-batch."""
 
     name: str
-    forward_s: Spread
-    backward_s: Spread
+    forward_s: float
+    backward_s: float
     """Without a recomputed forward; with the sums of parameters' gradients in float32."""
     parameter_bytes: int
     """As loaded, alignment included."""
@@ -70,4 +39,4 @@ class Profile:
     layers: tuple[LayerProfile, ...]
     operations: tuple[OperationSeconds, ...]
     """One per entry of `graph.calls`. Measured: a layer's calls share its seconds."""
-    link: LinkRates
+    link: Machine

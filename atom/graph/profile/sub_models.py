@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import nn
 
+from atom.graph.chain import Machine
 from atom.graph.ir import Program, SubModel
-from atom.graph.profile.seconds import LinkRates, Spread
 from atom.graph.program import bind, load
 
 Stopwatch = Callable[[torch.device], float]
@@ -40,19 +41,11 @@ def now(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class SubModelSeconds:
-    """One micro-batch. `backward` does not include the recomputed forward, but the sums of
-    parameters' gradients in float32."""
+    """Medians, of one micro-batch. `backward_s` does not include the recomputed forward, but the
+    sums of parameters' gradients in float32."""
 
-    forward: Spread
-    backward: Spread
-
-    @property
-    def forward_s(self) -> float:
-        return self.forward.median
-
-    @property
-    def backward_s(self) -> float:
-        return self.backward.median
+    forward_s: float
+    backward_s: float
 
 
 def profile(
@@ -131,7 +124,7 @@ class _Bench:
             there, back = self._once()
             forward.append(there)
             backward.append(back)
-        return SubModelSeconds(Spread.of(forward), Spread.of(backward))
+        return SubModelSeconds(median(forward), median(backward))
 
     def _once(self) -> tuple[float, float]:
         self._something_else.add_(1)
@@ -198,7 +191,7 @@ def measure_link(
     repeats: int = 5,
     buffer_bytes: int = _BUFFER_BYTES,
     stopwatch: Stopwatch = now,
-) -> LinkRates:
+) -> Machine:
     """Plain copies of flat buffers, one way after the other.
 
     On a GPU between its memory and page-locked host memory. Where the device is the CPU, by a
@@ -221,11 +214,11 @@ def measure_link(
     size_bytes = elements * torch.float32.itemsize
     with ThreadPoolExecutor(1, "atom-profile") as background:
 
-        def rate(action: Callable[[], None]) -> Spread:
+        def rate(action: Callable[[], None]) -> float:
             samples = background.submit(_samples, action, device, repeats, stopwatch).result()
-            return Spread.of([size_bytes / sample for sample in samples])
+            return size_bytes / median(samples)
 
-        return LinkRates(rate(load), rate(gradients_out))
+        return Machine(rate(load), rate(gradients_out))
 
 
 def _samples(
