@@ -5,7 +5,8 @@ a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a
 the memory that is left (`residency.py`). The schedule of each candidate that fits is timed event by
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
 equals the shortest pass. Cuts fall where layers end; other places are tried only where none of
-those fits, fewer before more, and the first that fit decide.
+those fits, fewer before more, until one fits; where that leaves no room for all micro-batches, the
+next as well.
 """
 
 import math
@@ -60,15 +61,29 @@ def choose(asked: Question) -> Choice:
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
-    remembering = asked.chain.remembering
-    for places in _places(asked):
-        ways = list(_ways(asked, places))
-        if remembering is not None:
-            others = _ways(replace(asked, chain=remembering), places)
-            ways += [(replace(cut, remembers=True), each) for cut, each in others]
-        if ways:
-            return _best(ways)
+    places = _places(asked)
+    for tried in places:
+        found = _fastest(asked, tried)
+        if found is None:
+            continue
+        is_tight = found.micro_batches < asked.limits.micro_batches
+        if is_tight and not set(tried) <= set(asked.layer_ends) and (more := next(places, None)):
+            roomier = _fastest(asked, more, beyond=found.micro_batches)
+            return min(
+                (each for each in (found, roomier) if each is not None),
+                key=lambda choice: choice.seconds_per_micro_batch,
+            )
+        return found
     raise _refusal(asked, enough_bytes(asked))
+
+
+def _fastest(asked: Question, places: Ends, beyond: int = 0) -> Choice | None:
+    """With cuts at `places`, and more micro-batches than `beyond` in a pass."""
+    ways = list(_ways(asked, places, beyond))
+    if (remembering := asked.chain.remembering) is not None:
+        others = _ways(replace(asked, chain=remembering), places, beyond)
+        ways += [(replace(cut, remembers=True), each) for cut, each in others]
+    return _best(ways) if ways else None
 
 
 _Way = tuple[Cut, Arrangement]
@@ -128,19 +143,19 @@ def _alone_bytes(piece: Piece, limits: Limits) -> int:
     return Reckoning.of([piece], limits).bytes_at_work(Arrangement())
 
 
-def _ways(asked: Question, places: Ends) -> Iterator[_Way]:
-    """All that fit."""
-    for cut, allowed in _cuts(asked, places):
+def _ways(asked: Question, places: Ends, beyond: int) -> Iterator[_Way]:
+    """All that fit, with more micro-batches than `beyond` in a pass."""
+    for cut, allowed in _cuts(asked, places, beyond):
         yield from ((cut, each) for each in arrangements(cut.reckoning, allowed))
 
 
-def _cuts(asked: Question, places: Ends) -> Iterator[tuple[Cut, Limits]]:
+def _cuts(asked: Question, places: Ends, beyond: int = 0) -> Iterator[tuple[Cut, Limits]]:
     """Good ones, each with the micro-batches of a pass that it is good for. Some keep too much."""
     limits, most_bytes = asked.limits, asked.limits.device_bytes
     parts = parts_of(asked.chain, places, most_bytes, lambda piece: _alone_bytes(piece, limits))
     if parts is None:
         return
-    for micro_batches in _accumulations(limits.micro_batches):
+    for micro_batches in _accumulations(limits.micro_batches, beyond):
         of, seen = asked.allowing(micro_batches=micro_batches), set[Ends]()
         for bound in parts.bounds(most_bytes):
             for kept in KEPT:
@@ -164,8 +179,8 @@ def _charges(asked: Question, kept: float) -> Charges:
     )
 
 
-def _accumulations(most: int) -> list[int]:
-    powers = [2**n for n in range(most.bit_length()) if 2**n < most]
+def _accumulations(most: int, beyond: int) -> list[int]:
+    powers = [2**n for n in range(most.bit_length()) if beyond < 2**n < most]
     return [*powers, most]
 
 

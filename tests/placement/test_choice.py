@@ -117,6 +117,31 @@ def test_more_memory_never_makes_it_slower(seed: int) -> None:
         assert more.seconds_per_micro_batch <= limit * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("elements", "working"),
+    [
+        ([1600, 1000, 600, 600, 600, 600, 1600, 1000, 600], [0, 400, 0, 0, 0, 0, 400, 0, 400]),
+        ([1600, 1000, 600, 600, 600, 1000, 600, 600, 600], [0, 0, 400, 400, 0, 0, 0, 400, 0]),
+    ],
+)
+def test_where_few_places_leave_little_room_more_are_tried(
+    elements: list[int], working: list[int]
+) -> None:
+    """Layers of three operations that do not fit alone: with cuts at narrow places a pass holds
+    half or less of the micro-batches that it holds with cuts at others as well."""
+    made = tuple(
+        Operation(f"o{n}", {f"p{n}": size}, 1e-4, 2e-4, kept, 0)
+        for n, (size, kept) in enumerate(zip(elements, working, strict=True))
+    )
+    sizes = [8] + [(8, 16, 32)[n % 3] for n in range(8)]
+    values = tuple(Value(size, n, n + 1) for n, size in enumerate(sizes, -1))
+    asked = Question(Chain(made, values), MACHINE, Limits(0, 4, 8), (3, 6, 9))
+    single = asked.allowing(micro_batches=1)
+    tight = asked.allowing(device_bytes=int(1.02 * enough_bytes(single)))
+    anywhere = choose(replace(tight, layer_ends=()))
+    assert choose(tight).seconds_per_micro_batch <= 1.1 * anywhere.seconds_per_micro_batch
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_plenty_of_memory_nothing_is_loaded_twice(seed: int) -> None:
     choice = answers(seed)[-1]
