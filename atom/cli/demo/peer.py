@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import atom
+from atom.base.child_environment import child_environment
 from atom.base.errors import AtomError
 from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
@@ -67,7 +67,7 @@ class DemoPeer:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=log,
-                env=_environment(),
+                env=child_environment() | {"NO_COLOR": "1"},
                 start_new_session=True,  # Ctrl-C at the terminal is ours to answer
                 preexec_fn=die_with_parent,
             )
@@ -108,14 +108,3 @@ def read_events(path: Path) -> list[Event]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
-
-
-def _environment() -> dict[str, str]:
-    """Atom importable as it is here, plain logs, no GPU, one arithmetic thread."""
-    paths = [str(Path(atom.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "NO_COLOR": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import psutil
 
-import atom
 from atom.base import errors
+from atom.base.child_environment import child_environment
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
 from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
@@ -152,7 +152,7 @@ class DhtClient:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=_environment(),
+            env=child_environment(),
         )
 
     async def _until_ready(self, reader: asyncio.StreamReader, settings: NodeSettings) -> None:
@@ -262,16 +262,6 @@ def free_port(listen: ListenAddress) -> ListenAddress:
                 "use an address of this machine (or 0.0.0.0) and a port above 1023: [network]"
                 " listen in a peer file (start and bootstrap also take --listen)",
             ) from None
-
-
-def _environment() -> dict[str, str]:
-    """Atom importable as it is here, no GPU, one arithmetic thread."""
-    paths = [str(Path(atom.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def _make_folder() -> Path:
