@@ -75,11 +75,6 @@ def cut(number: int, chunk: memoryview) -> memoryview:
     return chunk[:-1]
 
 
-def fall_over(number: int, chunk: memoryview) -> None:
-    if number >= 1:
-        raise ConnectionError("fell over")
-
-
 def stumble(number: int, chunk: memoryview) -> None:
     if number % 2 == 0:
         raise PeerRefused(Reason.BUSY)
@@ -92,6 +87,7 @@ class Town:
         self._network = LocalNetwork()
         self.me = self._network.add()
         self.release = threading.Event()
+        self.something_came = threading.Event()
         self.events = EventList()
         self.lies: dict[str, Reason] = {}
 
@@ -123,10 +119,18 @@ class Town:
 
     def progress(self, done: int, total: int) -> None:
         assert done <= total == STATE_BYTES
+        if done:
+            self.something_came.set()
 
     def lied(self, donor: str, reason: Reason) -> None:
         self.lies[donor] = reason
         self.release.set()
+
+    def fall_over(self, number: int, chunk: memoryview) -> None:
+        """After the first chunk: a connection that is closed at once may take it with it."""
+        if number >= 1:
+            self.something_came.wait(SOON)
+            raise ConnectionError("fell over")
 
     def stuck(self, number: int, chunk: memoryview) -> None:
         self.release.wait(SOON)
@@ -150,7 +154,7 @@ def test_liars_strangers_and_the_absent_are_replaced(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "MOST_DONORS", 1)
-    scripts = [Scripted(act) for act in (lie, cut, fall_over)]
+    scripts = [Scripted(act) for act in (lie, cut, town.fall_over)]
     stores = [Scripted(seed=1), *scripts, Shelf(), Scripted()]
     stranger, liar, short, faint, empty, good = donors = [town.donor(each) for each in stores]
     assert town.fetch([Identity.create().peer_id, *donors]).keys() == {faint, good}
