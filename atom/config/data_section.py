@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from atom.config.section import WORDS, Bytes, Count, Fraction, PathText, Section, refuse
 
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
-_TEXT_KEYS = ("max_bytes", "max_documents", "text_field")
-_TABLE_KEYS = ("path", "name", "split", "revision", "streaming")
+_TEXT_KEYS = ("tokenizer", "tokenizer_sha256", "max_bytes", "max_documents")
+_TABLE_KEYS = ("path", "name", "split", "revision", "text_field")
 
 
 class Data(Section):
@@ -27,8 +27,6 @@ class Data(Section):
     """Of a table, such as "validation"; omitted: "train"."""
     revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
     """Of a table of the hub: its commit, 40 hex digits; filled in when the run is founded."""
-    streaming: bool = False
-    """Whether a table of the hub is read without keeping a copy; needs a limit."""
     tokenizer: PathText = "bytes"
     """"bytes", or a path to a tokenizer.json, relative to the run file."""
     tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
@@ -39,9 +37,9 @@ class Data(Section):
     """Use only this much of the text, from its start: "8 MB"."""
 
     max_documents: Count | None = None
-    """Use only so many documents, from the start: files, lines or rows that are not empty."""
+    """Use only so many documents, from the start: files or rows that are not empty."""
     text_field: Name | None = None
-    """Field of JSON lines, or column of a table, that holds the text; omitted: "text"."""
+    """Column of a table that holds the text; omitted: "text"."""
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
@@ -49,10 +47,8 @@ class Data(Section):
             refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
         if self.source != "text" and self.paths:
             refuse("paths", f'source = "{self.source}" takes no paths', 'use source = "text"')
-        if self.source == "python-stdlib" and self.text_field is not None:
-            refuse("text_field", "the standard library is plain text", "remove it")
         if self.source == "module":
-            for key in ("tokenizer", "tokenizer_sha256", *_TEXT_KEYS):
+            for key in _TEXT_KEYS:
                 if key in self.model_fields_set:
                     refuse(key, "the module brings its own dataset, not text", "remove it")
         self._check_table()
@@ -68,6 +64,3 @@ class Data(Section):
         if self.path is None:
             what = 'missing: source = "datasets" needs a folder or a name of the hub'
             refuse("path", what, 'path = "OWNER/NAME"')
-        if self.streaming and self.max_bytes is None and self.max_documents is None:
-            what = "nobody knows where a stream ends: it needs a limit"
-            refuse("streaming", what, 'set max_bytes = "10 GB", or max_documents')

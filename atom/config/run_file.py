@@ -262,11 +262,11 @@ class RunFile(Section):
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
-        data = set() if self.data.source == "datasets" else {"streaming"}
         local = {"inner_sequences", "outer_rate", "outer_momentum"}
         update = local if self.update.rule == EVERY_STEP else set()
+        data = set[str]()
         if self.data.source == "module":
-            model, data = model | {"sequence_tokens"}, data | {"tokenizer"}
+            model, data = model | {"sequence_tokens"}, {"tokenizer"}
         return {"model": model, "data": data, "update": update}
 
     def _check_module_data(self) -> None:

@@ -51,7 +51,7 @@ def no_tokenizer(name: str, value: str, error: str) -> Case:
 CASES = [
     Case("unknown key", ("start", "bad.toml"), ExitCode.CONFIG, "optimizer.learning_rat",
          "learning_rate", GOOD_RUN.replace("learning_rate", "learning_rat")),
-    Case("no JSON line", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "bad.jsonl, line 1",
+    Case("a table", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "bad.jsonl is packed or a",
          ".txt", GOOD_RUN.replace('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]')),
     Case("no weights", ("start", "run.toml", "--from", "bad.jsonl", *STATE), ExitCode.CONFIG,
          "bad.jsonl is no folder", "model.safetensors"),

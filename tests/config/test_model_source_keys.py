@@ -56,8 +56,7 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: the module brings", "remove"),
         (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: the module brings", "remove"),
         (MODULE, f"{OWN}\nmax_documents = 9", "data.max_documents: the module brings", "remove"),
-        (MODULE, f"{OWN}\ntext_field = 'a'", "data.text_field: the module brings", "remove"),
-        (MODULE, f"{STDLIB}\ntext_field = 'a'", "data.text_field: the standard lib", "remove"),
+        (MODULE, f"{STDLIB}\ntext_field = 'a'", "data.text_field: source", "remove"),
         (FAMILY, f"{OWN}\nsplit = 'a'", 'data.split: source = "module" has no split', "remove"),
         (FAMILY, f"{STDLIB}\nname = 'a'", "data.name: source", 'use source = "datasets"'),
         (FAMILY, f"{STDLIB}\nrevision = '{'a' * 40}'", "data.revision: source", "datasets"),
@@ -66,8 +65,6 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (FAMILY, f"{TABLE}\nsplit = 'train[:9]'", "data.split: cannot be", ""),
         (FAMILY, f"{TABLE}\nname = ''", "data.name: must not be empty", ""),
         (FAMILY, f"{TABLE}\nrevision = 'main'", 'data.revision: cannot be "main"', ""),
-        (FAMILY, f"{TABLE}\nstreaming = 1", "data.streaming: expected", ""),
-        (FAMILY, f"{TABLE}\nstreaming = true", "data.streaming: nobody knows", "max_bytes"),
         (MODULE, f"{OWN}\npaths = ['a']", 'data.paths: source = "module" takes no paths', "text"),
     ],
 )

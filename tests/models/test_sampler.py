@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atom.models.data.permutation import Permutation
-from atom.models.data.sampler import GUEST_SLOTS, Sampler, guest_position, member_position
+from atom.models.data.sampler import (
+    GUEST_SLOTS,
+    Permutation,
+    Sampler,
+    guest_position,
+    member_position,
+)
 
 sizes = st.integers(1, 700)
 seeds = st.integers(0, 2**63 - 1)

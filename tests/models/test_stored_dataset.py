@@ -1,5 +1,6 @@
 """Tables of `datasets`: saved folders, folders of files, and a hub that is played."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ from atom.models.data.corpus import (
     DataUnreachable,
     Limits,
     NoRoomForData,
+    Reading,
 )
 from atom.models.data.files import text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.token_file import cached_tokens
-from atom.models.data.tokenising import TOKENISING
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.installing import install_extra
 
@@ -56,6 +57,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "files").mkdir()
     raw = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
     (root / "files" / "train.jsonl").write_text(raw)
+    (root / "packed").mkdir()
+    (root / "packed" / "train.jsonl.gz").write_bytes(gzip.compress(raw.encode()))
     return root
 
 
@@ -65,24 +68,20 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[object, ...]] = []
         self.files = [f"hf://datasets/owner/name@{REVISION}/a.parquet"]
-        self.texts = TEXTS
-        self.breaks_at: int | None = None
+        self.breaks = False
         monkeypatch.setattr(datasets, "load_dataset_builder", self.load_dataset_builder)
 
     def load_dataset_builder(self, path, name, revision):
         self.asked.append((path, name, revision))
         return SimpleNamespace(
             config=SimpleNamespace(data_files={"train": self.files}),
-            download_and_prepare=lambda: None,
-            as_dataset=lambda split: datasets.Dataset.from_generator(self._rows),
-            as_streaming_dataset=lambda split: datasets.IterableDataset.from_generator(self._rows),
+            download_and_prepare=self._download,
+            as_dataset=lambda split: datasets.Dataset.from_dict({"text": TEXTS}),
         )
 
-    def _rows(self):
-        for index, text in enumerate(self.texts):
-            if index == self.breaks_at:
-                raise ConnectionError("the hub is gone")
-            yield {"text": text}
+    def _download(self):
+        if self.breaks:
+            raise ConnectionError("the hub is gone")
 
 
 @pytest.fixture
@@ -91,22 +90,22 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def contents(corpus: Corpus) -> list[bytes]:
-    return [b"".join(text.blocks) for text in corpus.texts()]
+    return [b"".join(blocks) for blocks in Reading(corpus).texts()]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["saved", "splits", "files", *SAVED_FORMS])
-def test_local_folders_give_their_texts(folders: Path, kind: str, streaming: bool) -> None:
-    corpus = StoredDataset(str(folders / kind), streaming=streaming).corpus(Limits())
+@pytest.mark.parametrize("kind", ["saved", "splits", "files", "packed", *SAVED_FORMS])
+def test_local_folders_give_their_texts(folders: Path, tmp_path: Path, kind: str) -> None:
+    corpus = StoredDataset(str(folders / kind)).corpus(Limits())
     assert contents(corpus) == [text.encode() for text in TEXTS if text]
-    assert corpus.survey() == text_corpus([folders / "files"]).survey()
-    assert corpus.origin is None
+    for index, text in enumerate(TEXTS):
+        (tmp_path / f"{index}.txt").write_text(text)
+    assert corpus.survey().digest() == text_corpus([tmp_path / "*.txt"]).survey().digest()
 
 
 def test_another_split_and_a_limit(folders: Path) -> None:
     stored = StoredDataset(str(folders / "splits"), split="test")
     assert contents(stored.corpus(Limits())) == [b"one"]
-    stored = StoredDataset(str(folders / "files"), streaming=True)
+    stored = StoredDataset(str(folders / "files"))
     assert contents(stored.corpus(Limits(max_documents=2))) == [b"one", "zwei é".encode()]
 
 
@@ -123,7 +122,6 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
         ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "leave"),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),
-        ("files", {"split": "test", "streaming": True}, "Bad split", "[data] split"),
         ("files", {"name": "other"}, "'other' not found", "name in the run file"),
         ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),
         ("saved", {"text_field": "id"}, 'row 1 of train: "id" holds int', "text_field"),
@@ -173,35 +171,20 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     assert install_extra("data") in caught.value.hint
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_commit_of_the_hub_is_read_once(hub: Hub, tmp_path: Path, streaming: bool) -> None:
-    stored = StoredDataset("owner/name", revision=REVISION, streaming=streaming)
-    progress: list[tuple[str, int, int]] = []
-    corpus = stored.corpus(Limits(max_documents=3))
-    first = cached_tokens(corpus, ByteTokenizer(), tmp_path, lambda *told: progress.append(told))
-    assert bytes(first.tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
-    assert progress[-1] == (TOKENISING, 21, 21)
-    again = cached_tokens(stored.corpus(Limits(max_documents=3)), ByteTokenizer(), tmp_path)
-    assert again.digest == first.digest
-    assert hub.asked == [("owner/name", None, REVISION)]
-    cached_tokens(stored.corpus(Limits(max_documents=2)), ByteTokenizer(), tmp_path)
-    assert len(hub.asked) == 2
+def test_a_commit_of_the_hub_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    corpus = HUB.corpus(Limits(max_documents=3))
+    tokens = cached_tokens(corpus, ByteTokenizer(), tmp_path).tokens
+    assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
+    assert set(hub.asked) == {("owner/name", None, REVISION)}
 
 
-def test_a_stream_that_breaks_is_read_again_from_its_beginning(hub: Hub, tmp_path: Path) -> None:
-    hub.texts = [f"text {index:04}" for index in range(600)]
-    hub.breaks_at = 550
-    stored = StoredDataset("owner/name", revision=REVISION, streaming=True)
+def test_a_hub_that_breaks_off_is_told_and_may_be_asked_again(hub: Hub, tmp_path: Path) -> None:
+    hub.breaks = True
     with pytest.raises(DataUnreachable, match="the hub is gone"):
-        cached_tokens(stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c")
-    assert list((tmp_path / "c").iterdir()) == []
-    hub.breaks_at = None
-    told: list[tuple[str, int, int]] = []
-    tokens = cached_tokens(
-        stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c", lambda *at: told.append(at)
-    )
-    assert bytes(tokens.tokens.tolist()).decode().split("\n") == hub.texts
-    assert told[-1] == (TOKENISING, 5400, 5400)
+        cached_tokens(HUB.corpus(Limits()), ByteTokenizer(), tmp_path / "c")
+    hub.breaks = False
+    tokens = cached_tokens(HUB.corpus(Limits(20)), ByteTokenizer(), tmp_path / "c").tokens
+    assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nline".encode()
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "hf://datasets/owner/other@x/a", "https://a/b"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
-from atom.models.data.amount import Amount
+from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import loss_unit, trained_on
 

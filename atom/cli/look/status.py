@@ -9,7 +9,7 @@ from atom.cli.look.onlooker import Sight, onlooking, run_meant
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
-from atom.models.data.amount import Amount
+from atom.models.data.corpus import Amount
 
 
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from atom.base.errors import MismatchError
 from atom.config.data_section import Data
-from atom.models.data.amount import Amount
+from atom.models.data.corpus import Amount
 from atom.models.data.samples import Samples
 from atom.swarm.records.manifest import Manifest
 

@@ -9,9 +9,8 @@ from atom.base.errors import ConfigError, StorageError
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources
 from atom.daemon.state_directory import write_atomically
-from atom.models.data.byte_level import byte_level_tokenizer
 from atom.models.data.corpus import DataError
-from atom.models.data.tokenizer import JsonTokenizer, separator_in
+from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer, separator_in
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

@@ -94,7 +94,7 @@ def _corpus(data: Data, sources: TextSources) -> Corpus:
         return _stored(data, sources).corpus(limits)
     if data.source == "python-stdlib":
         return stdlib_corpus(limits)
-    return text_corpus(sources.paths, limits, data.text_field or TEXT_FIELD)
+    return text_corpus(sources.paths, limits)
 
 
 def _stored(data: Data, sources: TextSources) -> StoredDataset:
@@ -104,5 +104,4 @@ def _stored(data: Data, sources: TextSources) -> StoredDataset:
         split=data.split or SPLIT,
         name=data.name,
         revision=data.revision,
-        streaming=data.streaming,
     )

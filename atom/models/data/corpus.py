@@ -4,11 +4,13 @@ Which files or tables hold them does not matter: equal texts in equal order are 
 """
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import IO, NamedTuple
 
 BLOCK_BYTES = 1 << 20
 
@@ -43,86 +45,58 @@ SURVEYING = "reading the text"
 
 
 @contextmanager
-def reads(path: Path) -> Iterator[None]:
+def reads(where: Path | str) -> Iterator[None]:
     """Raises: DataError for an OSError within: it is the text's, and not of the disk that tokens
     are written to."""
     try:
         yield
     except OSError as error:
         what = error.strerror or error
-        raise DataError(f"{path} cannot be read: {what}", "check its path and rights") from error
+        raise DataError(f"{where} cannot be read: {what}", "check its path and rights") from error
 
 
-class Document(Protocol):
+@dataclass(frozen=True)
+class Document:
     """One text, not read yet."""
 
-    @property
-    def where(self) -> str:
-        """What errors call it: a file, or its line or row."""
-
-    @property
-    def size_bytes(self) -> int: ...
+    where: str
+    """What errors call it: a file, or the row of a table."""
+    size_bytes: int
+    open: Callable[[], IO[bytes]]
 
     def boundary(self, offset: int) -> int:
         """The last offset up to this one where no UTF-8 character is cut in two.
 
         Raises: DataError if it cannot be read.
         """
+        first = max(0, offset - 3)
+        with reads(self.where), self.open() as file:
+            file.seek(first)
+            around = file.read(offset - first + 1)
+        if len(around) <= offset - first:
+            raise DataError(f"{self.where} shrank while it was read")
+        starts = (at for at in range(offset, first - 1, -1) if around[at - first] & 0xC0 != 0x80)
+        return next(starts, offset)
 
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
         """Its start, in blocks of BLOCK_BYTES.
 
         Raises: DataError if it has become shorter, or cannot be read.
         """
-
-
-@dataclass(frozen=True)
-class FileDocument:
-    """A whole file, read block by block."""
-
-    path: Path
-    size_bytes: int
-
-    @property
-    def where(self) -> str:
-        return str(self.path)
-
-    def boundary(self, offset: int) -> int:
-        first = max(0, offset - 3)
-        with reads(self.path), self.path.open("rb") as file:
-            file.seek(first)
-            around = file.read(offset - first + 1)
-        if len(around) <= offset - first:
-            raise DataError(f"{self.path} shrank while it was read")
-        return first + _boundary(around, offset - first)
-
-    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        with reads(self.path), self.path.open("rb") as file:
+        with reads(self.where), self.open() as file:
             while wanted_bytes > 0:
                 block = file.read(min(BLOCK_BYTES, wanted_bytes))
                 if not block:
-                    raise DataError(f"{self.path} shrank by {wanted_bytes} bytes while it was read")
+                    what = f"shrank by {wanted_bytes} bytes while it was read"
+                    raise DataError(f"{self.where} {what}")
                 wanted_bytes -= len(block)
                 yield block
 
 
-@dataclass(frozen=True)
-class RecordDocument:
-    """The text of one line or row."""
-
-    where: str
-    content: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.content)
-
-    def boundary(self, offset: int) -> int:
-        return _boundary(self.content, offset)
-
-    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        for start in range(0, wanted_bytes, BLOCK_BYTES):
-            yield self.content[start : min(wanted_bytes, start + BLOCK_BYTES)]
+def row_document(where: str, text: str) -> Document:
+    """The text of a row, which is in memory."""
+    content = text.encode()
+    return Document(where, len(content), partial(io.BytesIO, content))
 
 
 @dataclass(frozen=True)
@@ -132,29 +106,8 @@ class Limits:
     max_bytes: int | None = None
     max_documents: int | None = None
 
-    @property
-    def bounded(self) -> bool:
-        return self.max_bytes is not None or self.max_documents is not None
-
 
 EVERYTHING = Limits()
-
-
-@dataclass(frozen=True)
-class Text:
-    """A document within the limits; its blocks can be read once."""
-
-    where: str
-    blocks: Iterator[bytes]
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What reading a whole corpus tells."""
-
-    digest: str
-    """sha256 hex of the texts and where they end; names and containers do not matter."""
-    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -163,32 +116,11 @@ class Corpus:
 
     read: Callable[[], Iterator[Document]]
     limits: Limits = EVERYTHING
-    origin: str | None = None
-    """A name that means the same texts for ever, if there is one: they need not be read to be
-    known again."""
     about_bytes: Callable[[], int] = lambda: 0
     """Of the files that `read` reads: how large they are, for who waits; 0: not known."""
 
-    def texts(self) -> Iterator[Text]:
-        """Read one to its end before the next. What lies behind the limits is not asked for: a
-        stream need not end, nor be there any more.
-
-        Raises: DataError for what holds no text, is not there, or cannot be read.
-        """
-        left, count = self.limits.max_bytes, 0
-        for document in self.read():
-            wanted = document.size_bytes
-            if left is not None:
-                wanted = wanted if wanted <= left else document.boundary(left)
-                left = 0 if wanted < document.size_bytes else left - wanted
-            if wanted:
-                count += 1
-                yield Text(document.where, document.blocks(wanted))
-            if left == 0 or count == self.limits.max_documents:
-                return
-
-    def survey(self, on_progress: Progress = silent) -> Survey:
-        """Reads all of it. Raises: as `texts`; DataError if there is no text."""
+    def survey(self, on_progress: Progress = silent) -> "Reading":
+        """Reads all of it. Raises: as `Reading.texts`; DataError if there is no text."""
         reading, about = Reading(self), self._about_bytes()
         for blocks in reading.texts():
             for _ in blocks:
@@ -198,7 +130,7 @@ class Corpus:
             raise DataError("the data files are all empty")
         if about:
             on_progress(SURVEYING, reading.done_bytes, reading.done_bytes)
-        return Survey(reading.digest(), reading.done_bytes)
+        return reading
 
     def _about_bytes(self) -> int:
         found, most = self.about_bytes(), self.limits.max_bytes
@@ -213,26 +145,36 @@ class Reading:
         self._finished = hashlib.sha256()
         self._document = hashlib.sha256()
         self.where = ""
+        """The document that is read."""
         self.documents = 0
         """Begun so far."""
         self.done_bytes = 0
 
     def texts(self) -> Iterator[Iterator[bytes]]:
-        """Each text's blocks. Raises: as `Corpus.texts`."""
-        for text in self._corpus.texts():
-            self.where = text.where
-            self.documents += 1
-            yield self._counted(text.blocks)
-            self._finished.update(self._document.digest())
-            self._document = hashlib.sha256()
+        """Each text's blocks, to be read to their end before the next. What lies behind the limits
+        is not asked for.
+
+        Raises: DataError for what holds no text, is not there, or cannot be read.
+        """
+        left = self._corpus.limits.max_bytes
+        for document in self._corpus.read():
+            wanted = document.size_bytes
+            if left is not None:
+                wanted = wanted if wanted <= left else document.boundary(left)
+                left = 0 if wanted < document.size_bytes else left - wanted
+            if wanted:
+                self.where = document.where
+                self.documents += 1
+                yield self._counted(document.blocks(wanted))
+                self._finished.update(self._document.digest())
+                self._document = hashlib.sha256()
+            if left == 0 or self.documents == self._corpus.limits.max_documents:
+                return
 
     def digest(self) -> str:
-        """sha256 hex of all texts that were read to their end."""
+        """sha256 hex of all texts that were read to their end, and where they end; names and
+        containers do not matter."""
         return self._finished.hexdigest()
-
-    def place(self) -> str:
-        """sha256 hex of what has been read, and where its documents end."""
-        return hashlib.sha256(self._finished.digest() + self._document.digest()).hexdigest()
 
     def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
@@ -241,8 +183,24 @@ class Reading:
             yield block
 
 
-def _boundary(content: bytes, offset: int) -> int:
-    for start in range(offset, max(-1, offset - 4), -1):
-        if content[start] & 0xC0 != 0x80:
-            return start
-    return offset
+class Amount(NamedTuple):
+    """How much there is to train on, for a person who compares it with another's.
+
+    Of text: sequences of tokens. Of an own dataset: its samples, which have no tokens.
+    """
+
+    tokens: int
+    """To train on; 0: the samples are no text."""
+    samples: int
+    """To train on."""
+    held_back: int
+    """For validation: tokens, or samples where there are no tokens."""
+
+    def __str__(self) -> str:
+        noun = "sequence" if self.tokens else "sample"
+        told = f"{self.samples:,} {noun}{'' if self.samples == 1 else 's'} to train on"
+        if self.tokens:
+            told = f"{self.tokens:,} tokens, {told}"
+        if not self.held_back:
+            return told
+        return f"{told}, {self.held_back:,}{' tokens' if self.tokens else ''} held back"

@@ -1,4 +1,4 @@
-"""Which files a corpus is made of, and what each holds by its suffix."""
+"""Which files a corpus is made of. Each is one document, as it is."""
 
 import glob
 import os
@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from atom.models.data.corpus import (
     EVERYTHING,
     Corpus,
     DataError,
     Document,
-    FileDocument,
     Limits,
     reads,
 )
-from atom.models.data.json_lines import json_lines_documents
 
-JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-PACKED_SUFFIXES = (".parquet", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
-"""With any tokenizer their bytes are no text, and with "bytes" nobody would see it."""
-_UNPACK = (
-    'unpack it, or name its folder as a table: [data] source = "datasets", which knows .parquet '
-    "and .jsonl.zst"
+PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+"""With these the bytes of a file are no text, or not the text alone, and with the tokenizer "bytes"
+nobody would see it."""
+_AS_TABLE = (
+    'name its folder as a table: [data] source = "datasets", which also knows .jsonl.gz and .zst; '
+    "or unpack it and call it .txt"
 )
 
 # Tests are data for tests, encodings are tables of numbers; the rest differs between machines
@@ -39,14 +38,11 @@ _STDLIB_SKIPPED_FILES = frozenset({"turtle.py"})
 _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
 
 
-def text_corpus(
-    paths: Sequence[str | Path], limits: Limits = EVERYTHING, text_field: str = "text"
-) -> Corpus:
+def text_corpus(paths: Sequence[str | Path], limits: Limits = EVERYTHING) -> Corpus:
     """Files, folders (every file below that is not hidden) and globs, in the order given.
 
-    JSON lines hold a document per line, under `text_field`; any other file is one document.
     Within a folder or glob the order is that of the relative path. A file named twice counts once.
-    Raises: DataError if an entry matches nothing, or may not be looked at.
+    Raises: DataError if an entry matches nothing, holds tables, or may not be looked at.
     """
     found: dict[Path, Path] = {}
     for entry in paths:
@@ -55,8 +51,10 @@ def text_corpus(
             what = "is an empty folder" if _is_folder(Path(entry)) else "matches no file"
             raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
+            if file.name.lower().endswith(PACKED_SUFFIXES + TABLE_SUFFIXES):
+                raise DataError(f"{file} is packed or a table, not plain text", _AS_TABLE)
             found.setdefault(file.resolve(), file)
-    return _corpus(tuple(found.values()), limits, text_field)
+    return _corpus(tuple(found.values()), limits)
 
 
 def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corpus:
@@ -69,12 +67,11 @@ def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corp
     sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
         raise DataError(f"this Python has no source of its standard library in {root}")
-    return _corpus(sources, limits, "text")
+    return _corpus(sources, limits)
 
 
-def _corpus(files: Sequence[Path], limits: Limits, text_field: str) -> Corpus:
-    read = partial(_documents, files, text_field)
-    return Corpus(read, limits, about_bytes=partial(size_of_files, files))
+def _corpus(files: Sequence[Path], limits: Limits) -> Corpus:
+    return Corpus(partial(_documents, files), limits, partial(size_of_files, files))
 
 
 def size_of_files(files: Iterable[Path]) -> int:
@@ -86,17 +83,15 @@ def size_of_files(files: Iterable[Path]) -> int:
     return total
 
 
-def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
+def _documents(files: Sequence[Path]) -> Iterator[Document]:
     for path in files:
-        name = path.name.lower()
         with reads(path):
-            size = path.stat().st_size
-            if name.endswith(JSON_LINES_SUFFIXES):
-                yield from json_lines_documents(path, text_field)
-            elif name.endswith(PACKED_SUFFIXES):
-                raise DataError(f"{path} is packed, and only .jsonl.gz is read so", _UNPACK)
-            else:
-                yield FileDocument(path, size)
+            size_bytes = path.stat().st_size
+        yield Document(str(path), size_bytes, partial(_open, path))
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("rb")
 
 
 def _matching(entry: str | Path) -> list[Path]:

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from atom.models.data.amount import Amount
+from atom.models.data.corpus import Amount
 from atom.models.data.dataset import Dataset
-from atom.models.data.permutation import Permutation
-from atom.models.data.sampler import Sampler
+from atom.models.data.sampler import Permutation, Sampler
 from atom.models.source import Batch, SourceError
 
 

@@ -4,12 +4,11 @@ Nothing of a dataset is run: the library dropped scripts in its version 4.
 """
 
 import errno
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +18,12 @@ from atom.models.data.corpus import (
     Corpus,
     DataError,
     DataUnreachable,
+    Document,
     Limits,
     NoRoomForData,
-    RecordDocument,
+    row_document,
 )
 from atom.models.data.files import size_of_files
-from atom.models.data.json_lines import field_text
 from atom.models.installing import install_extra
 
 _ROWS_TOGETHER = 256
@@ -32,6 +31,7 @@ _ASKING_S = 30
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """One of these lies in a folder that `save_to_disk` wrote."""
+_NAME_THE_TEXT = 'name the one that holds the text: [data] text_field = "…" in the run file'
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,17 @@ class StoredDataset:
     """One of several configurations."""
     revision: str | None = None
     """A commit of the hub."""
-    streaming: bool = False
-    """Read over the network row by row, and kept nowhere."""
 
     @property
     def is_local(self) -> bool:
         return Path(self.path).is_absolute()
 
     def corpus(self, limits: Limits) -> Corpus:
-        """A commit of the hub is the same for ever, and is known again without being read.
-
-        Raises: DataError if a folder is not there.
-        """
+        """Raises: DataError if a folder is not there."""
         if self.is_local and not Path(self.path).is_dir():
             hint = "name a folder, or OWNER/NAME of the hub"
             raise DataError(f"no such folder: {self.path}", hint)
-        kept = None
-        if not self.is_local and self.revision is not None:
-            known = {**asdict(self), "streaming": None, **asdict(limits)}
-            kept = json.dumps(known, sort_keys=True)
-        return Corpus(partial(_documents, self), limits, kept, self._about_bytes)
+        return Corpus(partial(_documents, self), limits, self._about_bytes)
 
     def _about_bytes(self) -> int:
         """Tables in memory form, or files that hold texts: more than the texts, but not much."""
@@ -87,33 +78,30 @@ def newest_revision(path: str) -> str:
     return cast(str, found)
 
 
-def _documents(stored: StoredDataset) -> Iterator[RecordDocument]:
-    for number, row in enumerate(_rows(stored), start=1):
+def _documents(stored: StoredDataset) -> Iterator[Document]:
+    """Of the rows that hold a text; null is none. Raises: DataError."""
+    for number, text in enumerate(_texts(stored), start=1):
         where = f"{stored.path}, row {number} of {stored.split}"
-        content = field_text(row, stored.text_field, where)
-        if content is not None:
-            yield RecordDocument(where, content)
+        if isinstance(text, str):
+            yield row_document(where, text)
+        elif text is not None:
+            what = f'"{stored.text_field}" holds {type(text).__name__}, not a text'
+            raise DataError(f"{where}: {what}", _NAME_THE_TEXT)
 
 
-def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
-    """Rows with no more than the text in them, where its column is known."""
+def _texts(stored: StoredDataset) -> Iterator[Any]:
+    """What each row has in the text's column."""
     if stored.is_local and _all_empty(Path(stored.path)):
         return  # the library would say "StopIteration", and no more
     try:
         table = _table(stored)
         names = table.column_names
-        if names is not None and stored.text_field in names:
-            table = table.select_columns([stored.text_field])
-        elif names is not None:
-            raise DataError(
-                f'{stored.path}: no column "{stored.text_field}"; it has '
-                f"{', '.join(map(repr, names[:8]))}",
-                'name the one that holds the text: [data] text_field = "…" in the run file',
-            )
-        for columns in table.iter(batch_size=_ROWS_TOGETHER):
-            count = len(next(iter(columns.values())))
-            for index in range(count):
-                yield {name: values[index] for name, values in columns.items()}
+        if stored.text_field not in names:
+            has = ", ".join(map(repr, names[:8]))
+            what = f'no column "{stored.text_field}"; it has {has}'
+            raise DataError(f"{stored.path}: {what}", _NAME_THE_TEXT)
+        for rows in table.select_columns([stored.text_field]).iter(batch_size=_ROWS_TOGETHER):
+            yield from rows[stored.text_field]
     except DataError:
         raise
     except Exception as error:  # as many kinds as there are formats, and ways to the hub
@@ -143,8 +131,6 @@ def _table(stored: StoredDataset) -> Any:
     revision = None if stored.is_local else stored.revision
     builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
     _check_files(builder, stored)
-    if stored.streaming:
-        return builder.as_streaming_dataset(split=stored.split)
     builder.download_and_prepare()
     return builder.as_dataset(split=stored.split)
 

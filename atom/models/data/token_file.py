@@ -11,24 +11,27 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from atom.models.data.corpus import Corpus, Progress, silent
-from atom.models.data.tokenising import tokenised
+from atom.models.data.corpus import Corpus, DataError, Progress, Reading, silent
 from atom.models.data.tokenizer import Tokenizer
 
+TOKENISING = "tokenising"
 HEADER_BYTES = 256
+LOCK = "lock"
 _FORMAT = "atom-tokens-1"
 _PARTIAL = ".partial"
 _TYPES = {"uint8": ("B", torch.uint8), "uint16": ("H", torch.uint16), "int32": ("i", torch.int32)}
 """The standard library's code of an array, and PyTorch's type. int32 holds every real vocabulary,
 and unlike uint32 PyTorch can compute with it."""
+_GROUP_CHARACTERS = 1 << 22
+_GROUP_PIECES = 1024
 
 
 @dataclass(frozen=True)
@@ -43,77 +46,110 @@ def cached_tokens(
     corpus: Corpus, tokenizer: Tokenizer, folder: Path, on_progress: Progress = silent
 ) -> TokenFile:
     """The corpus as tokens, from the cache if it is there, else tokenised now. A process that
-    comes while another one tokenises the same text waits for it.
+    comes while another one writes into the same folder waits for it.
 
     Raises: ValueError if the text cannot be tokenised; OSError if the disk is full or `folder` is
     not writable. What was written until then is gone.
     """
-    survey = None if corpus.origin else corpus.survey(on_progress)
-    content = corpus.origin if survey is None else survey.digest
-    key = hashlib.sha256(f"{_FORMAT}:{tokenizer.digest}:{content}".encode()).hexdigest()
-    path = folder / f"{key}.tokens"
-    cached = _open(path)
-    if cached is not None:
+    survey = corpus.survey(on_progress)
+    named = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
+    path = folder / f"{hashlib.sha256(named.encode()).hexdigest()}.tokens"
+    if (cached := _open(path)) is not None:
         return cached
-    if survey is None and not corpus.limits.bounded:
-        survey = corpus.survey(on_progress)
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder)
-    with _alone(path.with_suffix(_PARTIAL)) as file:
-        cached = _open(path)
-        if cached is not None:
-            return cached
-        token_type, digest, count = _type_for(tokenizer.vocabulary_size), hashlib.sha256(), 0
-        file.write(bytes(HEADER_BYTES))
-        for tokens in tokenised(corpus, survey, tokenizer, on_progress):
-            raw = _raw(tokens, token_type)
-            digest.update(raw)
-            file.write(raw)
-            count += len(tokens)
-        file.seek(0)
-        file.write(_header(token_type, count, digest.hexdigest()))
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(path.with_suffix(_PARTIAL), path)
-    written = _open(path)
-    if written is None:
+    with _alone(folder):
+        if (cached := _open(path)) is None:
+            _write(path, _tokenised(corpus, survey, tokenizer, on_progress), tokenizer)
+            cached = _open(path)
+    if cached is None:
         raise OSError(f"{path} is not what was just written")
-    return written
+    return cached
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[IO[bytes]]:
-    """The file at `path`, empty, while no other process has it. If it is still at `path` when the
-    block is left with an error, it is removed. Raises: OSError."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not _lies_at(file, path):
-                continue  # who had it has finished it, or given up
-            file.truncate()
-            try:
-                yield file
-            finally:
-                if _lies_at(file, path):
-                    path.unlink()
-            return
+def _alone(folder: Path) -> Iterator[None]:
+    """While no other process writes into the folder, from which what a killed one left is taken
+    away. Raises: OSError."""
+    with (folder / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"*{_PARTIAL}"):
+            left.unlink()
+        yield
 
 
-def _lies_at(file: IO[bytes], path: Path) -> bool:
+def _write(path: Path, runs: Iterator[Sequence[int]], tokenizer: Tokenizer) -> None:
+    """The whole file, or none. Raises: OSError; what `runs` raises."""
+    token_type, digest, count = _type_for(tokenizer.vocabulary_size), hashlib.sha256(), 0
+    aside = path.with_suffix(_PARTIAL)
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+        with aside.open("wb") as file:
+            file.write(bytes(HEADER_BYTES))
+            for tokens in runs:
+                raw = _raw(tokens, token_type)
+                digest.update(raw)
+                file.write(raw)
+                count += len(tokens)
+            file.seek(0)
+            file.write(_header(token_type, count, digest.hexdigest()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """What a killed process left."""
-    for path in folder.glob(f"*{_PARTIAL}"):
-        with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _lies_at(file, path):
-                path.unlink()
+def _tokenised(
+    corpus: Corpus, survey: Reading, tokenizer: Tokenizer, on_progress: Progress
+) -> Iterator[Sequence[int]]:
+    """All tokens, in runs of any length, separators included. `survey`: what the corpus was just
+    now.
+
+    Raises: DataError if it cannot be tokenised, or changes meanwhile.
+    """
+    reading, any_token = Reading(corpus), False
+    for group in _groups(_pieces(reading, tokenizer)):
+        encoded = tokenizer.encode([piece for _, piece in group])
+        for (separated, _), tokens in zip(group, encoded, strict=True):
+            if separated:
+                yield tokenizer.separator
+            yield tokens
+            any_token = any_token or bool(len(tokens))
+        on_progress(TOKENISING, reading.done_bytes, survey.done_bytes)
+    if reading.digest() != survey.digest():
+        raise DataError("the text changed while it was tokenised", "begin again when it is whole")
+    if not any_token:
+        raise DataError(
+            "the tokenizer makes no token of the text", "take one that knows its characters"
+        )
+
+
+def _pieces(reading: Reading, tokenizer: Tokenizer) -> Iterator[tuple[bool, Any]]:
+    """(whether a separator comes before it, piece)."""
+    for blocks in reading.texts():
+        separated = reading.documents > 1
+        try:
+            for piece in tokenizer.pieces(blocks):
+                yield separated, piece
+                separated = False
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{reading.where} is not UTF-8 text: {error}",
+                'convert it, leave it out, or use tokenizer = "bytes"',
+            ) from error
+
+
+def _groups(pieces: Iterator[tuple[bool, Any]]) -> Iterator[list[tuple[bool, Any]]]:
+    """So many at once that threads are busy; none is taken before the group is used."""
+    group: list[tuple[bool, Any]] = []
+    characters = 0
+    for separated, piece in pieces:
+        group.append((separated, piece))
+        characters += len(piece)
+        if len(group) == _GROUP_PIECES or characters >= _GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def _open(path: Path) -> TokenFile | None:

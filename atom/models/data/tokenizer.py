@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atom.models.data.corpus import DataError
-from atom.models.installing import install_package
 
 _PIECE_CHARACTERS = 1 << 18
 """Text is encoded in pieces of at least this many characters that end with a line.
@@ -120,12 +119,25 @@ def separator_in(path: Path) -> str | None:
     return JsonTokenizer(path).separator_text
 
 
+def byte_level_tokenizer() -> str:
+    """The text of a tokenizer.json that gives the same numbers as `ByteTokenizer`: 256 tokens, no
+    merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # As byte-level tokenizers write a byte: itself if it is a visible sign of Latin-1, else the
+    # next one from U+0100 on.
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    signs = [chr(byte if byte in visible else next(others)) for byte in range(256)]
+    built = Tokenizer(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.decoder = decoders.ByteLevel()
+    return str(built.to_str(pretty=True)) + "\n"
+
+
 def _parse_tokenizer(content: bytes, path: Path) -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        what = f"tokenizer {path} needs the package `tokenizers`"
-        raise DataError(what, f"`{install_package('tokenizers')}`") from error
+    import tokenizers  # not before it is needed
+
     with _library_errors(f"{path} is not a tokenizer.json", _HINT):
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
 
