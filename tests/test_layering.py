@@ -96,7 +96,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
     "tensorboard": ("atom/extras/monitors/tensorboard_log.py",),
-    "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/data/stored_dataset.py",),
@@ -107,7 +106,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 TORCH_ALONE = ("graph", "swap", "placement", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
-    "rich", "typer", "safetensors", "tomlkit",
+    "rich", "typer", "safetensors",
 }  # fmt: skip
 
 

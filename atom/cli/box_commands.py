@@ -71,34 +71,20 @@ def leave(
     leave_daemon(state, everyone, parse_deadline(deadline))
 
 
-@commands.command("set")
-def set_(
-    assignments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY[=VALUE]",
-            help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
-        ),
-    ] = None,
-    state: DaemonStateOption = None,
-) -> None:
-    """Change what this box gives, while its daemon runs; without arguments, or with KEY: show it.
+@commands.command()
+def reload(state: DaemonStateOption = None) -> None:
+    """Read the peer file again, while the daemon runs, and say which keys have changed.
 
-    KEY is a section and a key of the peer file. VALUE is written as there; texts need no quotes but
-    the shell's. All values are checked first: either all are taken, or none.
+    All of it is checked first: if something is refused, nothing is changed. What holds after a
+    restart only is marked so. Nothing counted is lost. A daemon that was started without --peer
+    reads peer.toml in its state directory.
 
-    The daemon writes them into its peer file, whose comments stay. What holds after a restart only
-    is marked so. Nothing counted is lost.
-
-    [bold]Examples[/]
-    atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'
-    atom set schedule.idle_for="10 min" schedule.pause_for_gpu_programs=true
-    atom set network.upload="20 Mbit/s" network.download=
-    atom set device.power="200 W"
+    [bold]Example[/]
+    atom reload
     """
-    from atom.cli.box.control import set_settings
+    from atom.cli.box.control import reload_settings
 
-    set_settings(state, assignments or ())
+    reload_settings(state)
 
 
 @commands.command()

@@ -174,3 +174,11 @@ class PeerFile(Section):
             if number and number == taken:
                 refuse("metrics.port", f"{number} is the port of {key} as well", OTHER_PORT)
         return self
+
+
+def changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
+    """ "section.key" of everything whose value differs."""
+    old, new = (peer.model_dump(by_alias=True) for peer in (before, after))
+    return [
+        f"{name}.{key}" for name in new for key in new[name] if new[name][key] != old[name][key]
+    ]

@@ -21,10 +21,9 @@ class Controllable(Protocol):
     def pause(self) -> str: ...
     def resume(self) -> str: ...
     def leave(self, deadline_s: float | None) -> str: ...
-    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-        """Changes what the box gives: "KEY=VALUE" each; none: what there is to change. Returns
-        `key`, `value` (TOML), `live` and `default` of each. Raises: UserError; then nothing
-        is changed."""
+    def reload(self) -> Sequence[Mapping[str, Any]]:
+        """Reads the peer file again. Returns `key` of what has changed, and whether that is `live`.
+        Raises: UserError; then nothing is changed."""
         ...
 
     def trace(self, ticket: int) -> tuple[int, str, str]:
@@ -79,15 +78,14 @@ class _Servicer(control_pb2_grpc.ControlServicer):
     def Resume(self, request: Any, context: Any) -> control_pb2.CommandReply:  # noqa: N802
         return control_pb2.CommandReply(message=self._target.resume())
 
-    def Set(self, request: control_pb2.SetRequest, context: Any) -> control_pb2.SetReply:  # noqa: N802
+    def Reload(self, request: Any, context: Any) -> control_pb2.ReloadReply:  # noqa: N802
         try:
-            changed = self._target.set(list(request.assignments))
+            changed = self._target.reload()
         except UserError as problem:
             kind = type(problem).__name__
             refusal = control_pb2.Refusal(message=problem.message, hint=problem.hint, kind=kind)
-            return control_pb2.SetReply(refusal=refusal)
-        settings = [control_pb2.Setting(**each) for each in changed]
-        return control_pb2.SetReply(settings=settings)
+            return control_pb2.ReloadReply(refusal=refusal)
+        return control_pb2.ReloadReply(changed=[control_pb2.Changed(**each) for each in changed])
 
     def Leave(  # noqa: N802
         self, request: control_pb2.LeaveRequest, context: Any

@@ -1,7 +1,7 @@
 """Talking to the daemon on this machine."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,20 +40,15 @@ class ControlClient:
         request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
         return str(self._call("Leave", request).message)
 
-    def set(
-        self, assignments: Sequence[str], told: Callable[[str], None] = lambda doing: None
-    ) -> list[dict[str, Any]]:
-        """See `atom.daemon.control.Controllable.set`. Waits as long as the daemon is at it; `told`
+    def reload(self, told: Callable[[str], None] = lambda doing: None) -> list[dict[str, Any]]:
+        """See `atom.daemon.control.Controllable`. Waits as long as the daemon is at it; `told`
         hears what it does meanwhile. Raises: UserError, as the daemon refused it."""
-        reply = self._followed(control_pb2.SetRequest(assignments=assignments), told)
+        reply = self._followed(control_pb2.ReloadRequest(), told)
         if reply.HasField("refusal"):
-            refusal = reply.refusal  # an older daemon does not say of what kind
+            refusal = reply.refusal
             kind = _REFUSALS.get(refusal.kind, ConfigError)
             raise kind(refusal.message, refusal.hint)
-        return [
-            {"key": each.key, "value": each.value, "live": each.live, "default": each.default}
-            for each in reply.settings
-        ]
+        return [{"key": each.key, "live": each.live} for each in reply.changed]
 
     def trace(self, ticket: int = 0) -> tuple[int, str, str]:
         """See `atom.daemon.control.Controllable.trace`."""
@@ -61,10 +56,10 @@ class ControlClient:
         return int(reply.ticket), str(reply.trace), str(reply.summary)
 
     def _followed(self, request: Any, told: Callable[[str], None]) -> Any:
-        """The reply to `Set`, which has no deadline: memory may be planned for and moved."""
+        """The reply to `Reload`, which has no deadline: memory may be planned for and moved."""
         silences = 0
         with self._stub() as stub:
-            under_way = stub.Set.future(request)
+            under_way = stub.Reload.future(request)
             while True:
                 try:
                     return under_way.result(timeout=_LOOK_S)
@@ -76,7 +71,7 @@ class ControlClient:
     def _told(self, told: Callable[[str], None]) -> bool:
         """Whether the daemon said what it is at."""
         try:
-            told(self.info().get("setting") or "")  # an older daemon says nothing of it
+            told(self.info().get("reloading") or "")
         except ControlError:
             return False
         return True

@@ -61,7 +61,7 @@ class StateDirectory:
 
     @property
     def peer_file(self) -> Path:
-        """What this box gives, if no other file was named: `atom set` writes it."""
+        """What this box gives, if no other file was named."""
         return self.root / "peer.toml"
 
     @property

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61tom/wire/control.proto\x12\tatom.wire\"\r\n\x0bInfoRequest\"\x19\n\tInfoReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"\x0e\n\x0cPauseRequest\"\x0f\n\rResumeRequest\"(\n\x0cLeaveRequest\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x01 \x01(\x01\"\x1e\n\x0cTraceRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\"<\n\nTraceReply\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\r\n\x05trace\x18\x02 \x01(\t\x12\x0f\n\x07summary\x18\x03 \x01(\t\"!\n\nSetRequest\x12\x13\n\x0b\x61ssignments\x18\x01 \x03(\t\"D\n\x07Setting\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0c\n\x04live\x18\x03 \x01(\x08\x12\x0f\n\x07\x64\x65\x66\x61ult\x18\x04 \x01(\x08\"6\n\x07Refusal\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04hint\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"U\n\x08SetReply\x12$\n\x08settings\x18\x01 \x03(\x0b\x32\x12.atom.wire.Setting\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.atom.wire.Refusal\"\x1f\n\x0c\x43ommandReply\x12\x0f\n\x07message\x18\x01 \x01(\t2\xde\x02\n\x07\x43ontrol\x12\x34\n\x04Info\x12\x16.atom.wire.InfoRequest\x1a\x14.atom.wire.InfoReply\x12\x39\n\x05Pause\x12\x17.atom.wire.PauseRequest\x1a\x17.atom.wire.CommandReply\x12;\n\x06Resume\x12\x18.atom.wire.ResumeRequest\x1a\x17.atom.wire.CommandReply\x12\x39\n\x05Leave\x12\x17.atom.wire.LeaveRequest\x1a\x17.atom.wire.CommandReply\x12\x31\n\x03Set\x12\x15.atom.wire.SetRequest\x1a\x13.atom.wire.SetReply\x12\x37\n\x05Trace\x12\x17.atom.wire.TraceRequest\x1a\x15.atom.wire.TraceReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61tom/wire/control.proto\x12\tatom.wire\"\r\n\x0bInfoRequest\"\x19\n\tInfoReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"\x0e\n\x0cPauseRequest\"\x0f\n\rResumeRequest\"(\n\x0cLeaveRequest\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x01 \x01(\x01\"\x1e\n\x0cTraceRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\"<\n\nTraceReply\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\r\n\x05trace\x18\x02 \x01(\t\x12\x0f\n\x07summary\x18\x03 \x01(\t\"\x0f\n\rReloadRequest\"$\n\x07\x43hanged\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\"6\n\x07Refusal\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04hint\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"W\n\x0bReloadReply\x12#\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x12.atom.wire.Changed\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.atom.wire.Refusal\"\x1f\n\x0c\x43ommandReply\x12\x0f\n\x07message\x18\x01 \x01(\t2\xe7\x02\n\x07\x43ontrol\x12\x34\n\x04Info\x12\x16.atom.wire.InfoRequest\x1a\x14.atom.wire.InfoReply\x12\x39\n\x05Pause\x12\x17.atom.wire.PauseRequest\x1a\x17.atom.wire.CommandReply\x12;\n\x06Resume\x12\x18.atom.wire.ResumeRequest\x1a\x17.atom.wire.CommandReply\x12\x39\n\x05Leave\x12\x17.atom.wire.LeaveRequest\x1a\x17.atom.wire.CommandReply\x12:\n\x06Reload\x12\x18.atom.wire.ReloadRequest\x1a\x16.atom.wire.ReloadReply\x12\x37\n\x05Trace\x12\x17.atom.wire.TraceRequest\x1a\x15.atom.wire.TraceReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,16 +45,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACEREQUEST']._serialized_end=185
   _globals['_TRACEREPLY']._serialized_start=187
   _globals['_TRACEREPLY']._serialized_end=247
-  _globals['_SETREQUEST']._serialized_start=249
-  _globals['_SETREQUEST']._serialized_end=282
-  _globals['_SETTING']._serialized_start=284
-  _globals['_SETTING']._serialized_end=352
-  _globals['_REFUSAL']._serialized_start=354
-  _globals['_REFUSAL']._serialized_end=408
-  _globals['_SETREPLY']._serialized_start=410
-  _globals['_SETREPLY']._serialized_end=495
-  _globals['_COMMANDREPLY']._serialized_start=497
-  _globals['_COMMANDREPLY']._serialized_end=528
-  _globals['_CONTROL']._serialized_start=531
-  _globals['_CONTROL']._serialized_end=881
+  _globals['_RELOADREQUEST']._serialized_start=249
+  _globals['_RELOADREQUEST']._serialized_end=264
+  _globals['_CHANGED']._serialized_start=266
+  _globals['_CHANGED']._serialized_end=302
+  _globals['_REFUSAL']._serialized_start=304
+  _globals['_REFUSAL']._serialized_end=358
+  _globals['_RELOADREPLY']._serialized_start=360
+  _globals['_RELOADREPLY']._serialized_end=447
+  _globals['_COMMANDREPLY']._serialized_start=449
+  _globals['_COMMANDREPLY']._serialized_end=480
+  _globals['_CONTROL']._serialized_start=483
+  _globals['_CONTROL']._serialized_end=842
 # @@protoc_insertion_point(module_scope)

@@ -45,23 +45,17 @@ class TraceReply(_message.Message):
     summary: str
     def __init__(self, ticket: _Optional[int] = ..., trace: _Optional[str] = ..., summary: _Optional[str] = ...) -> None: ...
 
-class SetRequest(_message.Message):
-    __slots__ = ("assignments",)
-    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
-    assignments: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, assignments: _Optional[_Iterable[str]] = ...) -> None: ...
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
-class Setting(_message.Message):
-    __slots__ = ("key", "value", "live", "default")
+class Changed(_message.Message):
+    __slots__ = ("key", "live")
     KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
-    DEFAULT_FIELD_NUMBER: _ClassVar[int]
     key: str
-    value: str
     live: bool
-    default: bool
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., live: bool = ..., default: bool = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., live: bool = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("message", "hint", "kind")
@@ -73,13 +67,13 @@ class Refusal(_message.Message):
     kind: str
     def __init__(self, message: _Optional[str] = ..., hint: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
-class SetReply(_message.Message):
-    __slots__ = ("settings", "refusal")
-    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+class ReloadReply(_message.Message):
+    __slots__ = ("changed", "refusal")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    changed: _containers.RepeatedCompositeFieldContainer[Changed]
     refusal: Refusal
-    def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    def __init__(self, changed: _Optional[_Iterable[_Union[Changed, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class CommandReply(_message.Message):
     __slots__ = ("message",)

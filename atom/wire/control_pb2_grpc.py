@@ -54,10 +54,10 @@ class ControlStub(object):
                 request_serializer=atom_dot_wire_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=atom_dot_wire_dot_control__pb2.CommandReply.FromString,
                 _registered_method=True)
-        self.Set = channel.unary_unary(
-                '/atom.wire.Control/Set',
-                request_serializer=atom_dot_wire_dot_control__pb2.SetRequest.SerializeToString,
-                response_deserializer=atom_dot_wire_dot_control__pb2.SetReply.FromString,
+        self.Reload = channel.unary_unary(
+                '/atom.wire.Control/Reload',
+                request_serializer=atom_dot_wire_dot_control__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=atom_dot_wire_dot_control__pb2.ReloadReply.FromString,
                 _registered_method=True)
         self.Trace = channel.unary_unary(
                 '/atom.wire.Control/Trace',
@@ -93,7 +93,7 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Set(self, request, context):
+    def Reload(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,10 +128,10 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=atom_dot_wire_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=atom_dot_wire_dot_control__pb2.CommandReply.SerializeToString,
             ),
-            'Set': grpc.unary_unary_rpc_method_handler(
-                    servicer.Set,
-                    request_deserializer=atom_dot_wire_dot_control__pb2.SetRequest.FromString,
-                    response_serializer=atom_dot_wire_dot_control__pb2.SetReply.SerializeToString,
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=atom_dot_wire_dot_control__pb2.ReloadRequest.FromString,
+                    response_serializer=atom_dot_wire_dot_control__pb2.ReloadReply.SerializeToString,
             ),
             'Trace': grpc.unary_unary_rpc_method_handler(
                     servicer.Trace,
@@ -258,7 +258,7 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
-    def Set(request,
+    def Reload(request,
             target,
             options=(),
             channel_credentials=None,
@@ -271,9 +271,9 @@ class Control(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/atom.wire.Control/Set',
-            atom_dot_wire_dot_control__pb2.SetRequest.SerializeToString,
-            atom_dot_wire_dot_control__pb2.SetReply.FromString,
+            '/atom.wire.Control/Reload',
+            atom_dot_wire_dot_control__pb2.ReloadRequest.SerializeToString,
+            atom_dot_wire_dot_control__pb2.ReloadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,7 +60,7 @@ def test_it_ends_at_once_and_goes_on_where_it_stood(tmp_path: Path) -> None:
         assert "what has arrived is kept for the next start" in bob.errors()
         assert interrupt_in_the_middle(swarm, signal.SIGKILL) == -signal.SIGKILL
         kept_bytes = landed_chunks(bob) * CHUNK_BYTES
-        ada.control.set(["network.upload=1 Gbit/s"])
+        ada.change("network.upload", '"1 Gbit/s"')
         bob.start("join", swarm.address)
         swarm.until(lambda: bob.events("caught-up"), "the state", START_S)
         (state,) = [event for event in bob.events("fetched") if event["what"] == "state"]

@@ -169,20 +169,20 @@ def test_two_parts_that_each_went_on_alone_become_one_again(three: Swarm, attemp
 @pytest.mark.timeout(PATIENCE_S)
 def test_paused_by_its_hours_and_cut_anew_while_it_runs(three: Swarm) -> None:
     """Once while it trains, and once while it stands, with work for the next round in memory."""
-    victim = pick(three, 2, "set")
-    tight = f"device.memory={tightest_memory(endless(RUN, GRACE_S, 10))} B"
+    victim = pick(three, 2, "reload")
+    tight = f'"{tightest_memory(endless(RUN, GRACE_S, 10))} B"'
     cut = victim.state / "program" / "sub_models.py"
-    assert victim.control.set(["device.memory=1 GiB"])[0]["live"]
+    assert victim.change("device.memory", '"1 GiB"')[0]["live"]
     roomy = cut.read_text(encoding="utf-8")
     two_days_ago = DAYS[(datetime.now().weekday() - 2) % 7]
-    victim.control.set([f'schedule.hours=["{two_days_ago} 00:00-00:01"]'])
+    victim.change("schedule.hours", f'["{two_days_ago} 00:00-00:01"]')
     three.until(lambda: victim.control.info()["paused"], "the pause")
     mark = len(victim.rounds) + 1
-    assert victim.control.set([tight])[0]["live"]
+    assert victim.change("device.memory", tight)[0]["live"]
     assert cut.read_text(encoding="utf-8") != roomy
     three.until(lambda: len(victim.rounds) > mark + 2, "rounds that a paused peer follows")
     assert not any(contribution(event, victim.peer_id) for event in victim.rounds[mark:])
-    victim.control.set(["schedule.hours="])
+    victim.change("schedule.hours", None)
     mark = len(victim.rounds)
     three.until(lambda: contributes(three, victim, mark), "its part within its hours", BOUND_S)
 

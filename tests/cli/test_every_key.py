@@ -6,7 +6,6 @@ The keys come from the files' own sections: a key without a row fails.
 from pathlib import Path
 
 import pytest
-import tomlkit
 
 from atom.cli.app import main
 from atom.cli.shell.exit_codes import ExitCode
@@ -14,6 +13,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from tests.cli.good_run import GOOD_RUN
+from tests.toml_text import with_key
 
 HUGE = "9" * 400
 LONG = "x" * 5000
@@ -182,16 +182,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "run.toml").write_text(GOOD_RUN)
     return tmp_path
-
-
-def with_key(text: str, dotted: str, value: str) -> str:
-    """The file with that key's line, whatever it had."""
-    section, key = dotted.split(".")
-    document = tomlkit.parse(text)
-    table = document.setdefault(section, tomlkit.table())
-    table.pop(key, None)
-    head = f"[{section}]\n"
-    return tomlkit.dumps(document).replace(head, f"{head}{key} = {value}\n", 1)
 
 
 def test_every_key_has_a_row() -> None:

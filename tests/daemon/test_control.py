@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atom.base.errors import ConfigError, ControlError, StorageError
+from atom.base.errors import ControlError, DeviceError, StorageError
 from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
@@ -24,11 +24,12 @@ class Target:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-        self.asked_while_setting = threading.Event()
+        self.asked_meanwhile = threading.Event()
+        self.reloads = lambda: [{"key": "a.b", "live": True}]
 
     def info(self) -> Mapping[str, Any]:
-        self.asked_while_setting.set()
-        return {"run": "demo", "round": 3, "setting": "planning"}
+        self.asked_meanwhile.set()
+        return {"run": "demo", "round": 3, "reloading": "planning"}
 
     def pause(self) -> str:
         self.calls.append("pause")
@@ -38,12 +39,8 @@ class Target:
         self.calls.append("resume")
         return "resumed"
 
-    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-        if "bad" in assignments:
-            raise ConfigError("bad is bad", "say something else")
-        if "slow" in assignments:
-            assert self.asked_while_setting.wait(60.0)
-        return [{"key": key, "value": "3", "live": True, "default": False} for key in assignments]
+    def reload(self) -> Sequence[Mapping[str, Any]]:
+        return self.reloads()
 
     def leave(self, deadline_s: float | None) -> str:
         self.calls.append(deadline_s)
@@ -82,7 +79,7 @@ def test_a_socket_that_cannot_be_taken_away_spoils_no_end(tmp_path: Path) -> Non
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     client = ControlClient(path)
-    assert client.info() == {"run": "demo", "round": 3, "setting": "planning"}
+    assert client.info() == {"run": "demo", "round": 3, "reloading": "planning"}
     assert (client.pause(), client.resume()) == ("paused", "resumed")
     assert client.trace() == (9, "", "")
     assert client.trace(9) == (9, "{}" * 4_000_000, "one line"), "larger than gRPC's usual limit"
@@ -91,22 +88,33 @@ def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     assert target.calls == ["pause", "resume", 12.5, None]
 
 
-def test_settings_arrive_and_so_does_what_is_wrong_with_them(served: tuple[Target, Path]) -> None:
-    client = ControlClient(served[1])
-    assert client.set(["a.b"]) == [{"key": "a.b", "value": "3", "live": True, "default": False}]
-    assert client.set([]) == []
-    with pytest.raises(ConfigError, match="bad is bad") as refused:
-        client.set(["bad"])
+def test_what_has_changed_arrives_and_so_does_what_is_wrong(served: tuple[Target, Path]) -> None:
+    target, client = served[0], ControlClient(served[1])
+    assert client.reload() == [{"key": "a.b", "live": True}]
+    target.reloads = list
+    assert client.reload() == []
+
+    def refuse() -> list[Any]:
+        raise DeviceError("bad is bad", "say something else")
+
+    target.reloads = refuse
+    with pytest.raises(DeviceError, match="bad is bad") as refused:
+        client.reload()
     assert refused.value.hint == "say something else"
 
 
-def test_who_waits_for_a_setting_hears_what_the_daemon_is_at(
+def test_who_waits_for_a_reload_hears_what_the_daemon_is_at(
     served: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target, heard = served[0], list[str]()
+
+    def slowly() -> list[Any]:
+        assert target.asked_meanwhile.wait(60.0)
+        return []
+
     monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
-    heard: list[str] = []
-    settings = ControlClient(served[1]).set(["slow"], heard.append)
-    assert [each["key"] for each in settings] == ["slow"]
+    target.reloads = slowly
+    assert ControlClient(served[1]).reload(heard.append) == []
     assert set(heard) == {"planning"}
 
 
@@ -117,12 +125,12 @@ def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
     monkeypatch.setattr(control_client, "_TIMEOUT_S", 0.05)
     path = tmp_path / "control.sock"
     with pytest.raises(ControlError, match="no daemon answers"):
-        ControlClient(path).set(["a.b"])
+        ControlClient(path).reload()
     with socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(path))
         frozen.listen()
         with pytest.raises(ControlError, match="no daemon answers"):
-            ControlClient(path).set(["a.b"])
+            ControlClient(path).reload()
 
 
 class Faulty(Target):

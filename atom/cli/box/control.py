@@ -1,4 +1,4 @@
-"""`atom pause`, `resume`, `leave`, `info`, `set`: the daemon on this machine, over its socket."""
+"""`atom pause`, `resume`, `leave`, `info`, `reload`: the daemon on this machine, by its socket."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from atom.base.errors import ConfigError, ControlError
+from atom.base.errors import ControlError
 from atom.cli.box.local_daemons import find_daemon, find_daemons
 from atom.cli.shell.terminal import (
     columns_of,
@@ -17,12 +17,9 @@ from atom.cli.shell.terminal import (
     stderr_console,
     stdout_console,
 )
-from atom.config.peer_defaults import MEANINGS
-from atom.config.peer_text import check_key, parse_assignment
 from atom.extras.turns.taking import own_row
 
 _COLUMNS = ("run", "state", "round", "turn", "--state")
-_REMARKS_AT = 48
 
 
 def pause_daemon(state: Path | None, everyone: bool) -> None:
@@ -109,46 +106,16 @@ def _row(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
-    """Prints what was changed, or the keys that are named, or without either all there is: as lines
-    of a peer file with what is to be known of them. Raises: UserError, and nothing was changed."""
-    named = _named(assignments)  # what is wrong is refused whether or not a daemon runs
+def reload_settings(state: Path | None) -> None:
+    """Prints the keys of the peer file that have changed. Raises: UserError, and nothing was
+    changed."""
     client = control_client(state)
     with stderr_console().status("asking the daemon") as status:
-        settings = client.set(() if named else assignments, status.update)
-    _show_settings([each for each in settings if not named or each["key"] in named])
-
-
-def _named(assignments: Sequence[str]) -> frozenset[str]:
-    """The keys that are only to be shown; empty: all, or those that are changed.
-    Raises: ConfigError."""
-    named = [text for text in assignments if "=" not in text]
-    for key in named:
-        check_key(key)
-    changes = [text for text in assignments if "=" in text]
-    for text in changes:
-        check_key(parse_assignment(text)[0])
-    if named and changes:
-        raise ConfigError(
-            f"{named[0]} has no value, and {changes[0]} has one",
-            "change and look one after the other; a key gets its default with KEY=",
-        )
-    return frozenset(named)
-
-
-def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
-    lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
-    width = min(max(map(len, lines), default=0), _REMARKS_AT)
-    for line, setting in zip(lines, settings, strict=True):
-        remarks = [_default_words(setting["key"])] * setting["default"]
-        remarks += [] if setting["live"] else ["changes at a restart"]
-        remark = f"  # {', '.join(remarks)}" if remarks else ""
-        typer.echo(f"{line:<{width}}{remark}".rstrip())
-
-
-def _default_words(key: str) -> str:
-    meaning = MEANINGS.get(key)
-    return "default" if meaning is None else f"default: {meaning}"
+        changed = client.reload(status.update)
+    for each in changed:
+        typer.echo(each["key"] if each["live"] else f"{each['key']}  # changes at a restart")
+    if not changed:
+        typer.echo("nothing has changed in the peer file", err=True)
 
 
 def control_client(state: Path | None) -> Any:

@@ -11,7 +11,7 @@ from atom.daemon.fitting.building import Built
 PATIENCE_S = 60.0
 """For the pass under way, where it cannot be broken off, and what else the worker is at."""
 _NOT_SO_LITTLE = (
-    "nothing was changed; allow more, or all that is free: `atom set device.memory= host.memory=`"
+    "nothing was changed; allow more, or all that is free: leave out [device] and [host] memory"
 )
 
 

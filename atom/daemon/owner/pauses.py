@@ -104,11 +104,11 @@ class Pauses:
         with self._lock:
             fault = self._mark.remove()
             if not self._by_owner:
-                said = f"paused {wished}: see `atom set`" if wished else "not paused"
+                said = f"paused {wished}: see [schedule]" if wished else "not paused"
                 return f"{said}{fault}"
             self._gate.resume(Pause.OWNER)
             self._tell()
-        but = f", but still {wished}: see `atom set`" if wished else f", but {turn}" if turn else ""
+        but = f", but still {wished}: see [schedule]" if wished else f", but {turn}" if turn else ""
         return f"resumed{but}{fault}"
 
     def wish(self, reason: str) -> None:

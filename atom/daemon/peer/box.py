@@ -9,7 +9,6 @@ from atom.base.events import EventLog
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
-from atom.daemon.owner.settings import PeerPlace
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
@@ -44,7 +43,7 @@ class Box:
     """This machine's side: what it gives, where it keeps things, who it is."""
 
     peer: PeerFile
-    peer_place: PeerPlace
+    peer_place: Path
     """Where that is written, or would be."""
     state: StateDirectory
     identity: Identity
@@ -69,11 +68,11 @@ def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
     if peer_file is None:
         peer = kept_peer(directory)
     identity = Identity.load_or_create(directory.identity)
-    place = PeerPlace((peer_file or directory.peer_file).absolute(), kept=peer_file is None)
+    place = (peer_file or directory.peer_file).absolute()
     events = EventLog(directory.events)
     return Box(peer, place, directory, identity, secrets.token_bytes(16), events)
 
 
 def kept_peer(directory: StateDirectory) -> PeerFile:
-    """What `atom set` keeps there for a daemon without a peer file. Raises: ConfigError."""
+    """The peer file of a daemon that was named none, if there is one. Raises: ConfigError."""
     return load_peer_file(directory.peer_file if directory.peer_file.exists() else None)

@@ -343,11 +343,11 @@ class Life:
         self.on_change()
         return said
 
-    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    def reload(self) -> Sequence[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""
-        changed = self.parts.settings.set(assignments)
-        if assignments:
-            self._events.emit("set", keys=[each["key"] for each in changed])
+        changed = self.parts.settings.reload()
+        if changed:
+            self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self.on_change()
         return changed
 

@@ -78,7 +78,7 @@ def info_of(
         "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
         "paused": parts.worker.gate.why_not or None,
         "wishes": parts.wishes.figures(),
-        "setting": parts.settings.doing or None,
+        "reloading": parts.settings.doing or None,
         "device_turns": parts.turns.figures(),
         "round": machine.head.round if machine else 0,
         "rounds": run.run.rounds,

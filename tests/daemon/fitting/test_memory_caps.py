@@ -80,7 +80,7 @@ def test_caps_are_planned_for_and_refused(
     before = cut.read_text()
     with pytest.raises(DeviceError, match="device memory") as refused:
         caps.change(allowing(device="1 kB"))
-    assert "atom set device.memory=" in refused.value.hint
+    assert "leave out [device] and [host] memory" in refused.value.hint
     with pytest.raises(DeviceError, match="host memory"):
         caps.change(allowing(host="9 kB"))
 

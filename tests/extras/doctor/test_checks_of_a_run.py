@@ -112,7 +112,7 @@ def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> 
 
 
 def test_it_looks_with_the_caps_that_join_would_have(tmp_path: Path) -> None:
-    """`atom set` keeps them in the state directory, unless there is a peer file."""
+    """A peer file may lie in the state directory, where none is named."""
     (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
     peer, folder = box_of(DoctorRequest(state=tmp_path))
     assert (peer.network.upload_bits_per_s, folder) == (1e6, tmp_path)

@@ -1,0 +1,99 @@
+"""`atom reload` as its user sees it: a served control API, no daemon behind it."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.base.errors import ConfigError, DeviceError, UserError
+from atom.cli.app import main
+from atom.cli.shell.exit_codes import ExitCode
+from atom.daemon import control_client
+from atom.daemon.control import ControlServer
+from atom.daemon.state_directory import StateDirectory
+
+CHANGED = [{"key": "network.upload", "live": True}, {"key": "network.listen", "live": False}]
+
+
+class Daemon:
+    """Answers to `reload` alone."""
+
+    def __init__(self) -> None:
+        self.changed: Sequence[Mapping[str, Any]] = CHANGED
+        self.refusal: UserError | None = None
+        self.waits = False
+        self.asked = threading.Event()
+
+    def info(self) -> Mapping[str, Any]:
+        self.asked.set()
+        return {"reloading": "planning how the model is cut"}
+
+    def reload(self) -> Sequence[Mapping[str, Any]]:
+        if self.refusal is not None:
+            raise self.refusal
+        assert not self.waits or self.asked.wait(60.0)
+        return self.changed
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon, directory = Daemon(), StateDirectory(tmp_path)
+    directory.lock()
+    server = ControlServer(daemon, directory.control_socket)  # type: ignore[arg-type]
+    server.start()
+    yield daemon
+    server.close()
+    directory.unlock()
+
+
+def reload(tmp_path: Path) -> int:
+    return main(["reload", "--state", str(tmp_path)])
+
+
+def test_what_has_changed_is_named(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reload(tmp_path) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["network.upload", "network.listen  # changes at a restart"]
+    daemon.changed = []
+    assert reload(tmp_path) == 0
+    streams = capsys.readouterr()
+    assert (streams.out, streams.err) == ("", "nothing has changed in the peer file\n")
+
+
+def test_what_takes_long_is_said(
+    daemon: Daemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    daemon.waits = True
+    assert reload(tmp_path) == 0
+    assert "planning how the model is cut" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (ConfigError("network.upload: 3 has no unit", "write it with one"), ExitCode.CONFIG),
+        (DeviceError("there is 1 MB, and 2 MB would do", "allow more"), ExitCode.DEVICE),
+    ],
+)
+def test_a_refusal_is_an_error_with_its_hint(
+    refusal: UserError,
+    code: ExitCode,
+    daemon: Daemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    daemon.refusal = refusal
+    assert reload(tmp_path) == code
+    streams = capsys.readouterr()
+    assert streams.err == f"error: {refusal.message}\nhint:  {refusal.hint}\n"
+    assert streams.out == ""
