@@ -1,8 +1,11 @@
-"""Addresses as people write them: HOST:PORT, [IPv6]:PORT, or a host alone."""
+"""Names of runs, and addresses as people write them: HOST:PORT, [IPv6]:PORT, or a host alone."""
 
 import ipaddress
+import re
 import string
 
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+"""What a run may be called: in its file and address, and in the folders that have its name."""
 _HOST_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._:%")
 _MAX_HOST_CHARACTERS = 253
 _MAX_LABEL_CHARACTERS = 63

@@ -5,8 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
-from atom.config.precision import Precision
-from atom.config.section import Fraction, PathText, Section, refuse
+from atom.config.section import Fraction, PathText, Precision, Section, refuse
 
 SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
 SourceName = Literal["family", "huggingface", "module"]

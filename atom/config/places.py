@@ -1,10 +1,15 @@
-"""Where things are kept when nobody said where: the XDG base directories. Each raises StorageError
-where neither the environment nor the system knows."""
+"""Where things are kept when nobody said where: the XDG base directories, of which each raises
+StorageError where neither the environment nor the system knows; and where texts and tables lie that
+a file names."""
 
+import glob
 import os
+import re
 from pathlib import Path
 
-from atom.base.home import home_directory
+from atom.base.home import expand_home, home_directory
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 
 
 def state_home() -> Path:
@@ -36,6 +41,22 @@ def cache_directory() -> Path:
 def turns_directory() -> Path:
     """Where the daemons of this user meet that share a device: $XDG_STATE_HOME/atom/turns."""
     return _base("XDG_STATE_HOME", ".local/state") / "atom" / "turns"
+
+
+def table_place(text: str, folder: Path) -> str:
+    """OWNER/NAME as it is, unless there is such a folder; else an absolute path from `folder`."""
+    path = (folder / expand_home(text)).absolute()
+    named = _HUB_NAME.fullmatch(text) and not text.startswith((".", "~"))
+    return text if named and not path.is_dir() else str(path)
+
+
+def text_place(text: str, folder: Path) -> str:
+    """An absolute path from `folder`, or a glob below it: what looks like one in the folder's own
+    name (`my [run]`) is none."""
+    within, below = folder.absolute(), expand_home(text)
+    path = within / below
+    is_glob = glob.escape(text) != text and not os.path.exists(path)
+    return str(Path(glob.escape(str(within))) / below if is_glob else path)
 
 
 def _base(variable: str, below_home: str) -> Path:

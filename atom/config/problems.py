@@ -1,71 +1,49 @@
-"""What is wrong with a configuration file, in the words of someone who writes one."""
+"""What is wrong with a configuration file: where, pydantic's words for what, and what to do."""
 
 import difflib
 import json
 import math
-import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from atom.base.errors import ConfigError
 from atom.config.section import Section
 
 MAX_SHOWN = 5
 MAX_SENTENCE = 400
 """Characters of what is said about one key."""
-
-WITHDRAWN = {
-    "device.share": "remove it: runs on one device have turns of equal length, [device] slot",
-}
-"""What to do about a key that there was."""
-
-_WORDS = {
-    "int_type": "expected a whole number, not {value}",
-    "int_from_float": "expected a whole number, not {value}",
-    "int_parsing": "expected a whole number, not {value}",
-    "float_type": "expected a number, not {value}",
-    "finite_number": "expected a finite number, not {value}",
-    "bool_type": "expected true or false, not {value}",
-    "string_type": "expected a text in quotes, not {value}",
-    "tuple_type": "expected a list in brackets, not {value}",
-    "greater_than": "must be above {gt}, not {value}",
-    "greater_than_equal": "must be at least {ge}, not {value}",
-    "less_than": "must be below {lt}, not {value}",
-    "less_than_equal": "must be at most {le}, not {value}",
-    "string_too_short": "must not be empty",
-    "string_too_long": "is longer than {max_length} characters",
-    "too_long": "has more than {max_length} entries",
-    "literal_error": "expected {expected}, not {value}",
-    "string_pattern_mismatch": "cannot be {value}",
-    "json_invalid": "holds characters that are no text",
-    "value_error": "{error}",
-    "refused": "{what}",
-}
+Keys = Mapping[str, Mapping[str, str]]
+"""Section → key → what it means."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One mistake: where ("optimizer.decay"), what, and what to do about it."""
+def keys_of(model: type[Section]) -> Keys:
+    """Everything that such a file may say, as it is written there."""
+    return {
+        name: {
+            inner.alias or key: " ".join((inner.description or "").split())
+            for key, inner in _section_of(field.annotation).model_fields.items()
+        }
+        for name, field in model.model_fields.items()
+    }
 
-    place: str
-    what: str
-    hint: str
 
-    def __str__(self) -> str:
-        return f"{self.place}: {self.what}" if self.place else self.what
+def config_error(
+    error: ValidationError, keys: Keys, elsewhere: Mapping[str, str], name: str
+) -> ConfigError:
+    """The first `MAX_SHOWN` problems of the file that is called `name`, a line each; the hint is of
+    the first one. `elsewhere`: sections of the other kind of file → where they belong."""
+    details = sorted(error.errors(include_url=False), key=_rank)[:MAX_SHOWN]
+    problems = [_problem(detail, keys, elsewhere) for detail in details]
+    lines = [f"{name}: {place}: {what}" if place else f"{name}: {what}"
+             for place, what, _ in problems]  # fmt: skip
+    return ConfigError("\n".join(lines), problems[0][2])
 
 
-def problems_of(
-    error: ValidationError, model: type[Section], elsewhere: Mapping[str, str]
-) -> list[Problem]:
-    """The first `MAX_SHOWN` problems, at least one.
-
-    `elsewhere`: sections of the other kind of file → where they belong.
-    """
-    details = sorted(error.errors(include_url=False), key=_rank)
-    return [_problem(detail, model, elsewhere) for detail in details[:MAX_SHOWN]]
+def _section_of(annotation: Any) -> type[Section]:
+    kinds = (annotation, *get_args(annotation))
+    return next(each for each in kinds if isinstance(each, type) and issubclass(each, Section))
 
 
 def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -75,109 +53,58 @@ def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _problem(
-    detail: Mapping[str, Any], model: type[Section], elsewhere: Mapping[str, str]
-) -> Problem:
-    location = tuple(detail["loc"])
-    context = dict(detail.get("ctx", {}))
-    if detail["type"] == "extra_forbidden":
-        return _unknown(location, model, elsewhere)
-    if detail["type"] == "missing":
-        return _missing(location, model)
-    if detail["type"] == "model_type":
-        what = "expected a section" if location else "expected a table of sections"
-        return Problem(_dotted(location), what, _section_hint(location))
+    detail: Mapping[str, Any], keys: Keys, elsewhere: Mapping[str, str]
+) -> tuple[str, str, str]:
+    """Where ("optimizer.decay"), what, and what to do about it."""
+    location, context = tuple(detail["loc"]), detail.get("ctx", {})
     if "key" in context:
         location += tuple(context["key"].split("."))
-    hint = context.get("hint") or _meaning(model, location)
-    return Problem(_dotted(location), words_of(detail), hint)
+    section, key = (*map(str, location[:2]), "", "")[:2]
+    meaning = keys.get(section, {}).get(key)
+    hint = context.get("hint") or (f"{key}: {meaning}" if meaning else "")
+    if len(location) < 2 and section in keys:
+        hint = hint or f"start a line with [{section}] and write its keys below"
+    what = _without_middle(_words_of(detail, context))
+    if detail["type"] == "extra_forbidden":
+        what, hint = _unknown(section, key, keys, elsewhere)
+    return _dotted(location), what, hint
 
 
-def words_of(detail: Mapping[str, Any]) -> str:
+def _words_of(detail: Mapping[str, Any], context: Mapping[str, Any]) -> str:
     """What one of pydantic's errors says of a value, with that value."""
-    words = _WORDS.get(detail["type"], str(detail["msg"]).replace("{", "{{").replace("}", "}}"))
-    filled = words.format_map(dict(detail.get("ctx", {})) | {"value": _shown(detail["input"])})
-    return _without_middle(filled)
+    value, words = _shown(detail["input"]), str(detail["msg"])
+    match detail["type"]:
+        case "refused":
+            return str(context["what"])
+        case "value_error":
+            return str(context["error"])
+        case "string_pattern_mismatch":
+            return f"cannot be {value}"
+        case "missing":
+            return "is missing"
+        case "model_type":
+            return "should be a section"
+    _, should, rest = words.replace(" after validation", "").partition(" should ")
+    if not should:
+        return words
+    return f"should {rest}" + ("" if ", not " in rest else f", not {value}")
 
 
-def _unknown(
-    location: tuple[Any, ...], model: type[Section], elsewhere: Mapping[str, str]
-) -> Problem:
-    section, name = _section_at(model, location[:-1]), str(location[-1])
-    kind = "section" if len(location) == 1 else "key"
-    what = f"unknown {kind}"
-    if kind == "section" and name in elsewhere:
-        return Problem(name, what, elsewhere[name])
-    homes = [path for path in keys_of(model) if path[-1] == name]
-    if withdrawn := WITHDRAWN.get(_dotted(location)):
-        return Problem(_dotted(location), "is no key any more", withdrawn)
-    close = difflib.get_close_matches(name, list(_names(section)), n=1, cutoff=0.6)
-    if close:
-        hint = f"did you mean {close[0]}?"
-    elif homes:
-        hint = f"{name} belongs under [{homes[0][0]}]"
+def _unknown(section: str, key: str, keys: Keys, elsewhere: Mapping[str, str]) -> tuple[str, str]:
+    """What is said of a name that a file cannot have, and the hint."""
+    if not key:
+        what, name, known = "unknown section", section, list(keys)
     else:
-        hint = f"known here: {', '.join(_names(section))}"
-    return Problem(_dotted(location), what, hint)
+        what, name, known = "unknown key", key, list(keys[section])
+    if not key and name in elsewhere:
+        return what, elsewhere[name]
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return what, f"did you mean {close[0]}?"
+    home = next((home for home in keys if name in keys[home]), None)
+    return what, f"{name} belongs under [{home}]" if home else f"known here: {', '.join(known)}"
 
 
-def _missing(location: tuple[Any, ...], model: type[Section]) -> Problem:
-    if len(location) == 1:
-        what = f"the section [{location[0]}] is missing"
-        return Problem(_dotted(location), what, _section_hint(location))
-    if isinstance(location[-1], int):
-        return Problem(_dotted(location[:-1]), "has too few entries", _meaning(model, location))
-    return Problem(_dotted(location), "missing", _meaning(model, location))
-
-
-def _section_hint(location: tuple[Any, ...]) -> str:
-    if not location:
-        return ""
-    return f"start a line with [{location[0]}] and write its keys below"
-
-
-def _meaning(model: type[Section], location: tuple[Any, ...]) -> str:
-    """What the key means: the text under its field."""
-    section: type[Section] | None = model
-    for index, part in enumerate(location):
-        if section is None or isinstance(part, int):
-            break
-        fields = {field.alias or name: field for name, field in section.model_fields.items()}
-        if part not in fields:
-            break
-        if index:
-            return f"{part}: {' '.join((fields[part].description or '').split())}"
-        section = _section_of(fields[part].annotation)
-    return ""
-
-
-def _section_at(model: type[Section], location: tuple[Any, ...]) -> type[Section]:
-    for part in location:
-        model = _section_of(model.model_fields[part].annotation) or model
-    return model
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next(filter(None, map(_section_of, get_args(annotation))), None)
-    return None
-
-
-def _names(section: type[Section]) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield field.alias or name
-
-
-def keys_of(model: type[Section]) -> Iterator[tuple[str, str]]:
-    """(section, key) of everything that such a file may say."""
-    for name, field in model.model_fields.items():
-        section = _section_of(field.annotation)
-        for key in _names(section) if section else ():
-            yield name, key
-
-
-def _dotted(location: tuple[Any, ...]) -> str:
+def _dotted(location: Iterable[int | str]) -> str:
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{_printable(str(part))}"

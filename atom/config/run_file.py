@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
+from atom.config.address import RUN_NAME
 from atom.config.data_section import Data
 from atom.config.model_section import Model
-from atom.config.peer_ids import PeerId
-from atom.config.run_name import RUN_NAME
-from atom.config.section import Count, Fraction, Section, refuse
+from atom.config.section import Count, Fraction, PeerId, Section, refuse
 
 BYTE_VOCABULARY = 256
 

@@ -1,11 +1,25 @@
-"""What all sections of the configuration files share: strict, frozen, unknown keys refused."""
+"""What all sections of the configuration files share: strict, frozen, unknown keys refused; and the
+types of their values."""
 
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+import base58
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 from pydantic_core import PydanticCustomError
 
 from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds, parse_watts
+
+_PEER_ID_CHARACTERS = 52
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")
+"""libp2p: the key itself as the id, 36 bytes, an Ed25519 public key of 32 bytes."""
 
 
 class Section(BaseModel):
@@ -28,26 +42,28 @@ def refuse(key: str, what: str, hint: str = "") -> NoReturn:
     raise PydanticCustomError("refused", "{what}", {"key": key, "what": what, "hint": hint})
 
 
-def _bytes_of(value: Any) -> int:
-    return parse_bytes(_text(value, "8 GiB"))
+def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
+    def read(value: Any) -> float:
+        if not isinstance(value, str):
+            raise ValueError(f"{value!r} has no unit; write a text such as {example!r}")
+        return parse(value)
+
+    return BeforeValidator(read)
 
 
-def _bits_per_s_of(value: Any) -> float:
-    return parse_bits_per_s(_text(value, "400 Mbit/s"))
+def _written(form: str) -> PlainSerializer:
+    return PlainSerializer(form.format, return_type=str)
 
 
-def _seconds_of(value: Any) -> float:
-    return parse_seconds(_text(value, "10 min"))
-
-
-def _watts_of(value: Any) -> float:
-    return parse_watts(_text(value, "200 W"))
-
-
-def _text(value: Any, example: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} has no unit; write a text such as {example!r}")
-    return value
+def _peer_id(text: str) -> str:
+    """Checked for slips, not for whose it is."""
+    try:
+        raw = base58.b58decode(text) if len(text) == _PEER_ID_CHARACTERS else b""
+    except ValueError:
+        raw = b""
+    if not raw.startswith(_PEER_ID_PREFIX) or len(raw) != len(_PEER_ID_PREFIX) + 32:
+        raise ValueError(f"{text[:64]!r} is no peer id; it is what `atom id` prints: 12D3KooW…")
+    return text
 
 
 WORDS = r"^[^\x00-\x1f\x7f-\x9f]+$"
@@ -59,28 +75,21 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-Bytes = Annotated[
-    int, BeforeValidator(_bytes_of), PlainSerializer(lambda count: f"{count} B", return_type=str)
-]
+Bytes = Annotated[int, _with_unit(parse_bytes, "8 GiB"), _written("{} B")]
 """A size, written with its unit: "8 GiB"."""
 
-BitsPerSecond = Annotated[
-    float,
-    BeforeValidator(_bits_per_s_of),
-    PlainSerializer(lambda rate: f"{rate:f} bit/s", return_type=str),
-]
+BitsPerSecond = Annotated[float, _with_unit(parse_bits_per_s, "400 Mbit/s"), _written("{:f} bit/s")]
 """A bandwidth, written with its unit: "400 Mbit/s"."""
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(_seconds_of),
-    PlainSerializer(lambda seconds: f"{seconds:f} s", return_type=str),
-]
+Seconds = Annotated[float, _with_unit(parse_seconds, "10 min"), _written("{:f} s")]
 """A time, written with its unit: "10 min"."""
 
-Watts = Annotated[
-    float,
-    BeforeValidator(_watts_of),
-    PlainSerializer(lambda watts: f"{watts:f} W", return_type=str),
-]
+Watts = Annotated[float, _with_unit(parse_watts, "200 W"), _written("{:f} W")]
 """A power, written with its unit: "200 W"."""
+
+PeerId = Annotated[str, AfterValidator(_peer_id)]
+"""An Ed25519 peer id in its one spelling: always 52 characters."""
+
+Precision = Literal["float32", "bfloat16", "float16"]
+"""A number format that a model may compute in, by PyTorch's name."""
+PRECISION_NAMES: tuple[Precision, ...] = get_args(Precision)

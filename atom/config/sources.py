@@ -5,7 +5,6 @@ stand for private files, and what a peer trains on leaves traces in what it send
 came from a stranger are never opened. The volunteer says in the peer file where the text is.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,8 @@ from pathlib import Path
 from atom.base.errors import ConfigError
 from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
+from atom.config.places import table_place, text_place
 from atom.config.run_file import RunFile
-from atom.config.text_place import table_place, text_place
-
-_PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]*")
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,8 @@ def _absolute(
 ) -> str:
     if run_folder is not None:
         return place(path, run_folder)
-    line = rf"`printf '[data]\n{key} = {_example(key, path)}\n' >> box.toml`"
     raise ConfigError(
         f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
-        f"get a copy, say in a peer file where it is, {line}, and pass that with --peer box.toml",
+        f"get a copy, and say in a peer file where it is: {key} = … under [data]; then pass that "
+        "file with --peer",
     )
-
-
-def _example(key: str, path: str) -> str:
-    """As the founder wrote it, where that cannot mean anything else to a shell: strangers' words
-    are about to be pasted there."""
-    name = path if key == "path" else Path(path).name
-    if not _PLAIN.fullmatch(name):
-        name = {"paths": "texts", "path": "table", "tokenizer": "tokenizer.json"}[key]
-    return f'["{name}"]' if key == "paths" else f'"{name}"'

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import base58
 
 from atom.base.errors import AddressError
-from atom.config.address import parse_host_port
-from atom.config.run_name import RUN_NAME
+from atom.config.address import RUN_NAME, parse_host_port
 from atom.swarm.identity import is_peer_id
 
 EXAMPLE_PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"

@@ -50,9 +50,9 @@ def test_a_run_is_open_unless_it_lists_its_members() -> None:
         (["0" * 52], "swarm.members[0]: ", ""),
         (["1" * 52], "swarm.members[0]: ", ""),
         ([OF_ANOTHER_KIND], "swarm.members[0]: ", ""),
-        ([7], "swarm.members[0]: expected a text in quotes, not 7", ""),
-        (ANN, "swarm.members: expected a list in brackets", ""),
-        (TOO_MANY, f"swarm.members: has more than {MAX_MEMBERS} entries", ""),
+        ([7], "swarm.members[0]: should be a valid string, not 7", ""),
+        (ANN, "swarm.members: should be a valid array", ""),
+        (TOO_MANY, f"members: should have at most {MAX_MEMBERS} items", ""),
     ],
 )
 def test_mistakes_in_the_list_are_named(members: object, place: str, hint: str) -> None:

@@ -9,7 +9,7 @@ from atom.base.errors import ConfigError
 from atom.config.load import load_run_file, parse_peer_text, parse_run_text
 from atom.config.model_section import SizeName
 from atom.config.peer_file import PeerFile
-from atom.config.problems import _section_of
+from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.models.data.corpus import Limits
@@ -77,11 +77,9 @@ def test_a_folder_whose_name_looks_like_a_glob_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", [RunFile, PeerFile])
 def test_every_key_says_what_it_means(file: type) -> None:
-    for name, field in file.model_fields.items():
-        section = _section_of(field.annotation)
-        assert section is not None
-        for key, inner in section.model_fields.items():
-            assert inner.description, f"{name}.{key}"
+    for section, keys in keys_of(file).items():
+        for key, meaning in keys.items():
+            assert meaning, f"{section}.{key}"
 
 
 @pytest.mark.parametrize("state", ["split", "half"])
@@ -177,19 +175,6 @@ def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile
         text_sources(small, peer, None)
 
 
-@pytest.mark.parametrize(
-    ("founders", "shown"),
-    [("texts", "texts"), ("/home/you/my-texts", "my-texts"), ("a'; rm -r ~ #", "texts")],
-)
-def test_what_is_to_be_pasted_into_a_shell_holds_no_strangers_command(
-    founders: str, shown: str, shakespeare: RunFile
-) -> None:
-    data = shakespeare.data.model_copy(update={"paths": (founders,)})
-    with pytest.raises(ConfigError) as caught:
-        text_sources(shakespeare.model_copy(update={"data": data}), PeerFile(), None)
-    assert rf"""printf '[data]\npaths = ["{shown}"]\n' >> box""" in caught.value.hint
-
-
 def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
     peer = parse_peer_text('[data]\npaths = ["m"]\ntokenizer = "t.json"\n', Path("/box"))
     for folder in (None, HERE):
@@ -209,7 +194,7 @@ def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
         assert text_sources(run, peer, None).table == place
     with pytest.raises(ConfigError, match=r"data\.path: .*founder's machine") as caught:
         text_sources(run, PeerFile(), None)
-    assert r"""printf '[data]\npath = "owner/name"\n' >> box""" in caught.value.hint
+    assert "path = … under [data]" in caught.value.hint
 
 
 def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:

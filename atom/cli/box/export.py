@@ -10,7 +10,7 @@ from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
 from atom.cli.shell.terminal import stderr_console
-from atom.config.precision import PRECISION_NAMES
+from atom.config.section import PRECISION_NAMES
 
 
 def export_model(

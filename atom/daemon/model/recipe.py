@@ -10,8 +10,8 @@ import torch
 
 from atom import __version__
 from atom.base.errors import MismatchError
-from atom.config.precision import PRECISION_NAMES
 from atom.config.run_file import RunFile
+from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Progress
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.usable_memory import usable_memory

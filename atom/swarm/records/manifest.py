@@ -6,8 +6,8 @@ from typing import Annotated, NamedTuple
 
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
+from atom.config.address import RUN_NAME
 from atom.config.load import run_from_text
-from atom.config.run_name import RUN_NAME
 from atom.swarm.chain.commit import (
     Digest,
     Head,
