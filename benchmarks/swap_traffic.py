@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from atom.graph.ir import Program
 from atom.swap.arrangement import Arrangement
+from atom.swap.boundary_memory import crossings_of
 from atom.swap.crossing import moved_bytes
 from atom.swap.device_slots import SlotLayout
-from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import GradientOut, Load, Observed, Shape
 
 

@@ -42,12 +42,12 @@ def chrome_trace(timeline: Timeline, names: Sequence[str] = (), title: str = "on
     Spans of a row never overlap: clocks of host and device may differ by microseconds, and a
     viewer would take an overlap for one call within another.
     """
-    events = [_named("process_name", 0, title)]
+    events = [_metadata("process_name", 0, name=title)]
     for row, name in enumerate(dict.fromkeys(ROWS.values()), start=1):
         spans = [span for span in timeline.spans if ROWS[type(span.event)] == name]
         if spans:
-            events.append(_named("thread_name", row, name))
-            events.append(_metadata("thread_sort_index", row, {"sort_index": row}))
+            events.append(_metadata("thread_name", row, name=name))
+            events.append(_metadata("thread_sort_index", row, sort_index=row))
             events += _row(spans, row, names)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
@@ -86,9 +86,5 @@ def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _named(kind: str, row: int, name: str) -> dict[str, Any]:
-    return _metadata(kind, row, {"name": name})
-
-
-def _metadata(kind: str, row: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def _metadata(kind: str, row: int, **arguments: Any) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": row, "args": arguments}

@@ -11,7 +11,7 @@ from atom.swap import segment
 from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
-from atom.swap.gate import Gate
+from atom.swap.host_sums import Gate
 from atom.swap.parameter_gradients import ParameterGradients, Terms
 from atom.swap.schedule import Shape
 from atom.swap.segment import Computed, MicroBatch

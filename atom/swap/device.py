@@ -5,6 +5,7 @@ a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine k
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +14,16 @@ from typing import Protocol
 import torch
 
 from atom.base.clock import BootClock, Clock
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory, give_back_pages
-from atom.swap.lane import Lane
+from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
 and at the latest when the device has been drained. Work that fails is not reported."""
+
+
+def at_once() -> None:
+    """For loads that have nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,41 @@ class Device(Protocol):
     def close(self) -> None:
         """Ends the threads and releases host memory. Idempotent."""
         ...
+
+
+class Lane:
+    """One background thread, started when first used, with at most one job per slot to wait for."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._jobs: dict[int, Future[None]] = {}
+
+    def submit(self, slot: int, job: Callable[[], None]) -> None:
+        self.wait(slot)
+        self._jobs[slot] = self._executor.submit(_with_threads, torch.get_num_threads(), job)
+
+    def wait(self, slot: int) -> None:
+        """Returns once the slot's last job is done. Raises: what the job raised."""
+        job = self._jobs.pop(slot, None)
+        if job is not None:
+            job.result()
+
+    def drain(self) -> None:
+        """Waits for every job. Raises: what the first failed one raised."""
+        jobs, self._jobs = list(self._jobs.values()), {}
+        wait(jobs)
+        for job in jobs:
+            job.result()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _with_threads(threads: int, job: Callable[[], None]) -> None:
+    """With as many arithmetic threads as its sender has: PyTorch counts them per thread."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    job()
 
 
 class CpuDevice:

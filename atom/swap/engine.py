@@ -16,17 +16,16 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
+from atom.swap.boundary_memory import crossings_of
 from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
-from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import Gate, NotFinite
 from atom.swap.parameter_gradients import ParameterGradients, Terms
-from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import (
     Backward,
-    Drop,
     Event,
     Forward,
     GradientOut,
@@ -64,7 +63,7 @@ class Engine:
 
     When a pass raises, whatever the reason, parameters are untouched and the engine is usable
     again. If `touched`, the gradient arena holds an unknown part of that pass: zero it before the
-    next. Nothing that is not finite is ever added to it (`atom.swap.gate`). A `first` pass that
+    next. Nothing that is not finite is ever added to it (`host_sums.Gate`). A `first` pass that
     raises leaves there what it likes, finite or not: the next one has to be the first again.
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
@@ -257,8 +256,6 @@ class Engine:
                 stretches = [run.stretch for run in part.layout.runs]
                 ready = partial(self._store.wait_ready, stretches)
                 self._device.load(slot, part.copies, self._report(event), ready)
-            case Drop(_, slot):
-                self._slots.tags.pop(slot, None)
             case Forward(sub_model, micro_batch):
                 part = self._bound[sub_model]
                 batch = current.batches[micro_batch]

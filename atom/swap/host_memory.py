@@ -1,4 +1,5 @@
-"""Host memory for arenas: whole pages, huge where the kernel allows, faulted in before use.
+"""Host memory for arenas: whole pages, huge where the kernel allows, faulted in before use; and
+registered with the CUDA driver, which locks its pages, so that copies need no detour.
 
 A page fault costs about as much as copying the page; taken one by one inside the first training
 pass they would dominate it, so they are taken here, by several threads at once.
@@ -8,12 +9,16 @@ import ctypes
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import torch
 
 HUGE_PAGE_BYTES = 2 * 2**20
 _PIECE_BYTES = 64 * HUGE_PAGE_BYTES
 _MAXIMUM_THREADS = 16
+_LEAST_REGISTERED_BYTES = 64 * 2**10
+"""Below this, registering costs more than it gives."""
 
 
 def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,3 +76,65 @@ def _touch_every_page(memory: torch.Tensor) -> None:
         return
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(torch.Tensor.zero_, pieces))
+
+
+class RegisteredMemory:
+    """What is registered with one GPU's context, and held until it is released."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: dict[int, torch.Tensor] = {}
+        """By address."""
+        self._refused: dict[int, int] = {}
+        """Bytes by address."""
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Of what is to be registered, what the driver did not lock."""
+        return sum(self._refused.values())
+
+    def hold(self, memory: torch.Tensor) -> None:
+        """Registers it, unless it is too small. Where the driver refuses (in WSL it locks little),
+        copies take a detour through its own buffers: the same bytes, later."""
+        size_bytes = memory.numel() * memory.element_size()
+        if size_bytes < _LEAST_REGISTERED_BYTES:
+            return
+        with torch.cuda.device(self._device):
+            if register(memory.data_ptr(), size_bytes):
+                self._held[memory.data_ptr()] = memory
+            else:
+                self._refused[memory.data_ptr()] = size_bytes
+                _forget_refusal(self._device)
+
+    def release(self, memory: torch.Tensor) -> None:
+        """No copy of it is under way."""
+        self._refused.pop(memory.data_ptr(), None)
+        if self._held.pop(memory.data_ptr(), None) is not None:
+            with torch.cuda.device(self._device):
+                unregister(memory.data_ptr())
+
+    def close(self) -> None:
+        """Releases all."""
+        for memory in list(self._held.values()):
+            self.release(memory)
+
+
+def register(pointer: int, size_bytes: int) -> bool:
+    """Locks host memory for the current device's copy engines, if the driver can."""
+    return int(_cudart().cudaHostRegister(pointer, size_bytes, 0)) == 0
+
+
+def unregister(pointer: int) -> None:
+    """Undoes `register`."""
+    _cudart().cudaHostUnregister(pointer)
+
+
+def _forget_refusal(device: torch.device) -> None:
+    """A refusal stays the runtime's last error until somebody asks for it, and who starts a kernel
+    asks: this one, so that no other takes it for its own."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device).add_(1)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,17 +1,131 @@
-"""Sums of gradients in host memory, on several cores: one cannot keep up with a fast link."""
+"""Gradients on the host: whether they may be added, to what, and the sums themselves.
 
-from collections.abc import Callable
+The gate: a pass's gradients go through while they are finite, then none. The check costs one
+reading of each gradient by whoever has it at hand: the thread that adds (on the CPU), the out
+stream (on a GPU). The thread that launches kernels never waits for it. Smallest and largest element
+say it all: both are NaN if any element is, and infinite if the extreme one is.
+
+The losses are looked at together with the first gradients. These are the last sub-model's, which
+leave when all losses are known: a pass with a bad loss adds nothing at all.
+
+Sums are made on several cores: one cannot keep up with a fast link.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch import Tensor
 
+from atom.base.errors import AtomError
 from atom.swap.host_kernels import host_kernels
 
 PIECE_ELEMENTS = 2**20
 
 
-def add(total: torch.Tensor, addend: torch.Tensor, threads: int | None = None) -> None:
+class NotFinite(AtomError):
+    """A gradient or loss of this pass is infinite or no number."""
+
+
+class Gate:
+    """One per pass. The engine shows it losses; the gradients' lane asks it, piece after piece."""
+
+    def __init__(self) -> None:
+        self.expects = False
+        """Gradients of the pass are on their way here."""
+        self.touched = False
+        """Something of the pass may have reached the gradient arena."""
+        self._losses: list[Tensor] = []
+        self._closed = False
+
+    def show(self, loss: Tensor) -> None:
+        """A loss that must be finite for anything to go through from now on."""
+        self._losses.append(loss.detach())
+
+    def judge(self, sources: Sequence[Tensor]) -> Tensor | bool:
+        """Are these gradients and the losses finite? On their device; waits for nothing."""
+        return all_finite([*self._losses, *sources])
+
+    def admits(self, verdict: Tensor | bool, adds: bool) -> bool:
+        """May the piece that was judged be added? `adds`: is there anything in it.
+
+        Raises: NotFinite for the first piece that is not; those behind it are turned away.
+        """
+        if self._closed:
+            return False
+        if not bool(verdict):
+            self._closed = True
+            raise NotFinite("a gradient or loss of this pass is not finite")
+        self._losses.clear()
+        self.touched |= adds
+        return True
+
+
+def all_finite(values: Iterable[Tensor]) -> Tensor | bool:
+    """Are all elements of all values finite? On the values' device; waits for nothing."""
+    filled = [value.detach() for value in values if value.numel() > 0]
+    if not filled:
+        return True
+    extremes = [extreme.float() for value in filled for extreme in torch.aminmax(value)]
+    return torch.isfinite(torch.stack(extremes)).all()
+
+
+@dataclass(frozen=True)
+class HostSum:
+    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
+
+    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves. What
+    is to be replaced is worth nothing: it may be overwritten before the gate is asked.
+    """
+
+    destination: Tensor
+    source: Tensor
+    replace: bool
+    noise_key: int = 0
+    """What sums in bfloat16 are rounded with: see `add_rounded`."""
+    first: int = 0
+    """The number of the first element, which the noise depends on."""
+
+
+def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
+    """The same sums, of what will lie on the host: what is to be added in `staging`, one behind the
+    other; what replaces, where it belongs."""
+    landed, offset = [], 0
+    for part in sums:
+        if part.replace:
+            landed.append(replace(part, source=part.destination))
+            continue
+        end = offset + part.source.numel()
+        landed.append(replace(part, source=staging[offset:end]))
+        offset = end
+    return landed
+
+
+@torch.no_grad()
+def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: Tensor | bool) -> None:
+    """Carries out the sums if the gate admits them; sources and destinations are host memory.
+
+    Raises: NotFinite.
+    """
+    if not gate.admits(verdict, adds=len(sums) > 0):
+        return
+    for part in sums:
+        if not part.replace:
+            _add(part)
+        elif part.source is not part.destination:
+            part.destination.copy_(part.source)
+
+
+def _add(part: HostSum) -> None:
+    if part.destination.dtype == torch.float32:
+        add(part.destination, part.source)
+    else:
+        add_rounded(part.destination, part.source, part.first, part.noise_key)
+
+
+def add(total: Tensor, addend: Tensor, threads: int | None = None) -> None:
     """`total` [n] float32 += `addend` [n], float32 or bfloat16; flat, on the host. On as many
     threads as PyTorch may use, unless told; they do not show in the bits.
 
@@ -26,8 +140,8 @@ def add(total: torch.Tensor, addend: torch.Tensor, threads: int | None = None) -
 
 
 def add_rounded(
-    total: torch.Tensor,
-    addend: torch.Tensor,
+    total: Tensor,
+    addend: Tensor,
     first: int,
     noise_key: int,
     threads: int | None = None,

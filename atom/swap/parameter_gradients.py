@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, Noise
+from atom.swap.host_sums import Gate, HostSum
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ class _Part:
     def host_sum(self, sub_model: int, terms: Terms) -> HostSum:
         if self.stretch is None:
             return HostSum(self.destination, self.source, replace=True)
-        noise = Noise(_noise_key(terms.seed, sub_model), self.stretch[0])
-        replaces = terms.first and self.role.first
-        return HostSum(self.destination, self.source, replaces, noise)
+        replaces, noise_key = terms.first and self.role.first, _noise_key(terms.seed, sub_model)
+        return HostSum(self.destination, self.source, replaces, noise_key, self.stretch[0])
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,10 @@ The same list is executed by the engine, timed for a plan and checked by the tes
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from itertools import cycle
-from typing import NamedTuple
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, Stop, ring_slots, stops, visit_of
@@ -34,7 +32,8 @@ from atom.swap.crossing import Crossing, Stop, ring_slots, stops, visit_of
 
 @dataclass(frozen=True)
 class Load:
-    """Start copying a sub-model's parameters into a free slot; the computation goes on."""
+    """Start copying a sub-model's parameters into a slot; the computation goes on. What the slot
+    held is forgotten: nothing is written back, the host holds the truth."""
 
     sub_model: int
     slot: int
@@ -46,14 +45,6 @@ class Forward:
 
     sub_model: int
     micro_batch: int
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Forget the parameters in a slot. Nothing is written back: the host holds the truth."""
-
-    sub_model: int
-    slot: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class ValuesIn:
     place: int
 
 
-Event = Load | Forward | Drop | Backward | GradientOut | ValuesOut | ValuesIn
+Event = Load | Forward | Backward | GradientOut | ValuesOut | ValuesIn
 
 
 @dataclass(frozen=True)
@@ -106,19 +97,6 @@ class OptimizerStep:
 
 Observed = Event | OptimizerStep
 """What takes time, and is told to who observes."""
-
-
-class _Kind(Enum):
-    FORWARD = 0
-    BACKWARD = 1
-    TURN = 2
-    """The last sub-model: forward and backward of each micro-batch together, so that nothing of
-    it is computed twice."""
-
-
-class _Visit(NamedTuple):
-    sub_model: int
-    kind: _Kind
 
 
 @dataclass(frozen=True)
@@ -166,14 +144,15 @@ class Shape:
 
     def stop(self, event: "Forward | Backward | ValuesIn | ValuesOut", training: bool) -> Stop:
         """What moves around the visit that an event belongs to."""
-        return self._route(training)[self.visit(event)]
+        return self.route(training)[self.visit(event)]
 
     def visit(self, event: "Forward | Backward | ValuesIn | ValuesOut") -> int:
         """Number of the visit that an event belongs to; for values coming in, that needs them."""
         back = isinstance(event, Backward) or getattr(event, "backward", False)
         return visit_of(self.sub_models, event.sub_model, back)
 
-    def _route(self, training: bool) -> tuple[Stop, ...]:
+    def route(self, training: bool) -> tuple[Stop, ...]:
+        """Per visit."""
         return self.training_stops if training else self.evaluation_stops
 
     @cached_property
@@ -198,84 +177,59 @@ class Shape:
 
 
 def training_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
-    """Forward and backward of every micro-batch through every sub-model.
+    """Forward and backward of every micro-batch through every sub-model. Of the last one both
+    together, micro-batch by micro-batch, so that nothing of it is computed twice.
 
     `loaded` sub-models are already in their slots, with current parameters.
     """
-    last = shape.sub_models - 1
-    forward = [_Visit(s, _Kind.FORWARD) for s in range(last)]
-    backward = [_Visit(s, _Kind.BACKWARD) for s in reversed(range(last))]
-    visits = [*forward, _Visit(last, _Kind.TURN), *backward]
-    return _plan(shape, visits, shape.training_stops, loaded)
+    return _plan(shape, True, loaded)
 
 
 def evaluation_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     """Forward only, of every micro-batch through every sub-model."""
-    visits = [_Visit(s, _Kind.FORWARD) for s in range(shape.sub_models)]
-    return _plan(shape, visits, shape.evaluation_stops, loaded)
+    return _plan(shape, False, loaded)
 
 
-def _plan(
-    shape: Shape, visits: Sequence[_Visit], route: Sequence[Stop], loaded: Iterable[int]
-) -> list[Event]:
+def _plan(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event]:
     """Before each visit, loads for this and coming ones are issued, up to the first whose slot
     holds what is needed sooner."""
+    turn, route = shape.sub_models - 1, shape.route(training)
+    visits = [*range(turn), *range(turn, -1 if training else turn - 1, -1)]
     occupants = {shape.slot_of(s): s for s in loaded}
     needed_sooner: Counter[int] = Counter()
     events: list[Event] = []
     ahead, places = 0, cycle(range(ring_slots(shape.micro_batches)))
-    for number, visit in enumerate(visits):
+    for number, s in enumerate(visits):
         while ahead < len(visits) and _free(shape, visits[ahead], occupants, needed_sooner):
-            events += _load(shape, visits[ahead].sub_model, occupants)
-            needed_sooner[visits[ahead].sub_model] += 1
+            events += _load(shape, visits[ahead], occupants)
+            needed_sooner[visits[ahead]] += 1
             ahead += 1
-        coming = visits[number + 1] if number + 1 < len(visits) else None
-        if coming and not route[number + 1].arriving:
-            coming = None
-        for micro_batch in range(shape.micro_batches):
+        forward, backward = number <= turn, training and number >= turn
+        coming = number + 1 < len(visits) and bool(route[number + 1].arriving)
+        for c in range(shape.micro_batches):
             if coming:
-                events.append(_values_in(coming, micro_batch, next(places)))
-            events += _compute(visit, micro_batch)
+                back = training and number + 1 >= turn
+                events.append(ValuesIn(visits[number + 1], c, back, next(places)))
+            events += [Forward(s, c)] if forward else []
+            events += [Backward(s, c)] if backward else []
             if route[number].leaving:
-                events.append(_values_out(visit, micro_batch))
-        if visit.kind is not _Kind.FORWARD:
-            events.append(GradientOut(visit.sub_model))
-        needed_sooner[visit.sub_model] -= 1
+                events.append(ValuesOut(s, c, backward))
+        events += [GradientOut(s)] if backward else []
+        needed_sooner[s] -= 1
     return events
 
 
 def _free(
-    shape: Shape, visit: _Visit, occupants: dict[int, int], needed_sooner: Counter[int]
+    shape: Shape, sub_model: int, occupants: Mapping[int, int], needed_sooner: Counter[int]
 ) -> bool:
-    """Is the visited sub-model in its slot, or can it be loaded there now?"""
-    occupant = occupants.get(shape.slot_of(visit.sub_model))
-    return occupant is None or occupant == visit.sub_model or needed_sooner[occupant] == 0
+    """Is the sub-model in its slot, or can it be loaded there now?"""
+    occupant = occupants.get(shape.slot_of(sub_model))
+    return occupant is None or occupant == sub_model or needed_sooner[occupant] == 0
 
 
-def _load(shape: Shape, sub_model: int, occupants: dict[int, int]) -> list[Event]:
+def _load(shape: Shape, sub_model: int, occupants: dict[int, int]) -> list[Load]:
     slot = shape.slot_of(sub_model)
-    occupant = occupants.get(slot)
-    if occupant == sub_model:
+    if occupants.get(slot) == sub_model:
         return []
     occupants[slot] = sub_model
-    load = Load(sub_model, slot)
-    return [load] if occupant is None else [Drop(occupant, slot), load]
-
-
-def _compute(visit: _Visit, micro_batch: int) -> list[Event]:
-    there, back = Forward(visit.sub_model, micro_batch), Backward(visit.sub_model, micro_batch)
-    match visit.kind:
-        case _Kind.FORWARD:
-            return [there]
-        case _Kind.TURN:
-            return [there, back]
-        case _Kind.BACKWARD:
-            return [back]
-
-
-def _values_in(visit: _Visit, micro_batch: int, place: int) -> ValuesIn:
-    return ValuesIn(visit.sub_model, micro_batch, visit.kind is not _Kind.FORWARD, place)
-
-
-def _values_out(visit: _Visit, micro_batch: int) -> ValuesOut:
-    return ValuesOut(visit.sub_model, micro_batch, visit.kind is not _Kind.FORWARD)
+    return [Load(sub_model, slot)]

@@ -30,14 +30,64 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, RandomState, Report
+from atom.swap.device import Copy, Lane, RandomState, Report, at_once
 from atom.swap.device_slots import BOUNCE_ELEMENTS
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
-from atom.swap.host_memory import allocate_host_memory, give_back_pages
-from atom.swap.lane import Lane
-from atom.swap.registered_memory import RegisteredMemory
-from atom.swap.stream_times import StreamTimes
+from atom.swap.host_memory import RegisteredMemory, allocate_host_memory, give_back_pages
+from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
+
+
+class StreamTimes:
+    """When work on streams began and ended, in seconds on the clock, without making anybody wait;
+    from one drain of the device to the next.
+
+    Pairs of events are recorded around the work, and read when the device has been drained. They
+    count from one origin, recorded when the first of them is wanted, whose time on the clock is
+    known because the device is idle then.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._origin: torch.cuda.Event | None = None
+        self._origin_s = 0.0
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Report]] = []
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """Sets the origin unless there is one. Call from the engine's thread."""
+        if self._origin is None:
+            stream.synchronize()
+            self._origin_s = self._clock.now()
+            self._origin = self.mark(stream)
+
+    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    @contextmanager
+    def around(self, stream: torch.cuda.Stream, report: Report | None) -> Iterator[None]:
+        if report is None:
+            yield
+            return
+        started = self.mark(stream)
+        yield
+        self._pending.append((started, self.mark(stream), report))
+
+    def report_until_now(self, started: torch.cuda.Event, report: Report) -> None:
+        """For work that a host thread ends; `started` has passed."""
+        report(self._at(started), self._clock.now())
+
+    def end(self, tell: bool) -> None:
+        """Reports what is pending and forgets the origin. The device is idle."""
+        pending, self._pending = self._pending, []
+        if tell:
+            for started, ended, report in pending:
+                report(self._at(started), self._at(ended))
+        self._origin = None
+
+    def _at(self, event: torch.cuda.Event) -> float:
+        assert self._origin is not None
+        after_ms = float(self._origin.elapsed_time(event))
+        return self._origin_s + after_ms / 1e3
 
 
 class CudaDevice:

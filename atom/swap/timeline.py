@@ -24,7 +24,6 @@ from atom.swap.crossing import OUTGOING, Item, item_bytes
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
-    Drop,
     Event,
     Forward,
     GradientOut,
@@ -84,7 +83,7 @@ class Span:
     @property
     def lane(self) -> Lane:
         match self.event:
-            case Load() | Drop() | ValuesIn():
+            case Load() | ValuesIn():
                 return "load"
             case GradientOut() | ValuesOut():
                 return "gradients"
@@ -196,8 +195,6 @@ class _Lanes:
                 return self._values_out(event)
             case ValuesIn():
                 span = self._values_in(event)
-            case Drop():
-                return None
         return span
 
     def _load(self, event: Load) -> Span:

@@ -115,7 +115,7 @@ def test_the_formula_counts_what_a_schedule_moves(
     from swap_traffic import Link
 
     from atom.swap.arrangement import Arrangement
-    from atom.swap.schedule import Drop, Event, Load, Shape, training_pass
+    from atom.swap.schedule import Event, Load, Shape, training_pass
 
     shape = Shape(5, 2, Arrangement(slots, frozenset(resident)))
     events, loaded = list[Event](), dict[int, int]()
@@ -124,8 +124,6 @@ def test_the_formula_counts_what_a_schedule_moves(
         for event in events:
             if isinstance(event, Load):
                 loaded[event.slot] = event.sub_model
-            elif isinstance(event, Drop):
-                loaded.pop(event.slot, None)
     link = Link((7, 11, 13, 17, 19), shape.arrangement, weight_bytes=2, gradient_bytes=4)
     assert link.formula(passes) == link.seen(events)
 

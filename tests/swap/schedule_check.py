@@ -7,7 +7,6 @@ from atom.swap.crossing import Item, items, ring_slots, touches
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
-    Drop,
     Event,
     Forward,
     GradientOut,
@@ -28,7 +27,7 @@ def check(
     """Returns the sub-models that are in a slot at the schedule's end.
 
     Raises: ScheduleError naming the first event that computes in a slot not loaded, loads into a
-    slot in use, drops a resident sub-model or one whose graph is kept, takes a gradient slot that
+    slot of another, or over one whose graph is kept, takes a gradient slot that
     has not been sent off, uses a value that is on the host, sends or brings one that is not there,
     into a place of the ring that is in use, comes out of order, or is missing.
     """
@@ -62,8 +61,6 @@ class _Simulation:
         match event:
             case Load():
                 self._load(event)
-            case Drop():
-                self._drop(event)
             case Forward():
                 self._forward(event)
             case Backward():
@@ -79,15 +76,8 @@ class _Simulation:
         _require(event.slot == self.shape.slot_of(event.sub_model), event, "it is not its slot")
         occupant = self.occupants.get(event.slot)
         _require(occupant != event.sub_model, event, "it is loaded already")
-        _require(occupant is None, event, "the slot is in use")
+        _require(all(occupant != of for of, _ in self.graphs), event, "a graph refers to it")
         self.occupants[event.slot] = event.sub_model
-
-    def _drop(self, event: Drop) -> None:
-        s = event.sub_model
-        _require(self.occupants.get(event.slot) == s, event, "it is not in that slot")
-        _require(s not in self.shape.arrangement.resident, event, "it is resident")
-        _require(all(s != of for of, _ in self.graphs), event, "a graph refers to it")
-        del self.occupants[event.slot]
 
     def _forward(self, event: Forward) -> None:
         s, c = event.sub_model, event.micro_batch

@@ -12,13 +12,12 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report
+from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
-from atom.swap.schedule import Drop, Load, Shape, training_pass
+from atom.swap.host_sums import Gate, HostSum
+from atom.swap.schedule import Load, Shape, training_pass
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store, take_step
 from tests.swap.schedule_check import ScheduleError, check
@@ -331,8 +330,7 @@ def test_every_event_is_observed_once_and_in_the_order_of_its_lane() -> None:
         assert observed == [event for event in schedule if event in observed]
         for before, after in pairwise(spans):
             assert before.start_s <= before.end_s <= after.start_s
-    timed = [event for event in schedule if not isinstance(event, Drop)]
-    assert len(timeline.spans) == len(timed)
-    assert {span.event for span in timeline.spans} == set(timed)
+    assert len(timeline.spans) == len(schedule)
+    assert {span.event for span in timeline.spans} == set(schedule)
     assert isinstance(timeline.spans[0].event, Load)
     assert timeline.spans[0].start_s == 0

@@ -20,12 +20,11 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report
+from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import Gate, HostSum
 from tests.one_step import allocate_store, take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)

@@ -12,9 +12,8 @@ from torch import Tensor
 from atom.swap import device as device_module
 from atom.swap.device import CpuDevice, Report
 from atom.swap.device_slots import SlotLayout
-from atom.swap.gate import Gate, NotFinite
-from atom.swap.host_landing import HostSum, Noise
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import Gate, HostSum, NotFinite
 from atom.swap.state_form import StateForm
 
 CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
@@ -127,7 +126,7 @@ def test_what_rounding_makes_infinite_is_turned_away() -> None:
     source = torch.zeros(16)
     source[3] = 3.4e38  # a float32, but above bfloat16's largest number
     gate = Gate()
-    device.gradients_out(0, [HostSum(arena, source, replace=False, noise=Noise(1, 0))], gate)
+    device.gradients_out(0, [HostSum(arena, source, replace=False, noise_key=1)], gate)
     with pytest.raises(NotFinite):
         device.wait_gradients_out(0)
     assert torch.equal(arena, torch.ones(16).bfloat16())

@@ -16,13 +16,12 @@ from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.swap.arrangement import Arrangement
+from atom.swap.boundary_memory import crossings_of
 from atom.swap.crossing import moved_bytes
-from atom.swap.device import Copy, CpuDevice, Report
+from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.host_landing import at_once
 from atom.swap.host_store import HostStore
-from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, evaluation_pass, training_pass
 from atom.swap.timeline import Recording
 from tests.swap.schedule_check import check

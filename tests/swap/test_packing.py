@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.swap.packing import pack
+from atom.swap.boundary_traffic import pack
 
 
 def looks_like(one: Tensor, other: Tensor) -> bool:

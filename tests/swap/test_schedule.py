@@ -19,7 +19,6 @@ from atom.swap.crossing import (
 )
 from atom.swap.schedule import (
     Backward,
-    Drop,
     Event,
     Forward,
     GradientOut,
@@ -107,7 +106,6 @@ def test_residents_are_loaded_at_most_once_and_stay(case: tuple[Shape, frozenset
     events = training_pass(shape, loaded)
     for s in shape.arrangement.resident:
         assert events.count(Load(s, shape.slot_of(s))) == (s not in loaded)
-        assert Drop(s, shape.slot_of(s)) not in events
 
 
 @given(shapes())
@@ -123,9 +121,9 @@ def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
 def test_a_resident_in_the_middle_does_not_disturb_the_turns() -> None:
     assert training_pass(Shape(4, 1, Arrangement(2, frozenset({1})))) == [
         Load(0, 0), Load(1, 2), Load(2, 1), Forward(0, 0),
-        Drop(0, 0), Load(3, 0), Forward(1, 0), Forward(2, 0),
+        Load(3, 0), Forward(1, 0), Forward(2, 0),
         Forward(3, 0), Backward(3, 0), GradientOut(3),
-        Drop(3, 0), Load(0, 0), Backward(2, 0), GradientOut(2),
+        Load(0, 0), Backward(2, 0), GradientOut(2),
         Backward(1, 0), GradientOut(1),
         Backward(0, 0), GradientOut(0),
     ]  # fmt: skip
@@ -134,9 +132,9 @@ def test_a_resident_in_the_middle_does_not_disturb_the_turns() -> None:
 def test_a_resident_waits_behind_what_is_needed_sooner() -> None:
     """2 needs the slot of 0, so 3 is not loaded before it, though its own slot is free."""
     events = training_pass(Shape(4, 1, Arrangement(2, frozenset({3}))))
-    assert events[:6] == [
+    assert events[:5] == [
         Load(0, 0), Load(1, 1), Forward(0, 0),
-        Drop(0, 0), Load(2, 0), Load(3, 2),
+        Load(2, 0), Load(3, 2),
     ]  # fmt: skip
 
 
@@ -151,9 +149,9 @@ def uses(event: Event, sub_model: int) -> bool:
 def test_three_sub_models_two_slots_as_written() -> None:
     assert training_pass(Shape(3, 1)) == [
         Load(0, 0), Load(1, 1), Forward(0, 0),
-        Drop(0, 0), Load(2, 0), Forward(1, 0),
+        Load(2, 0), Forward(1, 0),
         Forward(2, 0), Backward(2, 0), GradientOut(2),
-        Drop(2, 0), Load(0, 0), Backward(1, 0), GradientOut(1),
+        Load(0, 0), Backward(1, 0), GradientOut(1),
         Backward(0, 0), GradientOut(0),
     ]  # fmt: skip
 
@@ -162,12 +160,12 @@ def test_three_sub_models_two_slots_as_written() -> None:
     ("damage", "complaint"),
     [
         (lambda events: events.remove(Load(1, 1)), "it is in no slot"),
-        (lambda events: events.remove(Drop(0, 0)), "the slot is in use"),
         (lambda events: events.remove(Backward(1, 0)), "out of order|a backward is missing"),
         (lambda events: events.remove(GradientOut(0)), "a gradient stayed behind"),
         (lambda events: events.insert(0, events.pop(2)), "it is in no slot"),
         (lambda events: events.append(Forward(0, 0)), "forward out of order"),
-        (lambda events: events.insert(6, GradientOut(2)), "a backward is missing"),
+        (lambda events: events.insert(5, GradientOut(2)), "a backward is missing"),
+        (lambda events: events.insert(6, Load(0, 0)), "a graph refers to it"),
     ],
 )
 def test_the_check_finds_damage(damage, complaint) -> None:  # type: ignore[no-untyped-def]
@@ -183,10 +181,9 @@ RESIDENTS = Shape(4, 2, Arrangement(2, frozenset({1, 2}), frozenset({1})))
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda events: events.insert(8, Drop(1, 2)), "it is resident"),
         (lambda events: replace(events, Load(1, 2), Load(1, 3)), "it is not its slot"),
         (lambda events: replace(events, Load(1, 2), Load(1, 0)), "it is not its slot"),
-        (lambda events: events.insert(8, Load(1, 2)), "it is loaded already"),
+        (lambda events: events.insert(7, Load(1, 2)), "it is loaded already"),
         (lambda events: swap(events, Backward(3, 0), Forward(3, 1)), "a second graph"),
         (lambda events: swap(events, GradientOut(3), Backward(1, 0)), "out of order|gradient slot"),
         (lambda events: move_behind(events, GradientOut(3), Backward(1, 0)), "gradient slot"),
@@ -209,7 +206,7 @@ OFFLOADED = Shape(
 
 
 def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> None:
-    events = [e for e in training_pass(OFFLOADED) if not isinstance(e, Load | Drop | GradientOut)]
+    events = [e for e in training_pass(OFFLOADED) if not isinstance(e, Load | GradientOut)]
     there = [(e.sub_model, e.micro_batch) for e in events if isinstance(e, ValuesOut)]
     assert there == [
         (1, 0), (1, 1),  # what 0 made for 1, and for 5

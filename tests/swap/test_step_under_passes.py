@@ -19,10 +19,9 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Part, StepTerms
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report
+from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
-from atom.swap.host_landing import at_once
 from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm

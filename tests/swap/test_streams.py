@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from atom.base.errors import DeviceError
-from atom.swap.stream_times import StreamTimes
-from atom.swap.streams import CudaDevice, has_code
+from atom.swap.streams import CudaDevice, StreamTimes, has_code
 from tests.manual_clock import ManualClock
 
 

@@ -16,7 +16,7 @@ from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
 from atom.graph.ir import padded_elements
-from atom.swap import registered_memory, streams
+from atom.swap import host_memory, streams
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.device import RandomState
 from atom.swap.readiness import Readiness, StepFailed
@@ -87,8 +87,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
     monkeypatch.setattr(streams, "give_back_cache", lambda: None)
-    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: True)
-    monkeypatch.setattr(registered_memory, "unregister", lambda pointer: None)
+    monkeypatch.setattr(host_memory, "register", lambda pointer, size_bytes: True)
+    monkeypatch.setattr(host_memory, "unregister", lambda pointer: None)
     device = HostedDevice()
     yield device
     device.close()
@@ -262,8 +262,8 @@ def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten = list[torch.device]()
-    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: False)
-    monkeypatch.setattr(registered_memory, "_forget_refusal", forgotten.append)
+    monkeypatch.setattr(host_memory, "register", lambda pointer, size_bytes: False)
+    monkeypatch.setattr(host_memory, "_forget_refusal", forgotten.append)
     memory = device.host_memory(2**18, torch.float32)
     device.give_back_host(memory)
     assert device.unlocked_bytes == 0

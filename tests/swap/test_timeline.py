@@ -10,9 +10,17 @@ from schedules import shapes_with_loaded
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import OUTGOING, Crossing, Item
 from atom.swap.device_slots import GRADIENT_SLOTS
+from atom.swap.pass_shares import (
+    GRADIENTS,
+    HOST,
+    LINK,
+    OPTIMIZER,
+    PassShares,
+    Wait,
+    waits,
+)
 from atom.swap.schedule import (
     Backward,
-    Drop,
     Event,
     Forward,
     GradientOut,
@@ -24,7 +32,6 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from atom.swap.stalls import Reason, Stall, seconds_by_reason, stalls
 from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
 
 
@@ -54,10 +61,10 @@ def test_three_sub_models_by_hand() -> None:
     ]  # fmt: skip
     assert timeline.seconds == 16
     assert timeline.computing == 11 / 16
-    assert stalls(timeline) == [
-        Stall(0, Reason.LINK, 0, 2),
-        Stall(1, Reason.LINK, 3, 4),
-        Stall(2, Reason.LINK, 5, 6),
+    assert waits(timeline) == [
+        Wait(0, LINK, 0, 2),
+        Wait(1, LINK, 3, 4),
+        Wait(2, LINK, 5, 6),
     ]
 
 
@@ -68,23 +75,23 @@ def test_a_pass_that_finds_its_residents_computes_at_once() -> None:
     timeline = simulate(training_pass(shape, every), shape, durations)
     assert timeline.busy_s("load") == 0
     assert timeline.busy_s("compute") == 3 * 2 * (1 + 2), "nothing is recomputed"
-    assert stalls(timeline) == []
+    assert waits(timeline) == []
     assert timeline.seconds == 18 + 1, "the last gradients leave when all is computed"
 
 
 def test_a_load_waits_for_its_slot() -> None:
     durations = Durations((1, 1, 10, 1), (3,) * 4, (1,) * 4, (0,) * 4)
-    found = stalls(simulated(Shape(4, 1), durations))
-    assert found[1] == Stall(2, Reason.LINK, 7, 14)
-    found = stalls(simulated(Shape(4, 1, Arrangement(3)), durations))
-    assert found[1] == Stall(2, Reason.LINK, 7, 12), "with a slot more it begins earlier"
+    found = waits(simulated(Shape(4, 1), durations))
+    assert found[1] == Wait(2, LINK, 7, 14)
+    found = waits(simulated(Shape(4, 1, Arrangement(3)), durations))
+    assert found[1] == Wait(2, LINK, 7, 12), "with a slot more it begins earlier"
 
 
 def test_a_backward_waits_for_its_gradient_slot() -> None:
     durations = alike(3, 2, 1, 2, 100)
     timeline = simulated(Shape(3, 1), durations)
     assert (Backward(0, 0), 109, 112) in times(timeline)
-    assert stalls(timeline)[-1] == Stall(0, Reason.GRADIENTS, 12, 109)
+    assert waits(timeline)[-1] == Wait(0, GRADIENTS, 12, 109)
 
 
 def test_a_tied_parameter_waits_for_every_gradient_slot() -> None:
@@ -124,11 +131,11 @@ def test_a_load_waits_for_the_update_of_its_parameters() -> None:
         Span(OptimizerStep(0), 0, 2), Span(Load(0, 0), 2, 3), Span(OptimizerStep(1), 2, 6),
         Span(Forward(0, 0), 3, 4), Span(Load(1, 1), 6, 8), Span(Forward(1, 0), 8, 9),
     )  # fmt: skip
-    assert stalls(Timeline(spans)) == [
-        Stall(0, Reason.OPTIMIZER, 0, 2),
-        Stall(0, Reason.LINK, 2, 3),
-        Stall(1, Reason.OPTIMIZER, 4, 6),
-        Stall(1, Reason.LINK, 6, 8),
+    assert waits(Timeline(spans)) == [
+        Wait(0, OPTIMIZER, 0, 2),
+        Wait(0, LINK, 2, 3),
+        Wait(1, OPTIMIZER, 4, 6),
+        Wait(1, LINK, 6, 8),
     ]
 
 
@@ -181,10 +188,8 @@ def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
 
 
 def takes_time(event: Event, shape: Shape) -> bool:
-    """Not to drop, nor to forget a value that the host holds already."""
-    if isinstance(event, ValuesOut):
-        return bool(shape.stop(event, training=True).copied)
-    return not isinstance(event, Drop)
+    """Not to forget a value that the host holds already."""
+    return not isinstance(event, ValuesOut) or bool(shape.stop(event, training=True).copied)
 
 
 @given(passes())
@@ -285,10 +290,9 @@ def test_more_work_never_makes_a_pass_shorter(
 def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Durations]) -> None:
     schedule, shape, durations = case
     timeline = simulate(schedule, shape, durations)
-    waited = seconds_by_reason(timeline)
-    computed_until = max(span.end_s for span in timeline.lane("compute"))
-    assert sum(waited.values()) + timeline.busy_s("compute") == computed_until
-    assert waited[Reason.HOST] == 0, "a prediction knows no other reasons"
+    waited = PassShares.of(timeline).waits_s
+    assert sum(waited.values()) + timeline.busy_s("compute") == timeline.seconds
+    assert waited[HOST] == 0, "a prediction knows no other reasons"
 
 
 @given(passes())
@@ -314,7 +318,7 @@ def test_a_recording_begins_with_its_first_span() -> None:
     timeline = recording.take()
     assert times(timeline) == [(Load(0, 0), 0, 4), (Forward(0, 0), 5, 7)]
     assert (timeline.spans[1].micro_batch, timeline.spans[0].micro_batch) == (0, None)
-    assert stalls(timeline) == [Stall(0, Reason.LINK, 0, 4), Stall(0, Reason.HOST, 4, 5)]
+    assert waits(timeline) == [Wait(0, LINK, 0, 4), Wait(0, HOST, 4, 5)]
     assert recording.take() == Timeline(())
     assert Timeline(()).seconds == 0
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from atom.swap.device import Copy, CpuDevice, Report
-from atom.swap.gate import Gate, NotFinite, all_finite
-from atom.swap.host_landing import HostSum, at_once
+from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.host_sums import Gate, HostSum, NotFinite, all_finite
 from atom.swap.voided import Cause, PassVoided, is_out_of_memory
 
 CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])

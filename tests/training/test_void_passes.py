@@ -11,8 +11,7 @@ import torch
 
 from atom.base.errors import DeviceError
 from atom.swap.device import CpuDevice, RandomState, Report
-from atom.swap.gate import Gate
-from atom.swap.host_landing import HostSum
+from atom.swap.host_sums import Gate, HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Batch, Worker
