@@ -13,8 +13,7 @@ from atom.graph.profile import OperationSeconds, Profile
 from atom.graph.traced import Graph
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import Question, choose
-from atom.placement.memory import Limits, Reckoning
-from atom.placement.pieces import pieces_of
+from atom.placement.memory import Limits, Reckoning, pieces_of
 from atom.swap.arrangement import Arrangement
 
 UNLIMITED_BYTES = 1 << 50
@@ -50,7 +49,7 @@ class Planner:
         chain, ends = self._chain(profile.operations), layer_ends(self.graph)
         pieces = pieces_of(chain, ends)
         everything = frozenset(range(len(pieces)))
-        reckoning = Reckoning.of(pieces, self._limits(0))
+        reckoning = Reckoning(pieces, self._limits(0))
         least, most = (
             reckoning.memory(each).total_bytes
             for each in (Arrangement(), Arrangement(resident=everything, kept=everything))

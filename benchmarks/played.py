@@ -14,7 +14,7 @@ from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice, durations
-from atom.placement.pieces import crossings_of
+from atom.placement.memory import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,

@@ -1,14 +1,21 @@
 """One way through a device: a cut, what stays, an accumulation; what that holds and takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from atom.graph.chain import Chain, Machine
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
-from atom.placement.memory import DeviceMemory, Limits, Reckoning
-from atom.placement.pieces import Piece, crossings_of, pieces_of
+from atom.placement.memory import (
+    DeviceMemory,
+    Limits,
+    Piece,
+    Reckoning,
+    crossings_of,
+    pieces_of,
+)
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS
@@ -53,6 +60,45 @@ class Choice:
         durations = replace(self.durations, ready_s=_ready_s(self.pieces, elements_per_s))
         return simulate(training_pass(self._shape), self._shape, durations).seconds
 
+    def to_json(self, program: Program) -> dict[str, Any]:
+        """`program`: as it is chosen. Seconds and bytes are of one micro-batch, but for `pass` and
+        memory."""
+        resident, kept = self.arrangement.resident, self.arrangement.kept
+        waiting = self.waiting
+        timeline = self.timeline
+        return {
+            "micro_batches": self.micro_batches,
+            "slots": self.arrangement.slots,
+            "remembers": self.remembers,
+            "host_bytes": self.host_bytes,
+            "device_memory": asdict(self.memory) | {"total_bytes": self.memory.total_bytes},
+            "pass": {
+                "seconds": timeline.seconds,
+                "computing": timeline.computing,
+                "load_s": timeline.busy_s("load"),
+                "compute_s": timeline.busy_s("compute"),
+                "gradients_out_s": timeline.busy_s("gradients"),
+            },
+            "sub_models": [
+                {
+                    "name": sub_model.name,
+                    "class": sub_model.class_name,
+                    "operations": [sub_model.first_call, sub_model.end_call],
+                    "parameter_elements": piece.elements,
+                    "forward_s": piece.forward_s,
+                    "backward_s": piece.backward_s,
+                    "activation_bytes": piece.activation_bytes,
+                    "out_bytes": piece.out_bytes,
+                    "resident": s in resident,
+                    "activations_kept": s in kept,
+                    "values_offloaded": s in waiting,
+                }
+                for s, (sub_model, piece) in enumerate(
+                    zip(program.sub_models, self.pieces, strict=True)
+                )
+            ],
+        }
+
     @property
     def _shape(self) -> Shape:
         crossings = crossings_of(self.pieces)
@@ -74,12 +120,12 @@ class Cut:
         pieces = pieces_of(chain, ends)
         each = limits.element_bytes, limits.gradient_element_bytes
         took = durations(pieces, machine, *each)
-        return cls(tuple(ends), Reckoning.of(pieces, limits), took)
+        return cls(tuple(ends), Reckoning(pieces, limits), took)
 
     def least_s(self, arrangement: Arrangement) -> float:
         """A pass takes no less: as each lane by itself. Quickly reckoned."""
         d, last = self.durations, len(self.ends) - 1
-        micro_batches = self.reckoning.micro_batches
+        micro_batches = self.reckoning.limits.micro_batches
         again = sum(f for s, f in enumerate(d.forward_s[:last]) if s not in arrangement.kept)
         computing = micro_batches * (sum(d.forward_s) + sum(d.backward_s) + again)
         swapped = [s for s in range(last + 1) if s not in arrangement.resident]
@@ -95,7 +141,7 @@ class Cut:
             ends=self.ends,
             pieces=tuple(reckoning.pieces),
             arrangement=arrangement,
-            micro_batches=reckoning.micro_batches,
+            micro_batches=reckoning.limits.micro_batches,
             memory=reckoning.memory(arrangement),
             timeline=simulate(training_pass(shape), shape, self.durations),
             durations=self.durations,

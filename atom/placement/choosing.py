@@ -19,8 +19,7 @@ from atom.base.units import format_bytes
 from atom.graph.chain import Chain, Machine
 from atom.placement.choice import Choice, Cut
 from atom.placement.cuts import Charges, Ends, fastest_cut, parts_of
-from atom.placement.memory import Limits, Reckoning
-from atom.placement.pieces import Piece, piece_of
+from atom.placement.memory import Limits, Piece, Reckoning, piece_of
 from atom.placement.residency import arrangements, offloaded
 from atom.swap.arrangement import Arrangement
 
@@ -91,7 +90,7 @@ _Way = tuple[Cut, Arrangement]
 
 def _best(ways: Sequence[_Way]) -> Choice:
     """Only those are timed that may be among the fastest."""
-    least_s = [cut.least_s(each) / cut.reckoning.micro_batches for cut, each in ways]
+    least_s = [cut.least_s(each) / cut.reckoning.limits.micro_batches for cut, each in ways]
     choices, enough_s = list[Choice](), math.inf
     for n in sorted(range(len(ways)), key=least_s.__getitem__):
         if least_s[n] > enough_s:
@@ -140,16 +139,16 @@ def _crossing_bytes(chain: Chain) -> list[int]:
 
 
 def _alone_bytes(piece: Piece, limits: Limits) -> int:
-    return Reckoning.of([piece], limits).bytes_at_work(Arrangement())
+    return Reckoning([piece], limits).bytes_at_work(Arrangement())
 
 
 def _ways(asked: Question, places: Ends, beyond: int) -> Iterator[_Way]:
     """All that fit, with more micro-batches than `beyond` in a pass."""
-    for cut, allowed in _cuts(asked, places, beyond):
-        yield from ((cut, each) for each in arrangements(cut.reckoning, allowed))
+    for cut in _cuts(asked, places, beyond):
+        yield from ((cut, each) for each in arrangements(cut.reckoning))
 
 
-def _cuts(asked: Question, places: Ends, beyond: int = 0) -> Iterator[tuple[Cut, Limits]]:
+def _cuts(asked: Question, places: Ends, beyond: int = 0) -> Iterator[Cut]:
     """Good ones, each with the micro-batches of a pass that it is good for. Some keep too much."""
     limits, most_bytes = asked.limits, asked.limits.device_bytes
     parts = parts_of(asked.chain, places, most_bytes, lambda piece: _alone_bytes(piece, limits))
@@ -164,8 +163,8 @@ def _cuts(asked: Question, places: Ends, beyond: int = 0) -> Iterator[tuple[Cut,
                     continue
                 seen.add(ends)
                 cut = Cut.of(of.chain, of.machine, of.limits, ends)
-                yield cut, of.limits
-                if cut.reckoning.takes(Arrangement(), of.limits):
+                yield cut
+                if cut.reckoning.takes(Arrangement()):
                     break
 
 
@@ -202,9 +201,9 @@ def _needs(asked: Question) -> list[int]:
     return [
         cut.reckoning.memory(plain).total_bytes
         for places in _places(asked)
-        for cut, _ in _cuts(asked, places)
+        for cut in _cuts(asked, places)
         for plain in (Arrangement(), offloaded(cut.reckoning))
-        if cut.reckoning.takes(plain, asked.limits)
+        if cut.reckoning.takes(plain)
     ]
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atom.graph.chain import Chain
-from atom.placement.pieces import Piece, piece_of
+from atom.placement.memory import Piece, piece_of
 
 LONGEST = 64
 """Positions that a sub-model spans, at most: the search grows with its square."""

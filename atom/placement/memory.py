@@ -1,14 +1,107 @@
-"""Device memory of a cut, an arrangement and an accumulation: as the engine allocates it."""
+"""A cut as numbers: what its sub-models weigh and take, and the memory that all of it needs.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+Device memory of a cut, an arrangement and an accumulation is reckoned as the engine allocates it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from atom.placement.pieces import Piece, crossings_of
+from atom.graph.chain import Chain, Operation, Value
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, host_bytes
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sub-model. Seconds and bytes are of one micro-batch."""
+
+    parameters: Mapping[str, int]
+    """Name in the layout → elements, as a slot holds them."""
+    forward_s: float
+    backward_s: float
+    """Without the recomputed forward."""
+    working_bytes: int
+    """What its forward keeps for its backward."""
+    transient_bytes: int
+    """The most that an operation of it takes besides."""
+    out_bytes: int = 0
+    """Values it makes that later sub-models take."""
+    batch_bytes: int = 0
+    """Batch entries that no later sub-model takes."""
+    crossings: tuple[Crossing, ...] = ()
+    """What it makes and later sub-models take, of each micro-batch."""
+    shared_bytes: int = 0
+    """What it makes for later ones, the same for all micro-batches."""
+
+    @cached_property
+    def elements(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def activation_bytes(self) -> int:
+        """On the device while its backward recomputes it, its inputs aside."""
+        return self.working_bytes + self.transient_bytes
+
+
+def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
+    """One piece per end; piece s is operations [ends[s-1], ends[s])."""
+    starts = [0, *ends[:-1]]
+    made: Counter[int] = Counter()
+    batch: Counter[int] = Counter()
+    spans = enumerate(zip(starts, ends, strict=True))
+    piece_at = [s for s, (start, end) in spans for _ in range(start, end)]
+    crossings = [list[Crossing]() for _ in ends]
+    shared: Counter[int] = Counter()
+    for value in chain.values:
+        maker = piece_at[value.made_by] if value.made_by >= 0 else -1
+        last = piece_at[value.last_used_by]
+        if maker < 0:
+            batch[last] += value.size_bytes
+        elif last > maker:
+            made[maker] += value.size_bytes
+            if value.shared:
+                shared[maker] += value.size_bytes
+            else:
+                crossings[maker].append(_crossing(value, maker, piece_at))
+    return tuple(
+        replace(
+            piece_of(chain.operations[start:end]),
+            out_bytes=made[s],
+            batch_bytes=batch[s],
+            crossings=tuple(crossings[s]),
+            shared_bytes=shared[s],
+        )
+        for s, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def crossings_of(pieces: Sequence[Piece]) -> tuple[Crossing, ...]:
+    """All that lies between sub-models, in the order in which it is made."""
+    return tuple(crossing for piece in pieces for crossing in piece.crossings)
+
+
+def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
+    users = {piece_at[user] for user in (*value.used_by, value.last_used_by)}
+    gradient_bytes = value.size_bytes if value.has_gradient else 0
+    return Crossing(maker, tuple(sorted(users - {maker})), value.size_bytes, gradient_bytes)
+
+
+def piece_of(operations: Sequence[Operation]) -> Piece:
+    """Without what lies between it and others."""
+    parameters: dict[str, int] = {}
+    for operation in operations:
+        parameters.update(operation.parameters)
+    return Piece(
+        parameters=parameters,
+        forward_s=sum(operation.forward_s for operation in operations),
+        backward_s=sum(operation.backward_s for operation in operations),
+        working_bytes=sum(operation.working_bytes for operation in operations),
+        transient_bytes=max((o.transient_bytes for o in operations), default=0),
+    )
 
 
 @dataclass(frozen=True)
@@ -62,27 +155,18 @@ class Reckoning:
     """Of one cut, for many arrangements."""
 
     pieces: Sequence[Piece]
-    micro_batches: int
-    element_bytes: int
-    gradient_element_bytes: int = FLOAT32_BYTES
-    """In which they leave."""
+    limits: Limits
+    """A pass has as many micro-batches as they allow."""
     _held: dict[frozenset[int], int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, pieces: Sequence[Piece], limits: Limits) -> "Reckoning":
-        each = limits.element_bytes, limits.gradient_element_bytes
-        return cls(pieces, limits.micro_batches, *each)
-
-    def takes(self, arrangement: Arrangement, limits: Limits) -> bool:
+    def takes(self, arrangement: Arrangement) -> bool:
         """Whether device and host have room for it."""
-        if not self.fits(arrangement, limits.device_bytes):
+        room = self.limits.device_bytes - self.bytes_at_work(arrangement)
+        # What lies between sub-models takes longest to find: only if it can matter.
+        if room < 0 or self._boundary_bytes(arrangement) > room:
             return False
-        return limits.host_bytes is None or self.host_bytes(arrangement) <= limits.host_bytes
-
-    def fits(self, arrangement: Arrangement, most_bytes: int) -> bool:
-        """Asks for what lies between sub-models only if it can matter: that takes longest."""
-        beside = self.bytes_at_work(arrangement)
-        return beside <= most_bytes and beside + self._boundary_bytes(arrangement) <= most_bytes
+        most_bytes = self.limits.host_bytes
+        return most_bytes is None or self.host_bytes(arrangement) <= most_bytes
 
     def bytes_at_work(self, arrangement: Arrangement) -> int:
         """Without what lies between sub-models."""
@@ -92,7 +176,7 @@ class Reckoning:
         return self._memory(arrangement, self._boundary_bytes(arrangement))
 
     def _memory(self, arrangement: Arrangement, boundary_bytes: int) -> DeviceMemory:
-        pieces, element_bytes = self.pieces, self.element_bytes
+        pieces, element_bytes = self.pieces, self.limits.element_bytes
         swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
         resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
         working = [
@@ -105,16 +189,16 @@ class Reckoning:
             slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
             resident_bytes=sum(resident) * element_bytes,
             gradient_bytes=gradient_slot_bytes(
-                max(p.elements for p in pieces), self.gradient_element_bytes
+                max(p.elements for p in pieces), self.limits.gradient_element_bytes
             ),
             activation_bytes=max(working),
-            kept_bytes=self.micro_batches * kept,
+            kept_bytes=self.limits.micro_batches * kept,
             boundary_bytes=boundary_bytes,
         )
 
     def _boundary_bytes(self, arrangement: Arrangement) -> int:
         once = sum(piece.shared_bytes for piece in self.pieces)
-        batch = self.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
+        batch = self.limits.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
         return once + batch + self._held_bytes(self.shape(arrangement))
 
     def _held_bytes(self, shape: Shape) -> int:
@@ -127,11 +211,11 @@ class Reckoning:
     def host_bytes(self, arrangement: Arrangement) -> int:
         """Of values that wait on the host."""
         shape = self.shape(arrangement)
-        return host_bytes(shape.crossings, shape.training_stops, self.micro_batches)
+        return host_bytes(shape.crossings, shape.training_stops, self.limits.micro_batches)
 
     def shape(self, arrangement: Arrangement) -> Shape:
         count = len(self.pieces)
-        return Shape(count, self.micro_batches, arrangement, self._crossings)
+        return Shape(count, self.limits.micro_batches, arrangement, self._crossings)
 
     @cached_property
     def _crossings(self) -> tuple[Crossing, ...]:

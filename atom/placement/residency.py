@@ -7,10 +7,9 @@ micro-batch. What is taken first is what saves most seconds per byte.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from atom.placement.memory import Limits, Reckoning
-from atom.placement.pieces import Piece
+from atom.placement.memory import Limits, Piece, Reckoning
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
 from atom.swap.schedule import Shape
 
@@ -24,15 +23,14 @@ MUCH = 0.1
 """Of the device, for values between sub-models: from there on they may wait on the host."""
 
 
-def arrangements(reckoning: Reckoning, limits: Limits) -> Iterator[Arrangement]:
+def arrangements(reckoning: Reckoning) -> Iterator[Arrangement]:
     """Those worth timing, of those that fit: plain swapping, through two slots or more; weights
     first; activations first. Where values between sub-models take much, the same with them on the
     host, and with as few of them there as fit."""
-    room = _Room(reckoning, limits)
-    yield from _filling(Arrangement(), room)
-    for found in _filling(offloaded(reckoning), room) if _is_much(reckoning, limits) else ():
+    yield from _filling(Arrangement(), reckoning)
+    for found in _filling(offloaded(reckoning), reckoning) if _is_much(reckoning) else ():
         yield found
-        yield from _new(fewest_offloaded(reckoning.shape(found), room.takes), found)
+        yield from _new(_fewest_offloaded(found, reckoning), found)
 
 
 def offloaded(reckoning: Reckoning) -> Arrangement:
@@ -40,12 +38,13 @@ def offloaded(reckoning: Reckoning) -> Arrangement:
     return Arrangement(offloaded=frozenset(range(len(reckoning.pieces))))
 
 
-def _is_much(reckoning: Reckoning, limits: Limits) -> bool:
+def _is_much(reckoning: Reckoning) -> bool:
     """Or too much for anything else to fit."""
     if not reckoning.shape(offloaded(reckoning)).moving:
         return False
-    between = reckoning.micro_batches * sum(piece.out_bytes for piece in reckoning.pieces)
-    return between > MUCH * limits.device_bytes or not reckoning.takes(Arrangement(), limits)
+    limits = reckoning.limits
+    between = limits.micro_batches * sum(piece.out_bytes for piece in reckoning.pieces)
+    return between > MUCH * limits.device_bytes or not reckoning.takes(Arrangement())
 
 
 def waiting(shape: Shape) -> list[int]:
@@ -54,39 +53,32 @@ def waiting(shape: Shape) -> list[int]:
     return sorted({shape.crossings[item.crossing].made_by for item in gone})
 
 
-def fewest_offloaded(shape: Shape, takes: Callable[[Arrangement], bool]) -> Arrangement:
-    """The shape's arrangement, which `takes` takes, with the values of as few sub-models on the
-    host as it will take. Those right before the turn stay first: they have the least time for
-    their way there and back."""
-    makers = waiting(shape)
+def _fewest_offloaded(arrangement: Arrangement, reckoning: Reckoning) -> Arrangement:
+    """The arrangement, which fits, with the values of as few sub-models on the host as fit. Those
+    right before the turn stay first: they have the least time for their way there and back."""
+    makers = waiting(reckoning.shape(arrangement))
 
     def with_first(count: int) -> Arrangement:
-        return replace(shape.arrangement, offloaded=frozenset(makers[:count]))
+        return replace(arrangement, offloaded=frozenset(makers[:count]))
 
-    if takes(with_first(0)):  # a few may take more, with the ring that they come back through
+    def fits(count: int) -> bool:
+        return reckoning.takes(with_first(count))
+
+    if fits(0):  # a few may take more, with the ring that they come back through
         return with_first(0)
-    few = bisect_left(range(len(makers)), True, key=lambda count: takes(with_first(count)))
-    return with_first(few) if few < len(makers) else shape.arrangement
+    few = bisect_left(range(len(makers)), True, key=fits)
+    return with_first(few) if few < len(makers) else arrangement
 
 
-def _filling(plain: Arrangement, room: "_Room") -> Iterator[Arrangement]:
+def _filling(plain: Arrangement, reckoning: Reckoning) -> Iterator[Arrangement]:
     for slots in range(MINIMUM_SLOTS, MOST_SLOTS + 1):
-        if room.takes(replace(plain, slots=slots)):
+        if reckoning.takes(replace(plain, slots=slots)):
             yield replace(plain, slots=slots)
-    yield from _new(_filled(plain, room, _by_load, _with_resident), plain)
-    kept = _filled(plain, room, _by_recompute(room.limits), _with_kept)
+    yield from _new(_filled(plain, reckoning, _by_load, _with_resident), plain)
+    kept = _filled(plain, reckoning, _by_recompute(reckoning.limits), _with_kept)
     yield from _new(kept, plain)
     if kept.kept:
-        yield from _new(_filled(kept, room, _by_load, _with_resident), kept)
-
-
-@dataclass(frozen=True)
-class _Room:
-    reckoning: Reckoning
-    limits: Limits
-
-    def takes(self, arrangement: Arrangement) -> bool:
-        return self.reckoning.takes(arrangement, self.limits)
+        yield from _new(_filled(kept, reckoning, _by_load, _with_resident), kept)
 
 
 def _new(arrangement: Arrangement, known: Arrangement) -> Iterator[Arrangement]:
@@ -98,25 +90,27 @@ _Order = Callable[[Piece], float]
 _Add = Callable[[Arrangement, int], Arrangement]
 
 
-def _filled(arrangement: Arrangement, room: _Room, order: _Order, add: _Add) -> Arrangement:
+def _filled(
+    arrangement: Arrangement, reckoning: Reckoning, order: _Order, add: _Add
+) -> Arrangement:
     """Adds sub-models, most valuable first, later ones first among equals, while they fit.
 
     Shared slots shrink as residents leave them, so a whole model may fit where no first step does:
     it is tried as well.
     """
-    everything, pieces = arrangement, room.reckoning.pieces
+    everything, pieces = arrangement, reckoning.pieces
     last = len(pieces) - 1 if add is _with_kept else len(pieces)  # its graph is there anyway
     candidates = sorted(range(last), key=lambda s: (-order(pieces[s]), -s))
     for s in candidates:
         everything = add(everything, s)
-    if room.takes(everything):
+    if reckoning.takes(everything):
         return everything
-    misses = 0 if room.takes(arrangement) else PATIENCE
+    misses = 0 if reckoning.takes(arrangement) else PATIENCE
     for s in candidates:
         if misses == PATIENCE:
             break
         wider = add(arrangement, s)
-        if room.takes(wider):
+        if reckoning.takes(wider):
             arrangement = wider
         else:
             misses += 1

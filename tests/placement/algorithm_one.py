@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from atom.graph.chain import Chain
 from atom.placement.cuts import Charges, Ends
-from atom.placement.pieces import Piece, piece_of, pieces_of
+from atom.placement.memory import Piece, piece_of, pieces_of
 
 
 def algorithm_one(chain: Chain, charges: Charges, fits: Callable[[Piece], bool]) -> Ends | None:

@@ -13,8 +13,7 @@ from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
-from atom.placement.memory import Limits, Reckoning
-from atom.placement.pieces import pieces_of
+from atom.placement.memory import Limits, Reckoning, pieces_of
 from atom.placement.residency import arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Load, Shape, training_pass
@@ -173,8 +172,8 @@ def test_every_arrangement_fits_and_has_a_sound_schedule(seed: int) -> None:
     for choice in answers(seed):
         device_bytes = (least + most) // 2
         allowed = Limits(device_bytes, limits.element_bytes, choice.micro_batches)
-        reckoning = Reckoning.of(choice.pieces, allowed)
-        found = list(arrangements(reckoning, allowed))
+        reckoning = Reckoning(choice.pieces, allowed)
+        found = list(arrangements(reckoning))
         assert len(set(found)) == len(found)
         for arrangement in found:
             assert reckoning.memory(arrangement).total_bytes <= device_bytes
@@ -192,4 +191,3 @@ def test_pieces_add_up() -> None:
             assert sum(p.working_bytes for p in pieces) == whole.working_bytes
             assert set().union(*(p.parameters for p in pieces)) == set(whole.parameters)
             assert pieces[-1].out_bytes == whole.out_bytes == 0
-            assert all(p.in_bytes > 0 for p in pieces)

@@ -10,7 +10,7 @@ from small_chains import random_chain
 from atom.graph.chain import Chain, Operation, Value
 from atom.placement import cuts
 from atom.placement.cuts import Charges, Parts, fastest_cut, parts_of
-from atom.placement.pieces import Piece, piece_of, pieces_of
+from atom.placement.memory import Piece, piece_of, pieces_of
 
 PLENTY = 1 << 40
 

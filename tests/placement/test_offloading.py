@@ -10,8 +10,7 @@ from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Operation, Value
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import Question, choose, enough_bytes
-from atom.placement.memory import Limits, Reckoning
-from atom.placement.pieces import crossings_of, pieces_of
+from atom.placement.memory import Limits, Reckoning, crossings_of, pieces_of
 from atom.placement.residency import arrangements, offloaded, waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, training_pass
@@ -44,7 +43,7 @@ LAYER_ENDS = tuple(range(2, 2 * LAYERS + 1, 2))
 def staying_bytes(skip: bool = False) -> int:
     """Enough for whole layers, with all values on the device."""
     pieces = pieces_of(chain(skip=skip), LAYER_ENDS)
-    return Reckoning(pieces, 1, 4).memory(Arrangement()).total_bytes
+    return Reckoning(pieces, Limits(0, 4, 1)).memory(Arrangement()).total_bytes
 
 
 @cache
@@ -89,22 +88,23 @@ def test_it_leaves_room_for_more_micro_batches() -> None:
     device_bytes = int(1.3 * staying)
     choice = answer(device_bytes, micro_batches=8)
     assert choice.arrangement.offloaded
-    alone = Reckoning(choice.pieces, choice.micro_batches, 4)
-    assert not alone.fits(Arrangement(), device_bytes)
+    alone = Reckoning(choice.pieces, Limits(device_bytes, 4, choice.micro_batches))
+    assert not alone.takes(Arrangement())
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
     """With a little more memory, a few less: down to none."""
-    reckoning = Reckoning(pieces_of(chain(skip=skip), LAYER_ENDS), 4, 4)
+    reckoning = Reckoning(pieces_of(chain(skip=skip), LAYER_ENDS), Limits(0, 4, 4))
     every = offloaded(reckoning)
     least = reckoning.memory(every).total_bytes
     most = reckoning.memory(Arrangement()).total_bytes
     counts = list[int]()
     for step in range(9):
         limits = replace(LIMITS, device_bytes=least + (most - least) * step // 8)
-        found = list(arrangements(reckoning, limits))
-        assert all(reckoning.fits(each, limits.device_bytes) for each in found)
+        reckoning = replace(reckoning, limits=limits)
+        found = list(arrangements(reckoning))
+        assert all(reckoning.takes(each) for each in found)
         plain = [each for each in found if not each.resident and each.slots == 2]
         few = plain[-1]
         shape = reckoning.shape(few)
@@ -112,7 +112,7 @@ def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
         check(training_pass(shape), shape)
         if counts[-1]:
             one_less = replace(few, offloaded=frozenset(waiting(shape)[:-1]))
-            assert not reckoning.fits(one_less, limits.device_bytes), "one more would have stayed"
+            assert not reckoning.takes(one_less), "one more would have stayed"
     assert counts == sorted(counts, reverse=True)
     assert counts[0] >= LAYERS - 4
     assert counts[-1] == 0
@@ -124,8 +124,8 @@ def test_values_that_stay_make_a_pass_shorter() -> None:
     cut = Cut.of(chain(), MACHINE, limits, LAYER_ENDS)
     every = offloaded(cut.reckoning)
     both = (cut.reckoning.memory(each).total_bytes for each in (every, Arrangement()))
-    allowed = replace(limits, device_bytes=sum(both) // 2)
-    plain = [each for each in arrangements(cut.reckoning, allowed) if not each.resident]
+    allowed = replace(cut.reckoning, limits=replace(limits, device_bytes=sum(both) // 2))
+    plain = [each for each in arrangements(allowed) if not each.resident]
     everything, few = cut.timed(every), cut.timed(plain[-1])
     assert 0 < len(few.waiting) < len(everything.waiting)
     assert few.timeline.seconds < everything.timeline.seconds
@@ -154,7 +154,7 @@ def test_a_layer_that_does_not_fit_is_cut_where_little_crosses() -> None:
     values = tuple(Value(LARGE * (4 if n % 4 == 1 else 1), n, n + 1, (n + 1,)) for n in range(31))
     model, ends = Chain(tuple(operations), values), tuple(range(4, 33, 4))
     limits = replace(LIMITS, micro_batches=1)
-    halves = Reckoning(pieces_of(model, range(2, 33, 2)), 1, 4).bytes_at_work(Arrangement())
+    halves = Reckoning(pieces_of(model, range(2, 33, 2)), limits).bytes_at_work(Arrangement())
     choice = choose(
         Question(model, MACHINE, replace(limits, device_bytes=2 * halves - 200_000), ends)
     )

@@ -9,7 +9,6 @@ from small_chains import MACHINE, layer_ends, random_chain
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
 from atom.placement.memory import Limits
-from atom.placement.mode import Mode, recommend
 from atom.placement.prediction import RoundPrediction, Surroundings, Work, gain, predict
 from atom.swap.timeline import Timeline
 
@@ -95,41 +94,6 @@ def test_on_a_thin_line_the_swarm_is_faster_without_this_peer() -> None:
     assert joined.swarm < joined.without < joined.alone
     alone = gain(a_second_each(), replace(WORK, peers=1), thin)
     assert (alone.without, alone.times_alone) == (0, 1)
-
-
-def modes(bytes_per_s: float) -> list[Mode]:
-    around = replace(SECONDS, network_bytes_per_s=bytes_per_s)
-    fewer = replace(around, gradient_element_bytes=1)
-    larger = replace(LOCAL, round_sequences=1920)
-    return [
-        Mode("every-step", "float32", WORK, around, 0),
-        Mode("every-step", "int8", WORK, fewer, 4 << 30),
-        Mode("local-steps", "int4", larger, replace(fewer, gradient_element_bytes=0.5), 20 << 30),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("bytes_per_s", "best", "reason"),
-    [
-        (1e9, 0, "passes get 100% of the time on this line."),
-        # 5 of 5 + 6 / 5 s is 0.81; of 5 + 1.5 / 5 s 0.94
-        (5e6, 1, "passes get 94% of the time on this line, and 81% by every-step with float32; "
-                 "it takes 4.0 GiB more of host memory."),
-        # 1.5 / 0.1 s: 5 of 20; 0.75 / 0.1 s are less than the 241 of passes
-        (1e5, 2, "passes get 100% of the time on this line, and 25% by every-step with int8; "
-                 "it takes 20.0 GiB more of host memory."),
-        # 750 s of the line
-        (1e3, 2, "passes get 32% of the time on this line, and 0% by every-step with int8; "
-                 "it takes 20.0 GiB more of host memory."),
-    ],
-)  # fmt: skip
-def test_the_most_exact_mode_that_leaves_time_is_recommended(
-    bytes_per_s: float, best: int, reason: str
-) -> None:
-    offered = modes(bytes_per_s)
-    found = recommend(a_second_each(), offered)
-    assert found.mode is offered[best]
-    assert found.reason == reason
 
 
 def test_alone_there_is_nothing_to_average() -> None:

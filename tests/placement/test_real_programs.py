@@ -18,7 +18,6 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
-from atom.placement.document import plan_document
 from atom.swap.device_slots import device_bytes
 
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -146,20 +145,14 @@ def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
     graph, chain = graph_of(precision), asked(precision).chain
     for budget in budgets(precision):
         choice = answer(precision, budget)
-        program = build_program(graph, ends=choice.ends)
-        document = plan_document(chain, program, choice)
+        document = choice.to_json(build_program(graph, ends=choice.ends))
         assert json.loads(json.dumps(document, allow_nan=False)) == document
-        assert len(document["operations"]) == len(graph.calls)
         assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.ends)
         assert sum(s["forward_s"] for s in document["sub_models"]) == pytest.approx(
-            sum(o["forward_s"] for o in document["operations"])
+            sum(operation.forward_s for operation in chain.operations)
         )
-        assert len(document["cuts"]) == len(choice.ends) - 1
-        for cut, sub_model in zip(document["cuts"], document["sub_models"], strict=False):
-            assert cut["bytes"] == sum(cut["values"].values()) > 0
-            assert cut["position"] == sub_model["operations"][1]
-        resident = {s["index"] for s in document["sub_models"] if s["resident"]}
-        assert resident == choice.arrangement.resident
+        stay = [s for s, each in enumerate(document["sub_models"]) if each["resident"]]
+        assert set(stay) == choice.arrangement.resident
         total = document["device_memory"].pop("total_bytes")
         assert total == sum(document["device_memory"].values())
 

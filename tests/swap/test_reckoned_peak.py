@@ -13,8 +13,7 @@ from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.placement.memory import Reckoning
-from atom.placement.pieces import Piece, crossings_of, pieces_of
+from atom.placement.memory import Limits, Piece, Reckoning, crossings_of, pieces_of
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, ring_slot_bytes, ring_slots
 from atom.swap.schedule import Shape
@@ -31,7 +30,7 @@ def pieces(model: str, cut: str) -> tuple[Piece, ...]:
 def reckoned_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -> int:
     """All but slots and the ring, which are allocated once."""
     parts = pieces(model, cut)
-    memory = Reckoning(parts, count, 4).memory(arrangement)
+    memory = Reckoning(parts, Limits(0, 4, count)).memory(arrangement)
     shape = Shape(len(parts), count, arrangement, crossings_of(parts))
     ring = ring_slots(count) * ring_slot_bytes(shape.crossings, shape.training_stops)
     return memory.activation_bytes + memory.kept_bytes + memory.boundary_bytes - ring
@@ -73,7 +72,7 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
         traced, chain = traced.remembering(), chain.remembering
     program = build_program(traced)
     parts = pieces_of(chain, [part.end_call for part in program.sub_models])
-    memory = Reckoning(parts, 1, 4).memory(Arrangement())
+    memory = Reckoning(parts, Limits(0, 4, 1)).memory(Arrangement())
     rig = Rig(program, Arrangement())
     rig.engine.run_pass([data], [0])
     with allocations() as sizes:
@@ -111,7 +110,7 @@ def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:
     parts, program = pieces("masked", "layers"), build_program(graph_of("masked"))
     shared = sum(program.values[name].size_bytes for name in program.shared)
     assert sum(part.shared_bytes for part in parts) == shared > 0
-    one, two, three = (Reckoning(parts, c, 4).memory(Arrangement()) for c in (1, 2, 3))
+    one, two, three = (Reckoning(parts, Limits(0, 4, c)).memory(Arrangement()) for c in (1, 2, 3))
     each = two.boundary_bytes - one.boundary_bytes
     assert three.boundary_bytes - two.boundary_bytes == each
     assert one.boundary_bytes == each + shared

@@ -11,9 +11,7 @@ from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.cli.train.plan_text import plan_text
-from atom.daemon.fitting.box_plan import Plan
-from atom.daemon.fitting.planning import PlanRequest, plan_run
-from atom.placement.document import plan_document
+from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 
 T = TypeVar("T", int, float)
 
@@ -79,11 +77,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "surroundings": dataclasses.asdict(plan.surroundings),
         "round": _round_json(plan),
         "recommendation": {
-            "keys": plan.recommendation.mode.keys,
+            "keys": plan.recommendation.keys,
             "utilisation": plan.recommendation.utilisation,
             "reason": plan.recommendation.reason,
         },
-        "plan": plan_document(plan.question.chain, plan.program, plan.choice),
+        "plan": plan.choice.to_json(plan.program),
     }
 
 

@@ -1,7 +1,7 @@
 """A plan on a terminal: does it fit, how is it cut, how fast would it go. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,15 +10,21 @@ from rich.text import Text
 
 from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
-from atom.daemon.fitting.box_plan import Plan
-from atom.placement.gantt import MARKS, bars, strips
+from atom.daemon.fitting.planning import Plan
 from atom.placement.prediction import RoundPrediction
+from atom.swap.pass_shares import PassShares
 
 MAX_SUB_MODELS = 12
-_STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
+_WAITS = {
+    "link": "weights",
+    "gradients": "gradients to leave",
+    "values": "values between sub-models",
+    "optimizer": "a step",
+    "host": "the host",
+    "end": "the last gradients",
+}
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
-_STRIP_STYLES = {"load": "green", "compute": "cyan", "gradients": "magenta"}
 
 
 def plan_text(plan: Plan, columns: int) -> RenderableType:
@@ -27,7 +33,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
         _headline(plan),
         *_section("does it fit", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
-        *_section(_pass_title(plan), _pass(plan, columns)),
+        *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
         *_section("the mode for this line", _recommended(plan)),
     )
@@ -135,7 +141,7 @@ def _pass_title(plan: Plan) -> str:
     return f"a pass of {count} micro-batch{'' if count == 1 else 'es'}"
 
 
-def _pass(plan: Plan, columns: int) -> RenderableType:
+def _pass(plan: Plan) -> RenderableType:
     timeline, device = plan.choice.timeline, plan.device
     assumed = f"reckoned from the data sheet of {device.title}"
     measured = "measured here, layer by layer"
@@ -148,14 +154,11 @@ def _pass(plan: Plan, columns: int) -> RenderableType:
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
     table.add_row("loads", _seconds(loads_s), loaded)
     table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
-    legend = f"{MARKS['forward']} forward  {MARKS['backward']} backward  {MARKS['load']} moves"
-    return Group(table, Text(), *_strip(plan, columns), Text(f"{'':14}{legend}", "quiet"))
-
-
-def _strip(plan: Plan, columns: int) -> Iterator[Text]:
-    """The three lanes of a pass, as wide as the terminal."""
-    for lane, text in strips(bars(plan.choice.timeline), max(20, min(columns - 18, 100))).items():
-        yield Text.assemble(f"{_STRIP_TITLES[lane]:14}", (text, _STRIP_STYLES[lane]))
+    waits_s = PassShares.of(timeline).waits_s
+    longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
+    words = (f"{_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
+    table.add_row("waits", _seconds(sum(waits_s.values())), ", ".join(words))
+    return table
 
 
 def _round_title(plan: Plan) -> str:
@@ -201,7 +204,7 @@ def _line_bytes(count: float) -> str:
 
 def _recommended(plan: Plan) -> RenderableType:
     found = plan.recommendation
-    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.mode.keys.items())
+    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     return Text(f"{keys}: {found.reason}")
 
 

@@ -4,6 +4,7 @@ Needs no weights, no text and no swarm. Seconds come from a measurement of the m
 this device, or from a table of devices (`assume`).
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,31 +12,45 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import ConfigError, DeviceError
+from atom.base.home import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.daemon.fitting.box_plan import DevicePlan, HostPlan, Plan, disk_plan, host_plan
 from atom.daemon.fitting.device_choice import (
+    BOUNDARY_SHARE,
+    cut_arenas,
+    free_host_bytes,
     most_micro_batches,
     peer_bytes,
     question,
+    replica_arenas,
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s, with_products
-from atom.daemon.fitting.run_variants import run_variants
+from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
-from atom.daemon.model.run_optimizer import gradients, load_run, optimizer, state_form
+from atom.daemon.model.run_optimizer import (
+    gradients,
+    load_run,
+    optimizer,
+    replica_state,
+    shared_state,
+    state_form,
+    update_rule,
+)
+from atom.daemon.state_directory import StateDirectory
+from atom.graph.ir import Program
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.placement.choosing import choose
-from atom.placement.mode import Mode, recommend
-from atom.placement.prediction import Surroundings, Work, gain, predict
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.placement.prediction import Gain, RoundPrediction, Surroundings, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
@@ -60,6 +75,86 @@ class PlanRequest:
     peers: int = DEFAULT_PEERS
 
 
+@dataclass(frozen=True)
+class HostPlan:
+    """Host memory: flat arenas of one element per parameter (and padding)."""
+
+    arenas: tuple[tuple[str, int], ...]
+    """(what, bytes)."""
+    have_bytes: int
+    """The peer file's word, or what is free now."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size for _, size in self.arenas)
+
+    @property
+    def boundary_bytes(self) -> int | None:
+        """For values between sub-models. None where not even the replica fits: then only the
+        verdict matters."""
+        left = self.have_bytes - self.total_bytes
+        return int(left * BOUNDARY_SHARE) if left > 0 else None
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """The state directory, once it is as large as it gets."""
+
+    snapshot_bytes: int
+    """The kept ones, and the one being written."""
+    result_bytes: int
+    """Averages since the snapshot before the last: what joiners catch up from."""
+    have_bytes: int
+    """Free now, or taken by what there is of these already."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.snapshot_bytes + self.result_bytes
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What computes, and where its seconds come from."""
+
+    title: str
+    budget_bytes: int
+    seconds_from: str
+    """`measured` here, or `assumed` from the table."""
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a box would do for a run."""
+
+    run: str
+    model: str
+    precision: str
+    parameters: int
+    micro_batch_sequences: int
+    tokens_per_sequence: int
+    """1 for a run whose module brings samples of its own."""
+    graph: Graph
+    program: Program
+    profile: Profile
+    question: Question
+    host: HostPlan
+    disk: DiskPlan
+    device: DevicePlan
+    choice: Choice
+    work: Work
+    surroundings: Surroundings
+    prediction: RoundPrediction
+    gain: Gain
+    recommendation: Recommendation
+
+    @property
+    def fits(self) -> bool:
+        """The device always does, or there is no plan."""
+        host = self.host.total_bytes <= self.host.have_bytes
+        return host and self.disk.total_bytes <= self.disk.have_bytes
+
+
 def plan_run(request: PlanRequest, note: Note) -> Plan:
     """Plans from the two files. `note` is told what takes long or is not as expected.
 
@@ -71,7 +166,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
-    host = host_plan(run, graph, peer)
+    have_bytes = free_host_bytes(peer.host.memory_bytes)
+    host = HostPlan(tuple(replica_arenas(run, graph.layout)), have_bytes)
     device, profile = _device(request, peer, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
     most = most_micro_batches(run)
@@ -80,7 +176,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     asked = question(graph, profile, *offer, leaving)
     choice = choose(asked)
     program = choice.program(graph)
-    work = _work(run, graph, request)
+    arenas = (*host.arenas, *cut_arenas(program, choice, on_gpu, leaving))
+    work = work_of(run, graph, request)
     numbers = graph.parameter_dtype, state_form(run)
     stepping = step_elements_per_s(optimizer(run), *numbers)
     stepping = with_products(stepping, optimizer(run), graph.layout, *numbers)
@@ -96,7 +193,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         program=program,
         profile=profile,
         question=asked,
-        host=host.with_cut(program, choice, on_gpu, leaving),
+        host=replace(host, arenas=arenas),
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
         choice=choice,
@@ -104,7 +201,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         surroundings=surroundings,
         prediction=predict(choice, work, surroundings),
         gain=gain(choice, work, surroundings),
-        recommendation=recommend(choice, _modes(run, graph, request, surroundings)),
+        recommendation=_recommended(choice, run, graph, request, surroundings),
     )
 
 
@@ -163,7 +260,7 @@ def _device(
     return DevicePlan(title, budget, profile.source, rate), profile
 
 
-def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
+def work_of(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
     return Work(
         parameters=graph.layout.total_elements,
         round_sequences=run.batch.global_sequences,
@@ -174,20 +271,21 @@ def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
     )
 
 
-def _modes(
-    run: RunFile, graph: Graph, request: PlanRequest, surroundings: Surroundings
-) -> list[Mode]:
-    own_bytes = peer_bytes(run, graph.layout)
-    return [
-        Mode(
-            rule=variant.update.rule,
-            codec=variant.swarm.codec,
-            work=_work(variant, graph, request),
-            surroundings=replace(surroundings, gradient_element_bytes=_number_bytes(variant)),
-            more_host_bytes=peer_bytes(variant, graph.layout) - own_bytes,
+def _recommended(
+    choice: Choice, run: RunFile, graph: Graph, request: PlanRequest, around: Surroundings
+) -> Recommendation:
+    offered = list(run_variants(run, request.peers))
+    rounds = [
+        predict(
+            choice,
+            work_of(each, graph, request),
+            replace(around, gradient_element_bytes=number_bytes(each)),
         )
-        for variant in run_variants(run, request.peers)
+        for each in offered
     ]
+    own_bytes = peer_bytes(run, graph.layout)
+    more_bytes = [peer_bytes(each, graph.layout) - own_bytes for each in offered]
+    return recommend(offered, [each.utilisation for each in rounds], more_bytes)
 
 
 def _surroundings(
@@ -198,11 +296,26 @@ def _surroundings(
     return Surroundings(
         optimizer_elements_per_s=optimizer_per_s,
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
-        gradient_element_bytes=_number_bytes(run),
+        gradient_element_bytes=number_bytes(run),
         steps_beside=on_gpu,
     )
 
 
-def _number_bytes(run: RunFile) -> float:
+def number_bytes(run: RunFile) -> float:
     """Of an averaged number on the wire."""
     return codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20
+
+
+def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
+    """What there will be in the state directory `root`, and what room there is for it."""
+    codec = codec_named(run.swarm.codec)
+    result_bytes = codec.wire_bytes(graph.layout.total_elements)
+    kept = peer.state.snapshots
+    state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
+    own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
+    free_bytes = shutil.disk_usage(nearest_folder(root)).free
+    return DiskPlan(
+        snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes,
+        result_bytes=kept * run.snapshot.every_rounds * result_bytes,
+        have_bytes=free_bytes + StateDirectory(root).kept_bytes,
+    )

@@ -11,8 +11,8 @@ from atom.base.errors import AtomError, UserError
 from atom.base.units import format_bytes
 from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
-from atom.daemon.fitting.box_plan import disk_plan
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
+from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.data_check import run_amount
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import trace_run

@@ -9,9 +9,8 @@ import torch
 from atom.base.errors import ConfigError, DeviceError, ModelError
 from atom.config.load import load_peer_file
 from atom.daemon.fitting import profiling
-from atom.daemon.fitting.box_plan import Plan
 from atom.daemon.fitting.device_choice import cut_arenas
-from atom.daemon.fitting.planning import PlanRequest, plan_run
+from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_count
 from atom.swap.device_slots import staging_bytes
 

@@ -10,8 +10,8 @@ from atom.base.units import format_bits_per_s
 from atom.config.load import parse_run_text
 from atom.config.run_file import RunFile
 from atom.daemon.fitting import planning
-from atom.daemon.fitting.planning import PlanRequest, plan_run
-from atom.daemon.fitting.run_variants import run_variants
+from atom.daemon.fitting.planning import PlanRequest, number_bytes, plan_run, work_of
+from atom.daemon.fitting.run_variants import recommend, run_variants
 from atom.placement.choice import Choice
 from atom.placement.prediction import Surroundings, Work, gain, predict
 
@@ -88,6 +88,28 @@ def test_an_optimizer_step_has_a_micro_batch_at_least() -> None:
     assert ways(variants(6, peers=1, more=LOCAL.replace("6", "2")))[0][2] == 4
 
 
+@pytest.mark.parametrize(
+    ("shares", "best", "reason"),
+    [
+        ((0.999, 1.0, 1.0), 0, "passes get 100% of the time on this line."),
+        ((0.81, 0.94, 1.0), 1, "passes get 94% of the time on this line, and 81% by every-step "
+                               "with float32; it takes 4.0 GiB more of host memory."),
+        ((0.05, 0.25, 1.0), 2, "passes get 100% of the time on this line, and 25% by every-step "
+                               "with bfloat16; it takes 20.0 GiB more of host memory."),
+        ((0.0, 0.004, 0.32), 2, "passes get 32% of the time on this line, and 0% by every-step "
+                                "with bfloat16; it takes 20.0 GiB more of host memory."),
+    ],
+)  # fmt: skip
+def test_the_most_exact_mode_that_leaves_time_is_recommended(
+    shares: tuple[float, ...], best: int, reason: str
+) -> None:
+    exact, rounded, _, local, _ = variants(16)
+    offered = [exact, rounded, local]
+    found = recommend(offered, shares, (0, 4 << 30, 20 << 30))
+    assert found.run is offered[best]
+    assert found.reason == reason
+
+
 def table() -> list[list[str]]:
     """The rows of docs/local-steps.md's table of plans."""
     text = (ROOT / "docs" / "local-steps.md").read_text(encoding="utf-8")
@@ -104,12 +126,14 @@ def test_the_table_of_plans_is_what_the_plan_says(
     peer = tmp_path / "peer.toml"
     peer.write_text('[host]\nmemory = "256 GiB"\n')
     run = ROOT / "peers" / "gpt3-2.7b.toml"
-    plan = plan_run(PlanRequest(run, peer, assume="rtx4090-24g", peers=8), lambda _: None)
-    local = plan.recommendation.mode
-    assert (local.rule, local.codec) == ("local-steps", "int4")
+    request = PlanRequest(run, peer, assume="rtx4090-24g", peers=8)
+    plan = plan_run(request, lambda _: None)
+    local = plan.recommendation.run
+    assert (local.update.rule, local.swarm.codec) == ("local-steps", "int4")
+    numbers = replace(plan.surroundings, gradient_element_bytes=number_bytes(local))
     modes = {
         "`every-step`, `float32`": (plan.work, plan.surroundings),
-        "`local-steps`, `int4`": (local.work, local.surroundings),
+        "`local-steps`, `int4`": (work_of(local, plan.graph, request), numbers),
     }
     assert table() == [
         row(plan.choice, name, work, replace(around, network_bytes_per_s=rate / 8))
