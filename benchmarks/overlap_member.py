@@ -37,7 +37,7 @@ from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
-from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Results
 
 SEED = 1
 BETWEEN, UNDER = "between", "under"

@@ -52,8 +52,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "round": set(),
         "storage": set(),
         "replica": {"round"},
-        "state_sync": {"round", "storage", "replica"},
-        "": {"round", "storage", "replica", "state_sync"},
+        "": {"round", "storage", "replica"},
     },
     "daemon": {
         "": set(),

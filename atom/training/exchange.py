@@ -24,7 +24,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
-from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Results
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; by parts all of them at once."""

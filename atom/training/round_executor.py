@@ -50,7 +50,7 @@ from atom.training.round.events import (
     Thaw,
 )
 from atom.training.round_stats import RoundStats, Spent
-from atom.training.state_sync.state_sync import StateSync
+from atom.training.state_sync import StateSync
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
@@ -59,6 +59,8 @@ PATIENCE_S, HASTE_S = 6.0, 4.0
 for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
 that before the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
+OWN_EVERY_S = 1800.0
+"""Between two savings of what is this peer's own, at the end of a round."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,6 @@ class TrainingContext:
     transport: Transport
     clock: Clock
     events: EventSink
-    own_every_s: float = 1800.0
-    """Between two savings of what is this peer's own."""
 
 
 class RoundExecutor:
@@ -102,7 +102,7 @@ class RoundExecutor:
         self._events = context.events
         self._on_round_begun = on_round_begun
         self._post = post
-        self._own_every_s, self._own_saved_at = context.own_every_s, context.clock.now()
+        self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
         self.exchange = Exchange(
@@ -219,7 +219,7 @@ class RoundExecutor:
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())
-        if self._clock.now() >= self._own_saved_at + self._own_every_s:
+        if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again

@@ -19,9 +19,7 @@ from atom.swarm.stream.frames import Pace
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.journal import Journal
-from atom.training.storage.results import Results
-from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.run_storage import Journal, Results, RunStorage
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.means import encoded

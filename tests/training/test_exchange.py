@@ -27,7 +27,7 @@ from atom.swarm.transport.transport import Transport
 from atom.training import exchange
 from atom.training.exchange import Exchange
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
-from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Results
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT, ELEMENTS = b"p" * 32, 256

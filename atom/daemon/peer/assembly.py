@@ -36,12 +36,9 @@ from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.worker import BatchLoader, Worker
 from atom.training.round import BATCH_POLICIES, DEFAULT_POLICY, Patience, RoundMachine, Terms
 from atom.training.round_executor import RoundExecutor, TrainingContext
-from atom.training.state_sync.donors import PeerDonors
-from atom.training.state_sync.state_sync import FirstState, StateSync
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.journal import Journal
-from atom.training.storage.results import Results
-from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.run_storage import Journal, Results, RunStorage
 
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
@@ -145,7 +142,7 @@ def _replica_side(base: _Base, storage: RunStorage) -> _ReplicaSide:
     state_sync = _state_sync(base, storage, donors)
     context = TrainingContext(
         box.me, member.replica, worker, storage, state_sync, base.transport, base.clock,
-        base.events, own_every_s=60.0 * box.peer.state.own_minutes,
+        base.events,
     )  # fmt: skip
     return _ReplicaSide(context, donors)
 

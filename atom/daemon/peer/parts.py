@@ -17,7 +17,7 @@ from atom.training.loop import RoundLoop
 from atom.training.replica.worker import Worker
 from atom.training.round import RoundMachine
 from atom.training.round_executor import RoundExecutor
-from atom.training.state_sync.donors import PeerDonors
+from atom.training.state_sync import PeerDonors
 from atom.training.storage.run_storage import RunStorage
 
 

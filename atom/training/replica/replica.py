@@ -23,8 +23,7 @@ from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSettings
-from atom.training.replica.pass_limits import PassLimits
-from atom.training.replica.pass_watch import PassWatch
+from atom.training.replica.passes import PassLimits, PassWatch
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
 

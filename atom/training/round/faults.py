@@ -182,9 +182,10 @@ class HeadCandidates:
 
     def _claims(self) -> list[Lease]:
         """Of a preferred head, best first, as far as they are believed."""
-        head, doubted = self._context.head, self.doubted
-        leases = preferred(self._context.view.fresh.values(), head)
-        return [e for e in leases if claims_better(e, head) and e.peer_id not in doubted]
+        head, leases = self._context.head, self._context.view.fresh.values()
+        better = [lease for lease in leases if claims_better(lease, head)]
+        doubted = self.doubted if better else frozenset[str]()
+        return preferred((lease for lease in better if lease.peer_id not in doubted), head)
 
     def _in_turn(self, peers: Iterable[str]) -> list[str]:
         """Those that cannot be dialled come last: perhaps we have no line."""

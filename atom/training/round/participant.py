@@ -36,7 +36,7 @@ from atom.training.round.events import (
     Thaw,
 )
 from atom.training.round.faults import MOST_DONORS
-from atom.training.round.round_state import OwnExchange, RoundContext
+from atom.training.round.round_state import RoundContext
 
 
 class Participant:
@@ -52,11 +52,11 @@ class Participant:
         context = self._context
         self.go_on()
         waited = context.now - context.state.since
-        composed_by = 2 * context.promise_patience() + 3
-        alone = waited > LEASE_SECONDS and not self._coordinator_is_shown()
-        if context.phase is Phase.PROMISED and (alone or waited > composed_by):
-            self._let_go()
-        if context.phase is Phase.HOLDING and waited > context.patience.holding:
+        if context.phase is Phase.PROMISED:
+            alone = waited > LEASE_SECONDS and not self._coordinator_is_shown()
+            if alone or waited > 2 * context.promise_patience() + 3:
+                self._let_go()
+        elif context.phase is Phase.HOLDING and waited > context.patience.holding:
             self._let_go()
 
     def _coordinator_is_shown(self) -> bool:
@@ -159,7 +159,7 @@ class Participant:
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
         state.since = context.now
-        state.rings[ballot] = OwnExchange(sequences)
+        state.promised[ballot] = sequences
         survivors = state.acceptor.survivors_of(ballot)
         if survivors is None:
             return
@@ -196,16 +196,15 @@ class Participant:
         context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
             return
-        ring = state.rings.get(message.ballot)
-        if ring is not None and ring.members:
+        if message.ballot in state.averaged:
             return  # frames of its first run may still be about
         ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
-        if ring is None or ours != [ring.counted]:
+        if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         self._make_room()
         context.enter_phase(Phase.REDUCING)
-        ring.members = message.members
+        state.averaged[message.ballot] = b""
         context.out.append(
             StartExchange(message.parent, message.ballot, message.members, message.shares)
         )
@@ -216,7 +215,7 @@ class Participant:
             return
         context.enter_phase(Phase.HOLDING)
         state.held.add(digest)
-        state.rings[ballot].result = digest
+        state.averaged[ballot] = digest
         self._coordinator.on_own_result(ballot, digest, norm)
         self.go_on()
 
@@ -269,10 +268,8 @@ class Participant:
         state = self._context.state
         if value.parent_state_digest != state.state_digest:
             return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
-        ours = state.rings.get(value.origin)
-        if ours is not None and ours.result and ours.result != value.result_digest:
-            return Reason.DIGEST_MISMATCH
-        return None
+        ours = state.averaged.get(value.origin)
+        return Reason.DIGEST_MISMATCH if ours and ours != value.result_digest else None
 
     # ---- committing
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
 from atom.training.round.batch_policy import BatchPolicy
 from atom.training.round.electorate import ORDINARY, Survivors, same_head
@@ -122,18 +122,6 @@ class Acceptor:
 
 
 @dataclass
-class OwnExchange:
-    """Our part in the ring of one ballot."""
-
-    counted: int
-    """Sequences, as we promised them."""
-    members: tuple[Contribution, ...] = ()
-    """Empty until we entered it: none is entered twice."""
-    result: bytes = b""
-    """Digest of the average that it made here."""
-
-
-@dataclass
 class RoundState:
     """Everything that is true only while `head` is our head. A step throws it away whole."""
 
@@ -148,7 +136,11 @@ class RoundState:
     led_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     led_by: str = ""
-    rings: dict[Ballot, OwnExchange] = field(default_factory=dict)
+    promised: dict[Ballot, int] = field(default_factory=dict)
+    """How many sequences we offered to each ballot."""
+    averaged: dict[Ballot, bytes] = field(default_factory=dict)
+    """Exchanges that we entered, none of them twice, and the digest of what each made here; empty:
+    nothing."""
     held: set[bytes] = field(default_factory=set)
     """Digests of the averaged results in memory."""
     fetching: set[bytes] = field(default_factory=set)

@@ -9,31 +9,179 @@ stops the writing, never the training.
     state/<head>       a state's arenas
     result/<digest>    one averaged result
     chain/<n>          the commits after round n, as many as make a page
+
+The chain: an unfinished last record (power loss while appending) is written over; anything else
+that does not read back is refused, never guessed at.
+
+Results are in memory until their round is over, on disk until a snapshot covers them. A result is
+kept in the bytes that travelled, is named by their digest, and never changes once it has its name,
+so it can be handed to anyone who asks for that digest. Its memory is not used again: somebody may
+still be reading it.
 """
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from atom.base.errors import StorageError
+from atom.base.disk_words import why_not_written
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.leftover import remove_leftover
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import page_of
+from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
-from atom.training.storage.journal import Journal
-from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
 """Name of the list of states."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 OWN = "own.safetensors"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
+
+
+class Journal:
+    """The commits since genesis, in memory and in `path`. One writer; for any thread to read: a
+    list only grows, and another chain is another list."""
+
+    def __init__(self, path: Path, genesis: Head) -> None:
+        """Reads what is there. Raises: StorageError if it is damaged or of another run."""
+        self._path = path
+        self.genesis = genesis
+        raw = path.read_bytes() if path.exists() else b""
+        try:
+            self.commits, self._size_bytes = parse_commits(raw)
+            self.heads = verified_heads(genesis, self.commits)
+        except PeerRefused as problem:
+            raise StorageError(
+                f"{path} is damaged, or does not continue this run's genesis ({problem})",
+                "move that file aside: the peer then fetches chain and state from the swarm",
+            ) from problem
+        self._written = len(self.commits)
+        """So many commits are in the file; 0 also where it holds another chain."""
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    def append(self, commit: Commit) -> Head:
+        """Makes `commit` durable and returns the head after it. It must extend our head.
+
+        Raises: StorageError if the disk does not take it. It counts all the same, and goes to disk
+        with the next one: a restart that does not find it fetches it from others.
+        """
+        assert commit.value.parent == self.head.digest
+        parse_commits(record_of(commit))  # nothing is written that would not be read back
+        self.commits.append(commit)
+        self.heads.append(self.head.after(commit.value))
+        self._write_rest()
+        return self.head
+
+    def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
+        """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
+        self._written = 0
+        self.commits, self.heads = list(commits), list(heads)
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        """What is not on disk yet; an earlier attempt may have left half a record."""
+        raw = b"".join(map(record_of, self.commits[self._written :]))
+        start = self._size_bytes if self._written else 0
+        place = self._path if start else self._path.with_suffix(".new")
+        try:
+            _write_at(place, start, raw)
+            os.replace(place, self._path)
+        except OSError as problem:
+            raise StorageError(
+                f"cannot write {self._path}: {why_not_written(problem)}",
+                "free some disk space, check the state directory, then start again",
+            ) from problem
+        self._size_bytes, self._written = start + len(raw), len(self.commits)
+
+
+def _write_at(path: Path, start: int, raw: bytes) -> None:
+    """Writes and syncs, in place of all from `start` on. Raises: OSError."""
+    with path.open("r+b" if start else "wb") as file:
+        file.truncate(start)
+        file.seek(start)
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Results:
+    """Thread-safe."""
+
+    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
+        """`elements`: of each result. `codec`: of the run."""
+        self.folder = folder
+        self.elements = elements
+        self.codec = codec
+        self._lock = threading.Lock()
+        self._held: dict[bytes, EncodedMean] = {}
+
+    @property
+    def usual_bytes(self) -> int:
+        """The most that a result takes, but for a few per chunk."""
+        return self.codec.wire_bytes(self.elements)
+
+    def hold(self, digest: bytes, result: EncodedMean) -> None:
+        """Keeps it in memory."""
+        with self._lock:
+            self._held[digest] = result
+
+    def get(self, digest: bytes) -> EncodedMean | None:
+        """From memory, else from disk; None if it is in neither (or not under its own digest)."""
+        found, held = self.unchecked(digest), self._held.get(digest)
+        if found is None or found is held:
+            return found
+        return found if state_digest(found.arenas) == digest else None
+
+    def unchecked(self, digest: bytes) -> EncodedMean | None:
+        """As `get`, but who reads it has to see whether the disk gave what it was given."""
+        held = self._held.get(digest)
+        return self._stored(digest) if held is None else held
+
+    def numbers(self, digest: bytes) -> MeanNumbers:
+        """What a held result says, which an exchange or `check` found to say something."""
+        return self._held[digest].numbers(self.codec, self.elements)
+
+    def check(self, digest: bytes) -> None:
+        """Whether a held result says anything. Raises: PeerRefused."""
+        self._held[digest].check(self.codec, self.elements)
+
+    def save(self, digest: bytes) -> None:
+        """Puts a held one on disk; a power cut within the next half minute may take it. Raises:
+        StorageError when the disk is full or gone."""
+        write_tensors(self.path(digest), self._held[digest].arenas)
+
+    def keep(self, digests: Set[bytes]) -> None:
+        """Forgets all others that are in memory."""
+        with self._lock:
+            self._held = {name: self._held[name] for name in self._held.keys() & digests}
+
+    def prune(self, keep: Set[bytes]) -> None:
+        """Deletes stored results but those named."""
+        names = {digest.hex() for digest in keep}
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem not in names:
+                remove_leftover(path)
+
+    def path(self, digest: bytes) -> Path:
+        return self.folder / f"{digest.hex()}.safetensors"
+
+    def _stored(self, digest: bytes) -> EncodedMean | None:
+        try:
+            return EncodedMean.of(read_tensors(self.path(digest)))
+        except (StorageError, PeerRefused):
+            return None
 
 
 @dataclass(frozen=True)

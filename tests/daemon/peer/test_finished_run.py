@@ -29,8 +29,7 @@ from atom.swarm.chain.commit import (
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.journal import Journal
-from atom.training.storage.run_storage import write_snapshot
+from atom.training.storage.run_storage import Journal, write_snapshot
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import TINY_RUN
 

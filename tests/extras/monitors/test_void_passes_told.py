@@ -13,7 +13,7 @@ from atom.daemon.peer.life import Life
 from atom.daemon.state_directory import StateDirectory
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Voter
-from atom.training.replica.pass_watch import PassWatch
+from atom.training.replica.passes import PassWatch
 from atom.training.round_stats import RoundStats
 from tests.manual_clock import ManualClock
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.swap.voided import Cause, PassVoided
-from atom.training.replica.pass_limits import (
+from atom.training.replica.passes import (
     FIRST_EXPONENT,
     GROWTH_PASSES,
     LEAST_EXPONENT,

@@ -3,7 +3,7 @@
 import json
 
 from atom.swap.schedule import Backward, Forward, GradientOut, Load, OptimizerStep
-from atom.training.replica.pass_watch import LOOK_S, PassWatch
+from atom.training.replica.passes import LOOK_S, PassWatch
 from tests.manual_clock import ManualClock
 
 

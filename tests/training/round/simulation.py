@@ -6,6 +6,7 @@ the story that led to it. Faults are dealt by `strikes`, whole histories of them
 """
 
 import contextlib
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from simulated_story import Story
 from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 
+from atom.swarm.chain import membership
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import Patience, Terms
@@ -34,6 +36,9 @@ SMALL, LARGE = 10_000_000, 400_000_000
 CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
 FIRST_KEY_OF_JOINERS = 24
+
+membership.verify = functools.lru_cache(1 << 14)(membership.verify)
+"""A signature is good or not, whoever looks: all peers of a swarm are in this process."""
 
 
 class BrokenPromise(AssertionError):

@@ -13,12 +13,9 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.training.state_sync.donors import PeerDonors
-from atom.training.state_sync.state_sync import FirstState, StateSync
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.journal import Journal
-from atom.training.storage.results import Results
-from atom.training.storage.run_storage import RunStorage, write_snapshot
+from atom.training.storage.run_storage import Journal, Results, RunStorage, write_snapshot
 from tests.swarm.local_transport import LocalNetwork
 from tests.training.small_history import ROUNDS, initialise, new_replica, run
 
