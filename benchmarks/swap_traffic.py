@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from atom.graph.ir import Program
 from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import crossings_of
-from atom.swap.crossing import moved_bytes
+from atom.swap.boundary_memory import boundary_shape
 from atom.swap.device_slots import SlotLayout
-from atom.swap.schedule import GradientOut, Load, Observed, Shape
+from atom.swap.schedule import GradientOut, Load, Observed
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,11 @@ class Link:
         return self._traffic(loads, list(range(len(self.elements))) * passes)
 
     def values_moved(self, program: Program, micro_batches: int) -> dict[str, int]:
-        """Bytes of values between sub-models, and of their gradients, that a training pass sends
-        to the host and brings back, by the formula."""
-        crossings = tuple(each.crossing for each in crossings_of(program))
-        shape = Shape(len(self.elements), micro_batches, self.arrangement, crossings)
-        into, out = moved_bytes(crossings, shape.training_stops, micro_batches)
-        return {"in_bytes": into, "out_bytes": out}
+        """Bytes of values between sub-models that a training pass sends to the host and brings
+        back, by the formula."""
+        shape = boundary_shape(program, self.arrangement, micro_batches)
+        moved = micro_batches * sum(map(shape.away_bytes, range(shape.sub_models)))
+        return {"in_bytes": moved, "out_bytes": moved}
 
     def seen(self, events: Sequence[Observed]) -> Traffic:
         loads = [event.sub_model for event in events if isinstance(event, Load)]

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from atom.graph.chain import Chain, Operation, Value
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import Crossing, held_bytes, host_bytes
+from atom.swap.crossing import Crossing
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
 
@@ -199,19 +199,14 @@ class Reckoning:
     def _boundary_bytes(self, arrangement: Arrangement) -> int:
         once = sum(piece.shared_bytes for piece in self.pieces)
         batch = self.limits.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
-        return once + batch + self._held_bytes(self.shape(arrangement))
-
-    def _held_bytes(self, shape: Shape) -> int:
+        shape = self.shape(arrangement)
         if shape.moving not in self._held:
-            self._held[shape.moving] = held_bytes(
-                shape.crossings, shape.moving, shape.sub_models, shape.micro_batches
-            )
-        return self._held[shape.moving]
+            self._held[shape.moving] = shape.held_bytes
+        return once + batch + self._held[shape.moving]
 
     def host_bytes(self, arrangement: Arrangement) -> int:
         """Of values that wait on the host."""
-        shape = self.shape(arrangement)
-        return host_bytes(shape.crossings, shape.training_stops, self.limits.micro_batches)
+        return self.shape(arrangement).host_bytes
 
     def shape(self, arrangement: Arrangement) -> Shape:
         count = len(self.pieces)

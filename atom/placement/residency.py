@@ -49,8 +49,7 @@ def _is_much(reckoning: Reckoning) -> bool:
 
 def waiting(shape: Shape) -> list[int]:
     """Sub-models whose values, or some of them, wait on the host during a training pass."""
-    gone = (item for stop in shape.training_stops for item in stop.leaving)
-    return sorted({shape.crossings[item.crossing].made_by for item in gone})
+    return sorted({shape.crossings[index].made_by for index in shape.moving})
 
 
 def _fewest_offloaded(arrangement: Arrangement, reckoning: Reckoning) -> Arrangement:

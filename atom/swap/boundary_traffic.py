@@ -1,4 +1,4 @@
-"""Carries offloaded values, and their gradients, between the device and the host during a pass.
+"""Carries offloaded values between the device and the host during a training pass.
 
 What leaves is copied as it lies in memory, so that what comes back has the same bits, strides and
 sharing of memory. It is held on the device until its copy is complete; computing is ordered behind
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atom.swap import segment
-from atom.swap.boundary_memory import BoundaryMemory, NamedCrossing
-from atom.swap.crossing import OUTGOING, Item, Stop, aligned, item_bytes
+from atom.swap.boundary_memory import BoundaryMemory
+from atom.swap.crossing import OUTGOING, aligned
 from atom.swap.device import Copy, Device, Report
-from atom.swap.schedule import Backward, Forward, Shape, ValuesIn, ValuesOut
+from atom.swap.schedule import Backward, Shape, ValuesIn, ValuesOut
 from atom.swap.segment import MicroBatch
 
 
@@ -28,8 +27,8 @@ class _Leaving:
     """Copies to the host that may be under way; holding their sources holds the memory."""
 
     key: int
-    micro_batch: int
-    items: tuple[Item, ...]
+    of: tuple[int, int]
+    """Sub-model and micro-batch."""
     copies: tuple[Copy, ...]
 
 
@@ -37,27 +36,25 @@ class BoundaryTraffic:
     """One program's traffic. Used by the engine's thread."""
 
     def __init__(
-        self,
-        crossings: tuple[NamedCrossing, ...],
-        arrangement_shape: Shape,
-        memory: BoundaryMemory,
-        device: Device,
-        first_slot: int,
+        self, shape: Shape, memory: BoundaryMemory, device: Device, first_slot: int
     ) -> None:
         """`first_slot`: number of the ring's first place among the device's slots."""
-        self._names = tuple(each.names for each in crossings)
-        self._crossings = tuple(each.crossing for each in crossings)
-        self._shape, self._memory, self._device = arrangement_shape, memory, device
-        self._first_slot = first_slot
-        self._moving = frozenset(
-            name for index in self._shape.moving for name in self._names[index]
-        )
-        self._offsets = self._host_offsets()
-        self._looks: dict[tuple[Item, int], dict[str, Look]] = {}
+        self._crossings, self._away = shape.crossings, shape.away
+        self._memory, self._device, self._first_slot = memory, device, first_slot
+        moving = sorted(shape.moving)
+        self._moving = frozenset(name for i in moving for name in self._crossings[i].names)
+        self._offsets: dict[int, int] = {}
+        """Of the first micro-batch's place on the host; those of the others follow."""
+        used = 0
+        for index in moving:
+            self._offsets[index] = used
+            used += memory.micro_batches * aligned(self._crossings[index].value_bytes)
+        self._looks: dict[tuple[int, int], dict[str, Look]] = {}
+        """Crossing and micro-batch → what lies on the host."""
         self._under_way: deque[_Leaving] = deque()
         self._sent = 0
         self._places: dict[tuple[int, int], int] = {}
-        """Visit and micro-batch → place of the ring."""
+        """Sub-model and micro-batch → place of the ring."""
 
     def borrowed(self, names: Iterable[str], batch: MicroBatch) -> frozenset[int]:
         """Addresses of memory that moving values lie in: those of `names`."""
@@ -70,132 +67,77 @@ class BoundaryTraffic:
         self._places.clear()
         self._under_way.clear()
 
-    # --- leaving ------------------------------------------------------------------------------
-
-    def send(
-        self, event: ValuesOut, batch: MicroBatch, training: bool, report: Report | None
-    ) -> None:
-        stop, c = self._shape.stop(event, training), event.micro_batch
+    def send(self, event: ValuesOut, batch: MicroBatch, report: Report | None) -> None:
+        """Starts for the host what the sub-model was the last to use."""
+        s, c = event.sub_model, event.micro_batch
         copies: list[Copy] = []
         while len(self._under_way) >= OUTGOING:
             self._retire()
-        for item in stop.leaving:
-            held = self._held(item, batch)
-            if item in stop.copied:
-                packed = self._pack(item, c, held)
-                if packed is None:
-                    continue  # it does not look as foreseen: it stays where it is
-                copies += packed
-            if (item, c) in self._looks:
-                looks = self._looks[item, c]
-                self._looks[item, c] = {name: looks[name] for name in held}
-                self._forget(item, batch)
+        for index in self._away[s]:
+            crossing = self._crossings[index]
+            held = {name: batch.values[name] for name in crossing.names if name in batch.values}
+            package = pack(held, crossing.value_bytes)
+            if package is None:
+                continue  # it does not look as foreseen: it stays where it is
+            self._looks[index, c] = package.looks
+            place = self._host_place(index, c)
+            copies += [
+                Copy(place[start : start + piece.numel()], piece)
+                for start, piece in package.pieces
+                if piece.numel() > 0
+            ]
+            for name in held:
+                del batch.values[name]
         if copies:
             key, self._sent = self._sent % OUTGOING, self._sent + 1
             self._device.values_out(key, copies, report)
-            self._under_way.append(_Leaving(key, c, stop.leaving, tuple(copies)))
-
-    def _held(self, item: Item, batch: MicroBatch) -> dict[str, Tensor]:
-        among = batch.gradients if item.gradient else batch.values
-        return {name: among[name] for name in self._names[item.crossing] if name in among}
-
-    def _forget(self, item: Item, batch: MicroBatch) -> None:
-        among = batch.gradients if item.gradient else batch.values
-        for name in self._names[item.crossing]:
-            among.pop(name, None)
-
-    def _pack(self, item: Item, micro_batch: int, held: Mapping[str, Tensor]) -> list[Copy] | None:
-        """Copies to the item's place on the host. None if they take more than was foreseen."""
-        package = pack(held, item_bytes(self._crossings, item))
-        if package is None:
-            return None
-        self._looks[item, micro_batch] = package.looks
-        place = self._host_place(item, micro_batch)
-        return [
-            Copy(place[start : start + piece.numel()], piece)
-            for start, piece in package.pieces
-            if piece.numel() > 0
-        ]
+            self._under_way.append(_Leaving(key, (s, c), tuple(copies)))
 
     def _retire(self) -> None:
         oldest = self._under_way.popleft()
         self._device.wait_values_out(oldest.key)
 
-    # --- coming back --------------------------------------------------------------------------
-
-    def fetch(self, event: ValuesIn, training: bool, report: Report | None) -> None:
-        """Starts filling a place of the ring with what a visit to come needs."""
-        c = event.micro_batch
-        arriving = self._arriving(self._shape.stop(event, training), c)
-        while any(self._leaves(item, c) for item, _ in arriving):
+    def fetch(self, event: ValuesIn, report: Report | None) -> None:
+        """Starts filling a place of the ring with what the sub-model's backward needs."""
+        of = event.sub_model, event.micro_batch
+        while any(leaving.of == of for leaving in self._under_way):
             self._retire()
         ring = self._memory.ring[event.place]
-        copies = [
-            Copy(ring[start : start + size], self._host_place(item, c)[:size])
-            for item, start in arriving
-            if (size := item_bytes(self._crossings, item))
-        ]
-        self._places[self._shape.visit(event), c] = event.place
+        copies = []
+        for index, start in self._arriving(*of):
+            size = self._crossings[index].value_bytes
+            place = self._host_place(index, event.micro_batch)
+            copies.append(Copy(ring[start : start + size], place[:size]))
+        self._places[of] = event.place
         self._device.load(self._first_slot + event.place, copies, report)
 
-    def arrive(self, event: Forward | Backward, batch: MicroBatch, training: bool) -> None:
-        """Before a visit computes on a micro-batch: what it needs is there. Call where one
-        computes."""
-        place = self._places.pop((self._shape.visit(event), event.micro_batch), None)
+    def arrive(self, event: Backward, batch: MicroBatch) -> None:
+        """Before a backward on a micro-batch: what it needs is there. Call where one computes."""
+        of = event.sub_model, event.micro_batch
+        place = self._places.pop(of, None)
         if place is None:
             return
         self._device.wait_loaded(self._first_slot + place)
-        stop = self._shape.stop(event, training)
-        for item, start in self._arriving(stop, event.micro_batch):
-            size = aligned(item_bytes(self._crossings, item))
-            memory = self._memory.ring[place][start : start + size]
-            if item in stop.staying:
+        for index, start in self._arriving(*of):
+            crossing = self._crossings[index]
+            memory = self._memory.ring[place][start : start + aligned(crossing.value_bytes)]
+            if len(crossing.used_by) > 1:
                 memory = memory.clone()
-            among = batch.gradients if item.gradient else batch.values
-            looks = self._looks[item, event.micro_batch]
-            among.update({name: look.of(memory) for name, look in looks.items()})
-            if item.gradient:  # it changes: what the host holds is void
-                del self._looks[item, event.micro_batch]
+            looks = self._looks.pop((index, event.micro_batch))
+            batch.values.update({name: look.of(memory) for name, look in looks.items()})
 
-    def keep(self, event: Backward, batch: MicroBatch, training: bool) -> None:
-        """After a visit's backward: no gradient lies in the ring any more. Autograd passes some on
-        as they are."""
-        if self._shape.stop(event, training).arriving:
-            ring = frozenset(place.untyped_storage().data_ptr() for place in self._memory.ring)
-            for name, gradient in batch.gradients.items():
-                batch.gradients[name] = segment.outliving(gradient, ring)
-
-    def _arriving(self, stop: Stop, micro_batch: int) -> list[tuple[Item, int]]:
-        """Items with their offsets in a place of the ring. What did not leave needs no fetching."""
+    def _arriving(self, sub_model: int, micro_batch: int) -> list[tuple[int, int]]:
+        """With offsets in a place of the ring. What did not leave needs no fetching."""
         found, used = [], 0
-        for item in stop.arriving:
-            if (item, micro_batch) in self._looks:
-                found.append((item, used))
-            used += aligned(item_bytes(self._crossings, item))
+        for index in self._away[sub_model]:
+            if (index, micro_batch) in self._looks:
+                found.append((index, used))
+            used += aligned(self._crossings[index].value_bytes)
         return found
 
-    def _leaves(self, item: Item, micro_batch: int) -> bool:
-        return any(item in out.items and out.micro_batch == micro_batch for out in self._under_way)
-
-    # --- places -------------------------------------------------------------------------------
-
-    def _host_offsets(self) -> dict[Item, int]:
-        """Of the first micro-batch's place, in a host memory of `micro_batches` such places."""
-        gone = {
-            item: None
-            for route in (self._shape.training_stops, self._shape.evaluation_stops)
-            for stop in route
-            for item in stop.leaving
-        }
-        offsets, used = {}, 0
-        for item in gone:
-            offsets[item] = used
-            used += self._memory.micro_batches * aligned(item_bytes(self._crossings, item))
-        return offsets
-
-    def _host_place(self, item: Item, micro_batch: int) -> Tensor:
-        size = aligned(item_bytes(self._crossings, item))
-        start = self._offsets[item] + micro_batch * size
+    def _host_place(self, index: int, micro_batch: int) -> Tensor:
+        size = aligned(self._crossings[index].value_bytes)
+        start = self._offsets[index] + micro_batch * size
         return self._memory.host[start : start + size]
 
 

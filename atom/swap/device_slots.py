@@ -14,7 +14,7 @@ from torch import nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import BoundaryMemory, boundary_bytes
+from atom.swap.boundary_memory import BoundaryMemory, boundary_shape
 from atom.swap.crossing import ring_slots
 from atom.swap.device import Copy, Device
 from atom.swap.schedule import Shape
@@ -174,7 +174,7 @@ def device_bytes(
     """
     arrangement = arrangement or Arrangement()
     weights = sum(_weight_elements(program, arrangement))
-    ring = boundary_bytes(program, arrangement, micro_batches).ring_slot_bytes
+    ring = boundary_shape(program, arrangement, micro_batches).ring_slot_bytes
     sums = gradient_slot_bytes(_elements(program), gradients.itemsize)
     slots = weights * precision.itemsize + sums
     return slots + ring_slots(micro_batches) * ring

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
-from atom.swap.boundary_memory import crossings_of
+from atom.swap.boundary_memory import boundary_shape
 from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
@@ -97,15 +97,12 @@ class Engine:
         self._gate = Gate()
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
-        self._crossings = crossings_of(program) if self._arrangement.offloaded else ()
-        self._traffic = BoundaryTraffic(
-            self._crossings, self._shape(1), slots.boundary, device, len(slots.weights)
-        )
+        self._crossings = boundary_shape(program, self._arrangement, 1).crossings
+        self._traffic = BoundaryTraffic(self._shape(1), slots.boundary, device, len(slots.weights))
         self._computation = Computation(program, slots, device, self._traffic)
 
     def _shape(self, micro_batches: int) -> Shape:
-        crossings = tuple(each.crossing for each in self._crossings)
-        return Shape(len(self._bound), micro_batches, self._arrangement, crossings)
+        return Shape(len(self._bound), micro_batches, self._arrangement, self._crossings)
 
     @cached_property
     def _gradients(self) -> ParameterGradients:
@@ -258,9 +255,7 @@ class Engine:
                 self._device.load(slot, part.copies, self._report(event), ready)
             case Forward(sub_model, micro_batch):
                 part = self._bound[sub_model]
-                batch = current.batches[micro_batch]
                 self._device.wait_loaded(part.slot)
-                self._traffic.arrive(event, batch, current.training)
                 with self._timed(event):
                     self._computation.forward(part, current, micro_batch)
             case Backward(sub_model, micro_batch):
@@ -268,21 +263,18 @@ class Engine:
                 self._device.wait_loaded(part.slot)
                 if micro_batch == 0:
                     self._gradients.wait_for_slot(sub_model)
-                batch = current.batches[micro_batch]
-                self._traffic.arrive(event, batch, current.training)
+                self._traffic.arrive(event, current.batches[micro_batch])
                 with self._timed(event):
                     self._computation.backward(part, current, micro_batch, self._gradients)
-                    self._traffic.keep(event, batch, current.training)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
                 gate, terms = current.gate, current.terms
                 gate.expects = True
                 self._gradients.send(sub_model, gate, terms, self._report(event))
             case ValuesOut(_, micro_batch):
-                batch = current.batches[micro_batch]
-                self._traffic.send(event, batch, current.training, self._report(event))
+                self._traffic.send(event, current.batches[micro_batch], self._report(event))
             case ValuesIn():
-                self._traffic.fetch(event, current.training, self._report(event))
+                self._traffic.fetch(event, self._report(event))
 
     def _report(self, event: Event) -> Report | None:
         return None if self.observer is None else partial(self.observer, event)

@@ -13,9 +13,9 @@ is needed later never stands in the way of what is needed sooner. So a load that
 its slot holds back the residents needed after it as well, even if the link could have had one of
 them meanwhile: how long that would have blocked it, only a clock knows.
 
-Values between sub-models that are offloaded (`crossing.py`) leave for the host after the visit that
-needs them last for a while, and come back, micro-batch by micro-batch, during the visit before the
-one that needs them again: through a ring of as many places as there are micro-batches, and one.
+Values between sub-models that are offloaded (`crossing.py`) leave for the host behind the forward
+of their last user, and come back, micro-batch by micro-batch, during the visit before its backward:
+through a ring of as many places as there are micro-batches, and one.
 
 The same list is executed by the engine, timed for a plan and checked by the tests.
 """
@@ -27,7 +27,7 @@ from functools import cached_property
 from itertools import cycle
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import Crossing, Stop, ring_slots, stops, visit_of
+from atom.swap.crossing import OUTGOING, Crossing, aligned, held_bytes, ring_slots
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,19 @@ class GradientOut:
 
 @dataclass(frozen=True)
 class ValuesOut:
-    """What a visit of the sub-model leaves behind, and nobody needs soon, goes to the host."""
+    """What the sub-model is the last to use in the forward goes to the host."""
 
     sub_model: int
     micro_batch: int
-    backward: bool
-    """Behind the sub-model's backward (for the last one: behind its turn), or its forward?"""
 
 
 @dataclass(frozen=True)
 class ValuesIn:
-    """Start bringing back what a visit of the sub-model needs from the host, into a place of the
-    ring; the visit before it goes on computing."""
+    """Start bringing it back for the sub-model's backward, into a place of the ring; the visit
+    before it goes on computing."""
 
     sub_model: int
     micro_batch: int
-    backward: bool
     place: int
 
 
@@ -130,38 +127,50 @@ class Shape:
 
     @cached_property
     def moving(self) -> frozenset[int]:
-        """Indices of the crossings that are offloaded."""
+        """Indices of the crossings that are away for a part of a training pass."""
         arrangement = self.arrangement
-        if not arrangement.offloaded:
-            return frozenset()
         return frozenset(
             index
             for index, each in enumerate(self.crossings)
             if each.made_by in arrangement.offloaded
-            and each.largest_bytes >= arrangement.least_offloaded_bytes
+            and each.value_bytes >= max(arrangement.least_offloaded_bytes, 1)
             and not arrangement.kept.intersection((each.made_by, *each.used_by))
+            and each.idles(self.sub_models)
         )
 
-    def stop(self, event: "Forward | Backward | ValuesIn | ValuesOut", training: bool) -> Stop:
-        """What moves around the visit that an event belongs to."""
-        return self.route(training)[self.visit(event)]
+    @cached_property
+    def away(self) -> tuple[tuple[int, ...], ...]:
+        """Of these, per sub-model, what leaves behind its forward and is back for its backward."""
+        found = [list[int]() for _ in range(self.sub_models)]
+        for index in sorted(self.moving):
+            found[self.crossings[index].used_by[-1]].append(index)
+        return tuple(map(tuple, found))
 
-    def visit(self, event: "Forward | Backward | ValuesIn | ValuesOut") -> int:
-        """Number of the visit that an event belongs to; for values coming in, that needs them."""
-        back = isinstance(event, Backward) or getattr(event, "backward", False)
-        return visit_of(self.sub_models, event.sub_model, back)
-
-    def route(self, training: bool) -> tuple[Stop, ...]:
-        """Per visit."""
-        return self.training_stops if training else self.evaluation_stops
+    def away_bytes(self, sub_model: int) -> int:
+        """Of one micro-batch."""
+        return sum(self.crossings[index].value_bytes for index in self.away[sub_model])
 
     @cached_property
-    def training_stops(self) -> tuple[Stop, ...]:
-        return stops(self.crossings, self.moving, self.sub_models, training=True)
+    def ring_slot_bytes(self) -> int:
+        """What one micro-batch brings in for one visit, at the most."""
+        return max(map(self._aligned_bytes, self.away))
 
     @cached_property
-    def evaluation_stops(self) -> tuple[Stop, ...]:
-        return stops(self.crossings, self.moving, self.sub_models, training=False)
+    def host_bytes(self) -> int:
+        """What lies on the host, each in a place of its own."""
+        return self.micro_batches * sum(map(self._aligned_bytes, self.away))
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """On the device at the peak of a training pass, between sub-models: values, gradients, the
+        ring, what is leaving. Without those of the micro-batch at work."""
+        ring = ring_slots(self.micro_batches) * self.ring_slot_bytes
+        leaving = max(map(self.away_bytes, range(self.sub_models)))
+        staying = held_bytes(self.crossings, self.moving, self.sub_models, self.micro_batches)
+        return staying + ring + OUTGOING * leaving
+
+    def _aligned_bytes(self, crossings: Iterable[int]) -> int:
+        return sum(aligned(self.crossings[index].value_bytes) for index in crossings)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
@@ -193,7 +202,7 @@ def evaluation_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
 def _plan(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event]:
     """Before each visit, loads for this and coming ones are issued, up to the first whose slot
     holds what is needed sooner."""
-    turn, route = shape.sub_models - 1, shape.route(training)
+    turn = shape.sub_models - 1
     visits = [*range(turn), *range(turn, -1 if training else turn - 1, -1)]
     occupants = {shape.slot_of(s): s for s in loaded}
     needed_sooner: Counter[int] = Counter()
@@ -205,15 +214,14 @@ def _plan(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event]:
             needed_sooner[visits[ahead]] += 1
             ahead += 1
         forward, backward = number <= turn, training and number >= turn
-        coming = number + 1 < len(visits) and bool(route[number + 1].arriving)
+        coming = turn <= number < len(visits) - 1 and bool(shape.away[visits[number + 1]])
+        leaving = training and not backward and bool(shape.away[s])
         for c in range(shape.micro_batches):
             if coming:
-                back = training and number + 1 >= turn
-                events.append(ValuesIn(visits[number + 1], c, back, next(places)))
+                events.append(ValuesIn(visits[number + 1], c, next(places)))
             events += [Forward(s, c)] if forward else []
             events += [Backward(s, c)] if backward else []
-            if route[number].leaving:
-                events.append(ValuesOut(s, c, backward))
+            events += [ValuesOut(s, c)] if leaving else []
         events += [GradientOut(s)] if backward else []
         needed_sooner[s] -= 1
     return events

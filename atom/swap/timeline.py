@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from atom.swap.crossing import OUTGOING, Item, item_bytes
+from atom.swap.crossing import OUTGOING
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
@@ -159,10 +159,8 @@ def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> T
     """
     if len(durations.load_s) != shape.sub_models:
         raise ValueError(f"durations of {len(durations.load_s)} sub-models for {shape}")
-    schedule = list(schedule)
-    training = any(isinstance(event, Backward) for event in schedule)
-    lanes = _Lanes(shape, durations, training)
-    spans = [span for event in schedule if (span := lanes.take(event)) is not None]
+    lanes = _Lanes(shape, durations)
+    spans = [lanes.take(event) for event in schedule]
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))))
 
 
@@ -172,30 +170,29 @@ class _Lanes:
 
     shape: Shape
     durations: Durations
-    training: bool
     link_in_s: float = 0.0
     device_s: float = 0.0
     link_out_s: float = 0.0
     loaded_s: dict[int, float] = field(default_factory=dict)
     gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
     outgoing_s: deque[float] = field(default_factory=deque)
-    left_s: dict[tuple[Item, int], float] = field(default_factory=dict)
+    left_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Per sub-model and micro-batch, when what leaves behind it is on the host."""
     back_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Per visit and micro-batch, when what it needs from the host is there."""
+    """Likewise, when that is there again."""
 
-    def take(self, event: Event) -> Span | None:
+    def take(self, event: Event) -> Span:
         match event:
             case Load():
-                span = self._load(event)
+                return self._load(event)
             case Forward() | Backward():
-                span = self._compute(event)
+                return self._compute(event)
             case GradientOut():
-                span = self._gradient_out(event)
+                return self._gradient_out(event)
             case ValuesOut():
                 return self._values_out(event)
             case ValuesIn():
-                span = self._values_in(event)
-        return span
+                return self._values_in(event)
 
     def _load(self, event: Load) -> Span:
         ready_s = self.durations.ready_s[event.sub_model] if self.durations.ready_s else 0.0
@@ -207,13 +204,11 @@ class _Lanes:
     def _compute(self, event: Forward | Backward) -> Span:
         s = event.sub_model
         start = max(self.device_s, self.loaded_s.get(s, 0.0))
-        if self.back_s:
-            back = (self.shape.visit(event), event.micro_batch)
-            start = max(start, self.back_s.pop(back, 0.0))
         seconds = self.durations.forward_s[s]
         if isinstance(event, Backward):
             again = 0.0 if self.shape.keeps_graph(s) else seconds
             seconds = again + self.durations.backward_s[s]
+            start = max(start, self.back_s.pop((s, event.micro_batch), 0.0))
             if event.micro_batch == 0:
                 start = max(start, self._gradient_slot_free_s(s))
         self.device_s = start + seconds
@@ -230,26 +225,19 @@ class _Lanes:
         self.gradient_slots_s[event.sub_model % GRADIENT_SLOTS] = self.link_out_s
         return Span(event, start, self.link_out_s)
 
-    def _values_out(self, event: ValuesOut) -> Span | None:
-        leaving = self.shape.stop(event, self.training).copied
-        if not leaving:  # the host holds them already
-            return None
+    def _values_out(self, event: ValuesOut) -> Span:
         if len(self.outgoing_s) == OUTGOING:
             self.device_s = max(self.device_s, self.outgoing_s.popleft())
-        start = max(self.link_out_s, self.device_s)
-        self.link_out_s = start + self._bytes(leaving) * self.durations.value_out_s
+        start, s = max(self.link_out_s, self.device_s), event.sub_model
+        self.link_out_s = start + self.shape.away_bytes(s) * self.durations.value_out_s
         self.outgoing_s.append(self.link_out_s)
-        self.left_s.update({(item, event.micro_batch): self.link_out_s for item in leaving})
+        self.left_s[s, event.micro_batch] = self.link_out_s
         return Span(event, start, self.link_out_s)
 
     def _values_in(self, event: ValuesIn) -> Span:
-        arriving = self.shape.stop(event, self.training).arriving
-        left = max(self.left_s.get((item, event.micro_batch), 0.0) for item in arriving)
-        self.device_s = max(self.device_s, left)
+        s = event.sub_model
+        self.device_s = max(self.device_s, self.left_s[s, event.micro_batch])
         start = max(self.link_in_s, self.device_s)
-        self.link_in_s = start + self._bytes(arriving) * self.durations.value_in_s
-        self.back_s[self.shape.visit(event), event.micro_batch] = self.link_in_s
+        self.link_in_s = start + self.shape.away_bytes(s) * self.durations.value_in_s
+        self.back_s[s, event.micro_batch] = self.link_in_s
         return Span(event, start, self.link_in_s)
-
-    def _bytes(self, items: Iterable[Item]) -> int:
-        return sum(item_bytes(self.shape.crossings, item) for item in items)

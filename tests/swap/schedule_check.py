@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atom.swap.crossing import Item, items, ring_slots, touches
+from atom.swap.crossing import ring_slots
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
@@ -33,7 +33,7 @@ def check(
     """
     zeros = [0] * shape.micro_batches
     occupants = {shape.slot_of(s): s for s in loaded}
-    values = _Values(shape, training)
+    values = _Values(shape)
     simulation = _Simulation(shape, training, values, occupants, [*zeros], [*zeros])
     for event in schedule:
         simulation.apply(event)
@@ -115,51 +115,44 @@ class _Simulation:
 class _Values:
     """Where the offloaded values are, and whether whoever touches them finds them."""
 
-    def __init__(self, shape: Shape, training: bool) -> None:
-        self._shape, self._training = shape, training
-        self._touched = {
-            item: touched
-            for item in items(shape.crossings, shape.moving)
-            if (touched := self._touches(item))
-        }
-        self._on_device: set[tuple[Item, int]] = set()
-        self._on_host: set[tuple[Item, int]] = set()
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._moving = {index: shape.crossings[index] for index in shape.moving}
+        self._on_device: set[tuple[int, int]] = set()
+        self._on_host: set[tuple[int, int]] = set()
         self._ring: dict[int, tuple[int, int]] = {}
-        """Per place, the visit and micro-batch that it is taken for."""
-
-    def _touches(self, item: Item) -> list[int]:
-        crossing = self._shape.crossings[item.crossing]
-        return touches(crossing, item.gradient, self._shape.sub_models, self._training)
+        """Per place, the sub-model and micro-batch that it is taken for."""
 
     def used(self, event: Forward | Backward) -> None:
-        visit, c = self._shape.visit(event), event.micro_batch
-        for item, touched in self._touched.items():
-            if visit == touched[0]:
-                self._on_device.add((item, c))
-            elif visit in touched:
-                _require((item, c) in self._on_device, event, "a value of it is on the host")
-        self._ring = {place: of for place, of in self._ring.items() if of != (visit, c)}
+        s, c = event.sub_model, event.micro_batch
+        for index, crossing in self._moving.items():
+            if s == crossing.made_by and isinstance(event, Forward):
+                self._on_device.add((index, c))
+            elif s in crossing.used_by:
+                _require((index, c) in self._on_device, event, "a value of it is on the host")
+        if isinstance(event, Backward):
+            self._ring = {place: of for place, of in self._ring.items() if of != (s, c)}
 
     def go_out(self, event: ValuesOut) -> None:
-        stop, c = self._shape.stop(event, self._training), event.micro_batch
-        _require(bool(stop.leaving), event, "nothing leaves here")
-        for item in stop.leaving:
-            _require((item, c) in self._on_device, event, "a value is not on the device")
-            self._on_device.remove((item, c))
-            if item in stop.copied:
-                self._on_host.add((item, c))
-            _require((item, c) in self._on_host, event, "a value would be lost")
+        s, c = event.sub_model, event.micro_batch
+        leaving = [i for i, each in self._moving.items() if each.used_by[-1] == s]
+        _require(bool(leaving), event, "nothing leaves here")
+        for index in leaving:
+            _require((index, c) in self._on_device, event, "a value is not on the device")
+            self._on_device.remove((index, c))
+            self._on_host.add((index, c))
 
     def come_in(self, event: ValuesIn) -> None:
-        stop, c = self._shape.stop(event, self._training), event.micro_batch
-        _require(bool(stop.arriving), event, "nothing arrives here")
+        s, c = event.sub_model, event.micro_batch
+        arriving = [i for i, each in self._moving.items() if each.used_by[-1] == s]
+        _require(bool(arriving), event, "nothing arrives here")
         inside = 0 <= event.place < ring_slots(self._shape.micro_batches)
         _require(inside and event.place not in self._ring, event, "its place is in use")
-        self._ring[event.place] = (self._shape.visit(event), c)
-        for item in stop.arriving:
-            _require((item, c) in self._on_host, event, "a value is not on the host")
-            _require((item, c) not in self._on_device, event, "a value is on the device")
-            self._on_device.add((item, c))
+        self._ring[event.place] = (s, c)
+        for index in arriving:
+            _require((index, c) in self._on_host, event, "a value is not on the host")
+            _require((index, c) not in self._on_device, event, "a value is on the device")
+            self._on_device.add((index, c))
 
 
 def _require(condition: bool, event: object, complaint: str) -> None:

@@ -78,7 +78,7 @@ def test_every_event_that_takes_time_has_a_row() -> None:
 
 
 def test_values_leave_while_gradients_are_added() -> None:
-    spans = (Span(GradientOut(1), 0.0, 2.0), Span(ValuesOut(0, 1, False), 0.5, 1.0))
+    spans = (Span(GradientOut(1), 0.0, 2.0), Span(ValuesOut(0, 1), 0.5, 1.0))
     rows = spans_by_row(chrome_trace(Timeline(spans)))
     assert rows["values out"][0]["name"] == "values out sub-model 0, micro-batch 1"
     assert (rows["values out"][0]["ts"], rows["gradients out"][0]["dur"]) == (5e5, 2e6)
@@ -116,7 +116,8 @@ def test_any_pass_is_well_formed_and_its_figures_add_up(
     timeline = simulate(training_pass(shape, loaded), shape, durations)
     assert_well_formed(chrome_trace(timeline), timeline)
     figures = PassShares.of(timeline)
-    assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(timeline.seconds)
+    whole = figures.computing_s + sum(figures.waits_s.values())
+    assert whole == pytest.approx(timeline.seconds, abs=1e-6)  # tiny gaps are rounding
 
 
 def test_figures_in_one_line() -> None:

@@ -15,7 +15,7 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.memory import Limits, Piece, Reckoning, crossings_of, pieces_of
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import Crossing, held_bytes, ring_slot_bytes, ring_slots
+from atom.swap.crossing import Crossing, held_bytes, ring_slots
 from atom.swap.schedule import Shape
 
 __all__ = ["surroundings"]
@@ -32,7 +32,7 @@ def reckoned_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -
     parts = pieces(model, cut)
     memory = Reckoning(parts, Limits(0, 4, count)).memory(arrangement)
     shape = Shape(len(parts), count, arrangement, crossings_of(parts))
-    ring = ring_slots(count) * ring_slot_bytes(shape.crossings, shape.training_stops)
+    ring = ring_slots(count) * shape.ring_slot_bytes
     return memory.activation_bytes + memory.kept_bytes + memory.boundary_bytes - ring
 
 
@@ -81,7 +81,7 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
     assert real <= memory.activation_bytes + memory.boundary_bytes < 1.2 * real
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["masked", "viewing"])
 def test_offloading_takes_micro_batches_off_the_device(model: str) -> None:
     arrangement = everything(program_of(model, "layers"))
     each = real_bytes(model, "layers", Arrangement(), 3) - real_bytes(

@@ -7,16 +7,7 @@ from hypothesis import strategies as st
 from schedules import shapes, shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import (
-    Crossing,
-    Item,
-    held_bytes,
-    item_bytes,
-    items,
-    ring_slot_bytes,
-    ring_slots,
-    touches,
-)
+from atom.swap.crossing import Crossing, ring_slots
 from atom.swap.schedule import (
     Backward,
     Event,
@@ -201,24 +192,27 @@ OFFLOADED = Shape(
     6,
     2,
     Arrangement(2, offloaded=frozenset(range(6)), least_offloaded_bytes=0),
-    (*(Crossing(s, (s + 1,), 8, 8) for s in range(5)), Crossing(0, (1, 5), 8, 8)),
+    (*(Crossing(s, (s + 1,), 8, 8) for s in range(5)), Crossing(0, (1, 3), 8, 8)),
 )
 
 
 def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> None:
     events = [e for e in training_pass(OFFLOADED) if not isinstance(e, Load | GradientOut)]
     there = [(e.sub_model, e.micro_batch) for e in events if isinstance(e, ValuesOut)]
-    assert there == [
-        (1, 0), (1, 1),  # what 0 made for 1, and for 5
-        (2, 0), (2, 1), (3, 0), (3, 1),
-        (5, 0), (5, 1),  # the skip, its gradient
+    assert there == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert OFFLOADED.away == ((), (0,), (1,), (2, 5), (), ()), "the others are needed too soon"
+    back = [event for event in events if isinstance(event, ValuesIn)]
+    assert [(e.sub_model, e.micro_batch) for e in back] == [
+        (3, 0), (3, 1), (2, 0), (2, 1), (1, 0), (1, 1)
     ]  # fmt: skip
-    for event in events:
-        if isinstance(event, ValuesIn):
-            visit, c = OFFLOADED.visit(event), event.micro_batch
-            following = events[events.index(event) + 1]
-            assert isinstance(following, Forward | Backward)
-            assert (OFFLOADED.visit(following), following.micro_batch) == (visit - 1, c)
+    for event in back:
+        following = events[events.index(event) + 1]
+        assert following == Backward(event.sub_model + 1, event.micro_batch)
+
+
+def test_an_evaluation_moves_no_values() -> None:
+    moving = ValuesIn | ValuesOut
+    assert not any(isinstance(event, moving) for event in evaluation_pass(OFFLOADED))
 
 
 @pytest.mark.parametrize(
@@ -226,11 +220,11 @@ def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> No
     [
         (lambda events: events.remove(first(events, ValuesOut)), "not on the host"),
         (lambda events: events.remove(first(events, ValuesIn)), "a value of it is on the host"),
-        (lambda events: events.insert(6, ValuesOut(0, 0, False)), "nothing leaves"),
-        (lambda events: events.insert(6, ValuesIn(1, 0, False, 0)), "nothing arrives"),
+        (lambda events: events.insert(6, ValuesOut(0, 0)), "nothing leaves"),
+        (lambda events: events.insert(6, ValuesIn(5, 0, 0)), "nothing arrives"),
         (
-            lambda events: move_behind(events, first(events, ValuesOut), Forward(4, 0)),
-            "on the host",
+            lambda events: move_behind(events, first(events, ValuesIn), Backward(3, 0)),
+            "a value of it is on the host",
         ),
         (lambda events: events.insert(2, first(events, ValuesOut)), "not on the device"),
         (lambda events: again(events, first(events, ValuesIn), 1), "on the device"),
@@ -261,38 +255,37 @@ def again(events: list[Event], event: Event, place: int | None) -> None:
 def test_what_lies_on_the_device_is_never_more_than_reckoned(shape: Shape) -> None:
     """Counted event by event: an offloaded value is there until it is out, one that comes back
     from when it is asked for; in the ring it takes its place, whole."""
-    reckoned = held_bytes(shape.crossings, shape.moving, shape.sub_models, shape.micro_batches)
     slack = sum(c.value_bytes + c.gradient_bytes for c in shape.crossings)  # of the one at work
-    assert most_held(training_pass(shape), shape) <= reckoned + slack
+    assert most_held(training_pass(shape), shape) <= shape.held_bytes + slack
 
 
 def most_held(events: Sequence[Event], shape: Shape) -> int:
-    ring = ring_slots(shape.micro_batches) * ring_slot_bytes(shape.crossings, shape.training_stops)
-    held: dict[tuple[Item, int], int] = {}
+    ring = ring_slots(shape.micro_batches) * shape.ring_slot_bytes
+    held: dict[tuple[int, str, int], int] = {}
     leaving: list[int] = []
     most = 0
-    every = items(shape.crossings, frozenset(range(len(shape.crossings))))
-    touched = {
-        item: touches(shape.crossings[item.crossing], item.gradient, shape.sub_models, True)
-        for item in every
-    }
     for event in events:
-        if isinstance(event, Forward | Backward):
-            c, visit, stop = event.micro_batch, shape.visit(event), shape.stop(event, True)
-            for item, when in touched.items():
-                if visit in when and (item not in stop.arriving or item in stop.staying):
-                    held[item, c] = item_bytes(shape.crossings, item)
-            most = max(most, sum(held.values()) + sum(leaving))
-            turning = visit == shape.sub_models - 1 and isinstance(event, Forward)
-            for item, when in touched.items():
-                if visit == when[-1] and not turning:
-                    held.pop((item, c), None)
+        s, c = event.sub_model, getattr(event, "micro_batch", 0)
+        for index, crossing in enumerate(shape.crossings):
+            value, gradient = (index, "value", c), (index, "gradient", c)
+            if isinstance(event, Forward) and s == crossing.made_by:
+                held[value] = crossing.value_bytes
+            if isinstance(event, Backward) and s == crossing.used_by[-1]:
+                held[gradient] = crossing.gradient_bytes
+                held[value] = crossing.value_bytes
+                if index in shape.away[s] and len(crossing.used_by) == 1:
+                    del held[value]  # it lies in the ring
+            if isinstance(event, ValuesOut) and index in shape.away[s]:
+                del held[value]
         if isinstance(event, ValuesOut):
-            stop = shape.stop(event, True)
-            for item in stop.leaving:
-                held.pop((item, event.micro_batch), None)
-            leaving = [*leaving, sum(item_bytes(shape.crossings, i) for i in stop.copied)][-2:]
-            most = max(most, sum(held.values()) + sum(leaving))
+            leaving = [*leaving, shape.away_bytes(s)][-2:]
+        most = max(most, sum(held.values()) + sum(leaving))
+        if isinstance(event, Backward):
+            for index, crossing in enumerate(shape.crossings):
+                if s == crossing.used_by[0]:
+                    held.pop((index, "value", c), None)
+                if s == crossing.made_by:
+                    held.pop((index, "gradient", c), None)
     return most + ring
 
 

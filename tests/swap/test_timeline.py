@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import OUTGOING, Crossing, Item
+from atom.swap.crossing import OUTGOING, Crossing
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.pass_shares import (
     GRADIENTS,
@@ -187,16 +187,10 @@ def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
     return Durations(*(draw(column) for _ in range(4)), carrying, *values)
 
 
-def takes_time(event: Event, shape: Shape) -> bool:
-    """Not to forget a value that the host holds already."""
-    return not isinstance(event, ValuesOut) or bool(shape.stop(event, training=True).copied)
-
-
 @given(passes())
 def test_a_lane_does_one_thing_after_the_other(case: tuple[list[Event], Shape, Durations]) -> None:
     schedule, shape, durations = case
     timeline = simulate(schedule, shape, durations)
-    schedule = [event for event in schedule if takes_time(event, shape)]
     assert len(timeline.spans) == len(schedule)
     by_lane = {
         "load": (Load, ValuesIn),
@@ -218,21 +212,21 @@ def test_nothing_begins_before_what_it_needs_nor_later(
     spans = {id(span.event): span for span in simulate(schedule, shape, durations).spans}
     lane_end = {"load": 0.0, "compute": 0.0, "gradients": 0.0}
     loaded, sent = dict[int, float](), dict[int, float]()
-    back, left, waited = dict[tuple[int, int], float](), list[float](), 0.0
+    back, out = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
+    left, waited = list[float](), 0.0
     for event in schedule:
-        if not takes_time(event, shape):
-            continue
         span, s = spans[id(event)], event.sub_model
         needs = [lane_end[span.lane], waited]
         if isinstance(event, ValuesOut) and len(left) >= OUTGOING:
             waited = max(waited, left[-OUTGOING])
         if isinstance(event, ValuesIn):
-            waited = max([waited, *left_before(event, spans, shape)])
+            waited = max(waited, out[s, event.micro_batch])
         if isinstance(event, Load | GradientOut | ValuesIn | ValuesOut):
             needs += [lane_end["compute"], waited]
         else:
             needs.append(loaded.get(s, 0.0))
-            needs.append(back.get((shape.visit(event), event.micro_batch), 0.0))
+        if isinstance(event, Backward):
+            needs.append(back.get((s, event.micro_batch), 0.0))
         if isinstance(event, Backward) and event.micro_batch == 0:
             slots = [t for t in sent if s in durations.carrying or (t - s) % GRADIENT_SLOTS == 0]
             needs += [sent[t] for t in slots]
@@ -244,21 +238,9 @@ def test_nothing_begins_before_what_it_needs_nor_later(
             sent[s] = span.end_s
         if isinstance(event, ValuesOut):
             left.append(span.end_s)
+            out[s, event.micro_batch] = span.end_s
         if isinstance(event, ValuesIn):
-            back[shape.visit(event), event.micro_batch] = span.end_s
-
-
-def left_before(event: ValuesIn, spans: dict[int, Span], shape: Shape) -> list[float]:
-    """When each of the values that come back was last out."""
-    last: dict[Item, float] = {}
-    for span in spans.values():
-        out = span.event
-        if not isinstance(out, ValuesOut) or out.micro_batch != event.micro_batch:
-            continue
-        if shape.visit(out) < shape.visit(event):
-            for item in shape.stop(out, training=True).copied:
-                last[item] = max(last.get(item, 0.0), span.end_s)
-    return [last[item] for item in shape.stop(event, training=True).arriving]
+            back[s, event.micro_batch] = span.end_s
 
 
 @given(passes(), st.data())
@@ -326,7 +308,7 @@ def test_a_recording_begins_with_its_first_span() -> None:
 def test_a_span_knows_its_lane() -> None:
     events = (
         Load(1, 0), Forward(1, 0), Backward(1, 0), GradientOut(1),
-        ValuesIn(1, 0, True, 0), ValuesOut(1, 0, True),
+        ValuesIn(1, 0, 0), ValuesOut(1, 0),
     )  # fmt: skip
     spans = [Span(event, 0.0, 1.0) for event in events]
     assert [span.lane for span in spans] == [
