@@ -1,8 +1,6 @@
 """Moments in 8 bits: plain PyTorch's steps, bit by bit; trained beside exact ones; saved."""
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,17 +14,14 @@ from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW, AdamW8Bit, noise_key
-from atom.optim.optimizer import Optimizer, optimizer_state
+from atom.optim.optimizer import optimizer_state
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.host_kernels import LIBRARY, MOMENT_BLOCK, HostKernels, host_kernels, load
 from atom.swap.state_form import StateForm
-from atom.swarm.state.arenas import state_digest
-from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
 from tests.swap.rounded_sums import noise_of
-from tests.training.small_replica import apply, batches, filled, program, same, step_once
+from tests.training.small_replica import batches, filled, program, step_once
 
 SHAPES = {"odd": (37, 53), "bias": (7,), "long": (2, 700)}
 LAYOUT = ParameterLayout.of(SHAPES)
@@ -159,18 +154,6 @@ def test_steps_are_plain_pytorchs_on_any_threads_and_instructions(
                 assert torch.equal(ours.flatten().long(), codes), (name, number, kept)
 
 
-@pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
-def test_split_weights_take_the_same_steps(form: StateForm) -> None:
-    forms = (StateForm.EXACT, form)
-    stores = [allocate_store(AdamW8Bit(), LAYOUT, torch.bfloat16, form=each) for each in forms]
-    for store in stores:
-        for number in range(1, 4):
-            gradient = normal((LAYOUT.total_elements,), number).bfloat16()
-            take_step(AdamW8Bit(), store, gradient, RATE, number)
-    for name in SHAPES:
-        assert torch.equal(*(store.weights(name) for store in stores))
-
-
 def test_a_square_never_becomes_zero_and_is_right_in_the_mean() -> None:
     """Zero under a mean that is none would be a step without bounds."""
     layout = ParameterLayout.of({"all": (MOMENT_BLOCK,)})
@@ -195,42 +178,18 @@ def test_a_square_never_becomes_zero_and_is_right_in_the_mean() -> None:
 # ---- in training
 
 
-@pytest.fixture
-def new_replica() -> Iterator[Callable[[Optimizer], Replica]]:
-    with closing(CpuDevice()) as device:
-        yield lambda optimizer: filled(
-            device, program(), rate=RateSettings(1e-3), optimizer=optimizer, clip_norm=1.0
-        )
-
-
-def test_training_is_as_good_as_with_exact_moments(
-    new_replica: Callable[[Optimizer], Replica],
-) -> None:
+def test_training_is_as_good_as_with_exact_moments() -> None:
     losses = []
-    for optimizer in (AdamW(), AdamW8Bit()):
-        replica = new_replica(optimizer)
-        for number in range(1, 41):
-            step_once(replica, batches(2, number % 4), number)
-            losses.append(replica.loss_sum / replica.sequences)
+    with closing(CpuDevice()) as device:
+        for optimizer in (AdamW(), AdamW8Bit()):
+            settings = {"rate": RateSettings(1e-3), "optimizer": optimizer, "clip_norm": 1.0}
+            replica = filled(device, program(), **settings)
+            for number in range(1, 41):
+                step_once(replica, batches(2, number % 4), number)
+                losses.append(replica.loss_sum / replica.sequences)
     exact, eight_bits = sum(losses[36:40]), sum(losses[76:80])
     assert exact < 0.97 * sum(losses[:4]), "it learns"
     assert eight_bits == pytest.approx(exact, rel=0.002)
-
-
-def test_a_joiner_loads_its_snapshot_and_catches_up(
-    new_replica: Callable[[Optimizer], Replica], tmp_path: Path
-) -> None:
-    giver, joiner = new_replica(AdamW8Bit()), new_replica(AdamW8Bit())
-    for number in (1, 2):
-        step_once(giver, batches(1, number), number)
-    digest = state_digest(giver.state_arenas())
-    snapshot = write_snapshot(tmp_path, 2, b"h" * 32, digest, giver.state_arenas())
-    missed = [step_once(giver, batches(1, number), number) for number in (3, 4)]
-
-    joiner.load_state(snapshot.checked(digest), 2)
-    for number, mean in enumerate(missed, 3):
-        apply(joiner, mean, number)
-    assert same(joiner, giver)
 
 
 def test_two_bytes_a_weight_and_two_for_each_block() -> None:

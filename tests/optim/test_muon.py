@@ -104,16 +104,6 @@ def test_an_update_has_the_size_of_adamws() -> None:
     assert 0.1 * RATE < moved < 0.3 * RATE
 
 
-def test_split_weights_are_as_exact_and_a_half_state_is_near() -> None:
-    exact = trained(precision=torch.bfloat16)
-    split = trained(StateForm.SPLIT, precision=torch.bfloat16)
-    half = trained(StateForm.HALF, precision=torch.bfloat16)
-    for name in ("wide", "high"):
-        assert torch.equal(exact[name], split[name])
-        assert not torch.equal(exact[name], half[name])
-        assert (exact[name] - half[name]).abs().mean() < 0.05 * STEPS * RATE
-
-
 def test_a_hidden_matrix_keeps_one_number_for_each_weight() -> None:
     run = parse_run_text(RUN + LOCAL)
     arenas = replica_state(run, LAYOUT)

@@ -1,10 +1,17 @@
-"""What optimizers declare, and what they are given to update."""
+"""What optimizers declare and are given to update; and what all of them, toys included, owe."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
+from atom.optim.adamw import LAMB, AdamW8Bit
+from atom.optim.muon import Muon
 from atom.optim.optimizer import (
     Optimizer,
     Part,
@@ -14,8 +21,14 @@ from atom.optim.optimizer import (
     parts_of,
     store_bytes,
 )
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice
+from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
+from atom.swarm.state.arenas import state_digest
+from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
+from tests.training.small_replica import apply, batches, filled, program, same, step_once
 
 LAYOUT = ParameterLayout.of({"matrix": (3, 50), "bias": (7,)})
 BLOCK = 64
@@ -96,3 +109,66 @@ def test_a_store_takes_what_is_reckoned(form: StateForm) -> None:
     arenas = {*store.state.values(), store.gradients, store.working}
     reckoned = store_bytes(Blockwise(), LAYOUT, narrow, form, narrow)
     assert sum(arena.nbytes for arena in arenas) == reckoned
+
+
+# ---- what every optimizer owes
+
+SEED = {"betas": (0.8, 0.9), "weight_decay": 0.2, "seed": 5}
+OPTIMIZERS = {
+    "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "Muon": Muon(**SEED),
+    "SignSGD": SignSGD(betas=(0.8, 0.9)),
+}  # fmt: skip
+"""But for AdamW, whose forms have a test of their own."""
+SEVERAL = ParameterLayout.of({"odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"})
+
+
+def stepped(optimizer: Optimizer, form: StateForm, gradients: torch.dtype) -> HostStore:
+    store = allocate_store(optimizer, SEVERAL, torch.bfloat16, form=form)
+    for spec in SEVERAL.specs:
+        store.write_weights(spec.name, normal(spec.shape, spec.numel))
+    for step in range(1, 4):
+        gradient = normal((SEVERAL.total_elements,), step).to(gradients)
+        take_step(optimizer, store, gradient, 1e-2, step, 0.7)
+    return store
+
+
+def normal(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_split_weights_are_as_exact_and_a_half_state_is_near(
+    name: str, gradients: torch.dtype
+) -> None:
+    exact, split, half = (stepped(OPTIMIZERS[name], form, gradients) for form in StateForm)
+    assert torch.equal(exact.working, exact.master.bfloat16()), "the copy for the device"
+    for spec in SEVERAL.specs:
+        weights = exact.weights(spec.name)
+        assert torch.equal(split.weights(spec.name), weights)
+        way = (weights - normal(spec.shape, spec.numel)).norm()
+        assert (half.weights(spec.name) - weights).norm() < 0.05 * way
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    with closing(CpuDevice()) as device:
+        yield device
+
+
+@pytest.mark.parametrize("name", [name for name, each in OPTIMIZERS.items() if each.reproducible])
+def test_a_joiner_loads_its_snapshot_and_catches_up(
+    name: str, tmp_path: Path, device: CpuDevice
+) -> None:
+    settings = {"rate": RateSettings(1e-2), "optimizer": OPTIMIZERS[name], "clip_norm": 1.0}
+    giver, joiner = (filled(device, program(), **settings) for _ in range(2))
+    for number in (1, 2):
+        step_once(giver, batches(1, number), number)
+    digest = state_digest(giver.state_arenas())
+    snapshot = write_snapshot(tmp_path, 2, b"h" * 32, digest, giver.state_arenas())
+    missed = [step_once(giver, batches(1, number), number) for number in (3, 4)]
+
+    joiner.load_state(snapshot.checked(digest), 2)
+    for number, mean in enumerate(missed, 3):
+        apply(joiner, mean, number)
+    assert same(joiner, giver)

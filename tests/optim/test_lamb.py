@@ -1,0 +1,172 @@
+"""LAMB: the paper's steps in plain PyTorch; the same bits whoever computes them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.config.load import parse_run_text
+from atom.daemon.model.run_optimizer import optimizer, update_rule
+from atom.graph.ir import ParameterLayout
+from atom.optim import adamw, clipping
+from atom.optim.adamw import LAMB, MOMENTS, AdamW
+from atom.optim.clipping import gradient_norm, norm_of_pieces
+from atom.optim.optimizer import Optimizer
+from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
+from tests.one_step import allocate_store, take_step
+
+SHAPES = {"odd": (37, 53), "bias": (7,), "scalar": (), "cube": (4, 9, 5), "untouched": (3, 3),
+          "zeros": (8, 4), "empty": (0, 4)}  # fmt: skip
+LAYOUT = ParameterLayout.of(SHAPES)
+BETAS, EPSILON, DECAY, RATE, STEPS, CLIP = (0.9, 0.99), 1e-7, 0.2, 0.05, 5, 0.37
+GIVEN = {"betas": BETAS, "epsilon": EPSILON, "weight_decay": DECAY, "seed": 5}
+RUN = """
+run = { name = "large" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { name = "lamb", learning_rate = 1e-2, betas = [0.8, 0.9] }
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw, "LAMB_PIECE_ELEMENTS", 64)
+
+
+def first_value(name: str) -> Tensor:
+    if name == "zeros":
+        return torch.zeros(SHAPES[name])
+    return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(len(name)))
+
+
+def gradient_of(name: str, step: int) -> Tensor:
+    if name == "untouched":
+        return torch.zeros(SHAPES[name])
+    generator = torch.Generator().manual_seed(len(name) + 100 * step)
+    return torch.randn(SHAPES[name], generator=generator) / 8
+
+
+def trained(
+    optimizer: Optimizer,
+    form: StateForm = StateForm.EXACT,
+    precision: torch.dtype = torch.float32,
+    gradients: torch.dtype = torch.float32,
+) -> HostStore:
+    """After some steps."""
+    store = allocate_store(optimizer, LAYOUT, precision, form=form)
+    for name in SHAPES:
+        store.write_weights(name, first_value(name))
+    for step in range(1, STEPS + 1):
+        flat = torch.zeros(LAYOUT.total_elements)
+        for name in SHAPES:
+            LAYOUT.view(flat, name).copy_(gradient_of(name, step))
+        given = flat.to(gradients)
+        take_step(optimizer, store, given, RATE, step, CLIP)
+        assert torch.equal(given, flat.to(gradients)), "a gradient is not changed"
+    return store
+
+
+def equal(one: HostStore, other: HostStore) -> bool:
+    return all(torch.equal(one.state[name], other.state[name]) for name in one.state)
+
+
+def in_the_paper(name: str) -> Tensor:
+    """In float64."""
+    w, layerwise = first_value(name).double(), len(SHAPES[name]) >= 2
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t in range(1, STEPS + 1):
+        g = gradient_of(name, t).double() * CLIP
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        v = BETAS[1] * v + (1 - BETAS[1]) * g**2
+        r = m / (1 - BETAS[0] ** t) / ((v / (1 - BETAS[1] ** t)).sqrt() + EPSILON)
+        u = r + DECAY * w if layerwise else r
+        usable = layerwise and w.norm() > 0 and u.norm() > 0
+        w = w - RATE * (w.norm() / u.norm() if usable else 1) * u
+    return w
+
+
+def test_steps_are_those_of_the_paper() -> None:
+    store = trained(LAMB(**GIVEN))
+    for name in SHAPES.keys() - {"empty"}:
+        found, paper = store.weights(name).double(), in_the_paper(name)
+        moved = (paper - first_value(name)).abs().max()
+        assert moved > 1e-5, "steps that say something"
+        assert (found - paper).abs().max() < 1e-5 * moved + 6e-7, name
+
+
+@pytest.mark.parametrize("form", StateForm)
+def test_moments_are_adamws_and_biases_take_its_steps(form: StateForm) -> None:
+    """Moments in bfloat16 with its noise, too."""
+    ours, theirs = (trained(new(**GIVEN), form, torch.bfloat16) for new in (LAMB, AdamW))
+    for name in ("bias", "scalar"):
+        assert torch.equal(ours.weights(name), theirs.weights(name))
+    for name in MOMENTS:
+        assert torch.equal(ours.state[name], theirs.state[name]), "of all parameters"
+
+
+def test_bits_are_the_same_on_any_threads_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, before = [], torch.get_num_threads()
+    for level in range(host_kernels().highest_level + 1):
+        kernels = HostKernels(load(LIBRARY), level)
+        for module in (adamw, clipping):
+            monkeypatch.setattr(module, "host_kernels", lambda kernels=kernels: kernels)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(trained(LAMB(**GIVEN)))
+    torch.set_num_threads(before)
+    assert all(equal(found[0], other) for other in found[1:])
+
+
+def test_large_parameters_have_the_same_bits_on_any_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch divides among threads what has more than 32,768 elements."""
+    monkeypatch.setattr(adamw, "LAMB_PIECE_ELEMENTS", 2**18)
+    layout, found, before = ParameterLayout.of({"large": (700, 500)}), [], torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        store = allocate_store(LAMB(**GIVEN), layout)
+        generator = torch.Generator().manual_seed(3)
+        store.write_weights("large", torch.randn((700, 500), generator=generator))
+        take_step(LAMB(**GIVEN), store, torch.randn(350_000, generator=generator), RATE, 1)
+        found.append(store)
+    torch.set_num_threads(before)
+    assert equal(*found)
+
+
+def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, exact = trained(LAMB(**GIVEN), gradients=torch.bfloat16), trained(LAMB(**GIVEN))
+    given = gradient_of
+    monkeypatch.setitem(globals(), "gradient_of", lambda *which: given(*which).bfloat16().float())
+    assert equal(narrow, trained(LAMB(**GIVEN)))
+    assert not equal(narrow, exact)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-44, 1.0])
+@pytest.mark.parametrize("gradient", [0.0, 1e-44])
+def test_norms_near_zero_move_nothing_far(weight: float, gradient: float) -> None:
+    """A ratio that float32 cannot hold would leave no number behind."""
+    lamb = LAMB(weight_decay=0.0, epsilon=1.0)
+    store = allocate_store(lamb, LAYOUT)
+    store.write_weights("odd", torch.full(SHAPES["odd"], weight))
+    take_step(lamb, store, torch.full((LAYOUT.total_elements,), gradient), RATE, 1)
+    assert (store.weights("odd") - weight).abs().max() < 1e-30
+
+
+def test_pieces_have_the_norm_of_the_whole_if_they_are_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clipping, "LANES", 64)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 1024)
+    for dtype in (torch.float32, torch.bfloat16):
+        value = torch.randn(5001, generator=torch.Generator().manual_seed(1)).to(dtype)
+        assert norm_of_pieces(value.split(1024)) == gradient_norm(value)
+    assert norm_of_pieces([]) == 0.0
+
+
+def test_a_run_file_names_it_and_every_peer_may_take_its_steps() -> None:
+    run = parse_run_text(RUN)
+    assert update_rule(run).same_steps
+    assert optimizer(run) == LAMB(betas=(0.8, 0.9), seed=optimizer(run).seed)
