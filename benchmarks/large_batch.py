@@ -1,4 +1,4 @@
-"""Which loss AdamW and LAMB reach with a batch many times as large, on the same tokens.
+"""Which loss AdamW, LAMB and LARS reach with a batch many times as large, on the same tokens.
 
 A small GPT is trained in one process, with the real optimizers: one step on the whole batch, as
 `rule = "every-step"` takes it. Each optimizer's rate is found at the base batch, by a coarse sweep.
@@ -24,8 +24,9 @@ from parity_model import Size, drawn, gradients, text, validation_loss
 from sides import machine, positive, publish
 
 from atom.base.clock import BootClock
-from atom.optim.adamw import LAMB, AdamW
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient, gradient_norm
+from atom.optim.layerwise import LAMB, LARS
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
@@ -33,10 +34,11 @@ from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 
 CLIP_NORM = 1.0
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "lamb": LAMB}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "lamb": LAMB, "lars": LARS}
 RATES = {
     "adamw": (2e-3, 4e-3, 8e-3, 16e-3),
     "lamb": (5e-3, 1e-2, 2e-2, 4e-2),
+    "lars": (8.0, 16.0, 32.0, 64.0),
 }
 """Of the sweep at the base batch."""
 SCALINGS = {"1 / square root": -0.5, "none": 0.0, "square root": 0.5, "linear": 1.0}

@@ -47,7 +47,8 @@ OPTIMIZERS = {
     "adamw": "atom.optim.adamw:AdamW",
     "adamw-8bit": "atom.optim.adamw:AdamW8Bit",
     "muon": "atom.optim.muon:Muon",
-    "lamb": "atom.optim.adamw:LAMB",
+    "lamb": "atom.optim.layerwise:LAMB",
+    "lars": "atom.optim.layerwise:LARS",
 }
 """By name: module and class of an `Optimizer`, made of betas, epsilon, weight_decay and seed."""
 CODECS = {
@@ -70,8 +71,8 @@ class Optimizer(Section):
     """[optimizer]"""
 
     name: str = "adamw"
-    """Which optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only; lamb,
-    for large batches."""
+    """Which optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only; lamb
+    and lars, for large batches."""
     learning_rate: float = Field(gt=0, le=1e3)
     """The highest rate, reached after the warmup."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1e3)

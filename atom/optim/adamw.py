@@ -1,5 +1,4 @@
-"""AdamW, in one pass over memory, by a compiled kernel: the same bits everywhere. And LAMB, which
-scales its steps.
+"""AdamW, in one pass over memory, by a compiled kernel: the same bits everywhere.
 
 For each element, with every operation rounded to float32, f(a, b, c) = a·b + c rounded once, and
 the scalars computed in float64 and rounded to float32 before they are used:
@@ -14,22 +13,11 @@ that torch's vectors leave over at the end of a tensor: those torch rounds in an
 
 Moments in bfloat16 are used as computed and rounded at random when stored: the noise is a function
 of the seed, the step and the element's number (`noise_of` in the kernel's source).
-
-LAMB (You et al. 2019, arXiv 1904.00962, algorithm 2) is for large batches: each matrix moves by a
-share of its own norm. Of a parameter of two or more dimensions, with r AdamW's step without rate
-and decay, and λ the weight decay:
-
-    u = r + λ·w
-    w = w - rate·(‖w‖ / ‖u‖)·u              the ratio is 1 if one of the norms is zero
-
-The scaling function φ of the paper is the identity. Parameters of fewer dimensions, biases and
-gains of norms, take AdamW's steps. So they do in the authors' code for BERT
-(`exclude_from_layer_adaptation`), and in NVIDIA's (`FusedLAMB`, `use_nvlamb=False`).
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
 from typing import ClassVar
@@ -38,8 +26,7 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
-from atom.optim.clipping import norm_of_pieces
-from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms, stretches
+from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_BLOCK,
@@ -51,16 +38,12 @@ from atom.swap.host_kernels import (
     AdamWArguments,
     host_kernels,
 )
-from atom.swap.host_store import WORKING, weights_of
+from atom.swap.host_store import WORKING
 from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EXPONENTS = ("exp_avg_exponent", "exp_avg_sq_exponent")
 """One for each block of moments in 8 bits."""
-LEAST_NORM = 1e-30  # what is smaller counts as zero: a float32 must hold the ratio of two norms
-LAMB_PIECE_ELEMENTS = 2**18
-"""Worked on at a time, in the cache. The order in which squares are added follows from it, so bits
-do: it is part of the definition."""
 
 
 @dataclass(frozen=True)
@@ -110,36 +93,6 @@ class AdamW8Bit(AdamW):
             **dict.fromkeys(MOMENTS, StateTensor(parameter.shape, torch.uint8)),
             **dict.fromkeys(EXPONENTS, StateTensor((blocks,), torch.uint8, MOMENT_BLOCK)),
         }
-
-
-class LAMB(AdamW):
-    """Keeps AdamW's two moments for each weight. A step takes 8 bytes more for each weight of the
-    largest parameter. The same bits on every machine: norms are added in a fixed order."""
-
-    elementwise: ClassVar[bool] = False
-
-    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        if len(part.parameter.shape) < 2:
-            super().update(part, gradient, step)
-            return
-        pieces = list(stretches(part, LAMB_PIECE_ELEMENTS, dict.fromkeys(part.state, 1)))
-        given = [gradient.view(-1)[p.start - part.start : p.stop - part.start] for p in pieces]
-        moves = [self._move(*each, step) for each in zip(pieces, given, strict=True)]
-        size = norm_of_pieces(weights_of(piece.stored) for piece in pieces)
-        move_size = norm_of_pieces(moves)
-        ratio = 1.0 if min(size, move_size) < LEAST_NORM else size / move_size
-        for piece, move in zip(pieces, moves, strict=True):
-            with piece.weights() as weights:
-                weights.add_(move.mul_(step.learning_rate * ratio))
-
-    def _move(self, piece: Part, gradient: Tensor, step: StepTerms) -> Tensor:
-        """-u, float32, new memory: what AdamW's kernel makes of a copy of the weights that decays
-        by -λ, at a rate of 1. The moments take their step."""
-        copy = {name: each.clone() for name, each in piece.stored.items() if name != WORKING}
-        apart, terms = replace(piece, stored=copy), replace(step, learning_rate=1.0)
-        arguments = self._arguments(apart, gradient, terms)
-        host_kernels().adamw(arguments, piece.stop - piece.start, piece.start, -self.weight_decay)
-        return weights_of(copy)
 
 
 def _point_to_weights(arguments: AdamWArguments, stored: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
-from atom.optim.adamw import LAMB, AdamW8Bit
+from atom.optim.adamw import AdamW8Bit
+from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import Muon
 from atom.optim.optimizer import (
     Optimizer,
@@ -115,8 +116,8 @@ def test_a_store_takes_what_is_reckoned(form: StateForm) -> None:
 
 SEED = {"betas": (0.8, 0.9), "weight_decay": 0.2, "seed": 5}
 OPTIMIZERS = {
-    "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "Muon": Muon(**SEED),
-    "SignSGD": SignSGD(betas=(0.8, 0.9)),
+    "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "LARS": LARS(**SEED),
+    "Muon": Muon(**SEED), "SignSGD": SignSGD(betas=(0.8, 0.9)),
 }  # fmt: skip
 """But for AdamW, whose forms have a test of their own."""
 SEVERAL = ParameterLayout.of({"odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"})

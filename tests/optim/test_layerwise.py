@@ -1,4 +1,6 @@
-"""LAMB: the paper's steps in plain PyTorch; the same bits whoever computes them."""
+"""LAMB and LARS: the papers' steps in plain PyTorch; the same bits whoever computes them."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -7,9 +9,10 @@ from torch import Tensor
 from atom.config.load import parse_run_text
 from atom.daemon.model.run_optimizer import optimizer, update_rule
 from atom.graph.ir import ParameterLayout
-from atom.optim import adamw, clipping
-from atom.optim.adamw import LAMB, MOMENTS, AdamW
+from atom.optim import adamw, clipping, layerwise
+from atom.optim.adamw import MOMENTS, AdamW
 from atom.optim.clipping import gradient_norm, norm_of_pieces
+from atom.optim.layerwise import LAMB, LARS, TRUST_COEFFICIENT
 from atom.optim.optimizer import Optimizer
 from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
@@ -22,17 +25,18 @@ LAYOUT = ParameterLayout.of(SHAPES)
 BETAS, EPSILON, DECAY, RATE, STEPS, CLIP = (0.9, 0.99), 1e-7, 0.2, 0.05, 5, 0.37
 GIVEN = {"betas": BETAS, "epsilon": EPSILON, "weight_decay": DECAY, "seed": 5}
 RUN = """
-run = { name = "large" }
-data = { source = "python-stdlib" }
-batch = { global_sequences = 8, micro_batch_sequences = 1 }
-model = { family = "gpt3", size = "small", vocabulary_size = 512 }
-optimizer = { name = "lamb", learning_rate = 1e-2, betas = [0.8, 0.9] }
+run = {{ name = "large" }}
+data = {{ source = "python-stdlib" }}
+batch = {{ global_sequences = 8, micro_batch_sequences = 1 }}
+model = {{ family = "gpt3", size = "small", vocabulary_size = 512 }}
+optimizer = {{ name = "{name}", learning_rate = 1e-2, betas = [0.8, 0.9] }}
 """
+BOTH = pytest.mark.parametrize("new", [LAMB, LARS])
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adamw, "LAMB_PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", 64)
 
 
 def first_value(name: str) -> Tensor:
@@ -72,8 +76,10 @@ def equal(one: HostStore, other: HostStore) -> bool:
     return all(torch.equal(one.state[name], other.state[name]) for name in one.state)
 
 
-def in_the_paper(name: str) -> Tensor:
-    """In float64."""
+# ---- the papers, in float64
+
+
+def plain_lamb(name: str) -> Tensor:
     w, layerwise = first_value(name).double(), len(SHAPES[name]) >= 2
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t in range(1, STEPS + 1):
@@ -87,10 +93,24 @@ def in_the_paper(name: str) -> Tensor:
     return w
 
 
-def test_steps_are_those_of_the_paper() -> None:
-    store = trained(LAMB(**GIVEN))
+def plain_lars(name: str) -> Tensor:
+    w, layerwise = first_value(name).double(), len(SHAPES[name]) >= 2
+    m = torch.zeros_like(w)
+    for t in range(1, STEPS + 1):
+        g = gradient_of(name, t).double() * CLIP
+        local, decay = 1.0, DECAY if layerwise else 0.0
+        if layerwise and w.norm() > 0 and g.norm() > 0:
+            local = float(TRUST_COEFFICIENT * w.norm() / (g.norm() + DECAY * w.norm()))
+        m = BETAS[0] * m + RATE * local * (g + decay * w)
+        w = w - m
+    return w
+
+
+@pytest.mark.parametrize(("new", "plain"), [(LAMB, plain_lamb), (LARS, plain_lars)])
+def test_steps_are_those_of_the_paper(new: type[Optimizer], plain: Callable[[str], Tensor]) -> None:
+    store = trained(new(**GIVEN))
     for name in SHAPES.keys() - {"empty"}:
-        found, paper = store.weights(name).double(), in_the_paper(name)
+        found, paper = store.weights(name).double(), plain(name)
         moved = (paper - first_value(name)).abs().max()
         assert moved > 1e-5, "steps that say something"
         assert (found - paper).abs().max() < 1e-5 * moved + 6e-7, name
@@ -106,52 +126,62 @@ def test_moments_are_adamws_and_biases_take_its_steps(form: StateForm) -> None:
         assert torch.equal(ours.state[name], theirs.state[name]), "of all parameters"
 
 
-def test_bits_are_the_same_on_any_threads_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_bits_are_the_same_on_any_threads_and_instructions(
+    new: type[Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, before = [], torch.get_num_threads()
     for level in range(host_kernels().highest_level + 1):
         kernels = HostKernels(load(LIBRARY), level)
-        for module in (adamw, clipping):
+        for module in (adamw, clipping, layerwise):
             monkeypatch.setattr(module, "host_kernels", lambda kernels=kernels: kernels)
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(trained(LAMB(**GIVEN)))
+            found.append(trained(new(**GIVEN)))
     torch.set_num_threads(before)
     assert all(equal(found[0], other) for other in found[1:])
 
 
+@BOTH
 def test_large_parameters_have_the_same_bits_on_any_threads(
-    monkeypatch: pytest.MonkeyPatch,
+    new: type[Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch divides among threads what has more than 32,768 elements."""
-    monkeypatch.setattr(adamw, "LAMB_PIECE_ELEMENTS", 2**18)
+    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", 2**18)
     layout, found, before = ParameterLayout.of({"large": (700, 500)}), [], torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        store = allocate_store(LAMB(**GIVEN), layout)
+        store = allocate_store(new(**GIVEN), layout)
         generator = torch.Generator().manual_seed(3)
         store.write_weights("large", torch.randn((700, 500), generator=generator))
-        take_step(LAMB(**GIVEN), store, torch.randn(350_000, generator=generator), RATE, 1)
+        take_step(new(**GIVEN), store, torch.randn(350_000, generator=generator), RATE, 1)
         found.append(store)
     torch.set_num_threads(before)
     assert equal(*found)
 
 
-def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow, exact = trained(LAMB(**GIVEN), gradients=torch.bfloat16), trained(LAMB(**GIVEN))
+@BOTH
+def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(
+    new: type[Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow, exact = trained(new(**GIVEN), gradients=torch.bfloat16), trained(new(**GIVEN))
     given = gradient_of
     monkeypatch.setitem(globals(), "gradient_of", lambda *which: given(*which).bfloat16().float())
-    assert equal(narrow, trained(LAMB(**GIVEN)))
+    assert equal(narrow, trained(new(**GIVEN)))
     assert not equal(narrow, exact)
 
 
+@BOTH
 @pytest.mark.parametrize("weight", [0.0, 1e-44, 1.0])
 @pytest.mark.parametrize("gradient", [0.0, 1e-44])
-def test_norms_near_zero_move_nothing_far(weight: float, gradient: float) -> None:
+def test_norms_near_zero_move_nothing_far(
+    new: type[Optimizer], weight: float, gradient: float
+) -> None:
     """A ratio that float32 cannot hold would leave no number behind."""
-    lamb = LAMB(weight_decay=0.0, epsilon=1.0)
-    store = allocate_store(lamb, LAYOUT)
+    optimizer = new(weight_decay=0.0, epsilon=1.0)
+    store = allocate_store(optimizer, LAYOUT)
     store.write_weights("odd", torch.full(SHAPES["odd"], weight))
-    take_step(lamb, store, torch.full((LAYOUT.total_elements,), gradient), RATE, 1)
+    take_step(optimizer, store, torch.full((LAYOUT.total_elements,), gradient), RATE, 1)
     assert (store.weights("odd") - weight).abs().max() < 1e-30
 
 
@@ -166,7 +196,8 @@ def test_pieces_have_the_norm_of_the_whole_if_they_are_its_blocks(
     assert norm_of_pieces([]) == 0.0
 
 
-def test_a_run_file_names_it_and_every_peer_may_take_its_steps() -> None:
-    run = parse_run_text(RUN)
+@BOTH
+def test_a_run_file_names_it_and_every_peer_may_take_its_steps(new: type[Optimizer]) -> None:
+    run = parse_run_text(RUN.format(name=new.__name__.lower()))
     assert update_rule(run).same_steps
-    assert optimizer(run) == LAMB(betas=(0.8, 0.9), seed=optimizer(run).seed)
+    assert isinstance(optimizer(run), new)
