@@ -19,6 +19,7 @@ from atom.placement.memory import (
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS
+from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Shape, training_pass
 from atom.swap.timeline import Durations, Timeline, simulate
 
@@ -53,6 +54,11 @@ class Choice:
     @property
     def seconds_per_micro_batch(self) -> float:
         return self.timeline.seconds / self.micro_batches
+
+    @property
+    def waits_s(self) -> dict[str, float]:
+        """Of a pass, in which the device does not compute, by what it waits for."""
+        return PassShares.of(self.timeline).waits_s
 
     def seconds_under_step(self, elements_per_s: float) -> float:
         """Of a pass that begins with the optimizer's step: each load waits until its own parameters

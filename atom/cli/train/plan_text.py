@@ -12,7 +12,6 @@ from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
 from atom.placement.prediction import RoundPrediction
-from atom.swap.pass_shares import PassShares
 
 MAX_SUB_MODELS = 12
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
@@ -154,7 +153,7 @@ def _pass(plan: Plan) -> RenderableType:
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
     table.add_row("loads", _seconds(loads_s), loaded)
     table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
-    waits_s = PassShares.of(timeline).waits_s
+    waits_s = plan.choice.waits_s
     longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
     words = (f"{_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
     table.add_row("waits", _seconds(sum(waits_s.values())), ", ".join(words))
