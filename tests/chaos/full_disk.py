@@ -1,10 +1,8 @@
-"""Real daemons whose disk is full: they train on, say so, and go on writing when there is room. One
-that breaks is read-only from then on: they train on as well.
-`make chaos` runs it, as root; not in the suite.
+"""Real daemons whose disk is full: they train on, say so, and go on writing when there is room.
+`make chaos` runs it, as root; not in the suite. A disk that turns read-only: `test_run_storage.py`.
 """
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from swarm_history import all_end_on_one_chain, contributes, contribution, read_chain, say
-from swarm_of_processes import START_S, Event, Peer, Swarm, endless, gather, swarm_in
+from swarm_of_processes import START_S, Event, Peer, Swarm, endless, swarm_in
 
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.state.arenas import state_digest
@@ -26,7 +24,6 @@ BOUND_S = 60.0
 ROUNDS = 6
 SIZE = "16m"
 _BLOCK_BYTES = 4096
-_IMAGE_BYTES = 64 << 20
 pytestmark = pytest.mark.timeout(6 * START_S)
 
 
@@ -56,24 +53,6 @@ def small_disk(place: Path) -> Iterator[SmallDisk]:
     """Raises: subprocess.CalledProcessError."""
     with _mounted(place, "-t", "tmpfs", "-o", f"size={SIZE},mode=700", "atom-small-disk"):
         yield SmallDisk(place)
-
-
-@contextlib.contextmanager
-def breaking_disk(place: Path) -> Iterator[None]:
-    """An ext4 file system. Needs loop devices. Raises: subprocess.CalledProcessError."""
-    image = place.with_name(f"{place.name}.ext4")
-    with image.open("wb") as file:
-        file.truncate(_IMAGE_BYTES)
-    _run("mkfs.ext4", "-q", str(image))
-    with _mounted(place, "-o", "loop,errors=remount-ro", str(image)):
-        yield
-
-
-def turn_read_only(place: Path) -> None:
-    """As after an error of the disk: under whoever has files open on it. For good."""
-    number = place.stat().st_dev
-    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve().name
-    Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1", encoding="ascii")
 
 
 @contextlib.contextmanager
@@ -186,21 +165,3 @@ def test_a_joiner_from_its_first_start_on(tmp_path: Path) -> None:
         assert not bob.events("snapshot-damaged")
         assert "Traceback" not in bob.errors()
         all_end_on_one_chain(swarm, RUN)
-
-
-def test_a_disk_that_turns_read_only(tmp_path: Path) -> None:
-    run = endless(RUN, 4.0, 2)
-    with breaking_disk(tmp_path / "bob"), swarm_in(tmp_path, run, ("ada", "bob")) as swarm:
-        ada, bob = swarm.peers
-        swarm.found(standing=True)
-        gather(swarm)
-        swarm.resume()
-        swarm.until(lambda: contributes(swarm, bob, 3), "rounds of all", BOUND_S)
-        turn_read_only(bob.state)
-        fill_up(swarm, bob, lambda: None)
-        trains_on(swarm, bob, ada, lambda: None)
-        assert "a restart would end this, cannot write" in bob.control.pause()
-        bob.control.leave(60.0)
-        assert bob.wait(BOUND_S) == ExitCode.OK, swarm.story()
-        assert "Traceback" not in bob.errors()
-        check_what_is_there(bob)

@@ -12,7 +12,6 @@ from atom.config.run_file import UPDATE_RULES, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.daemon.model.run_optimizer import shared_state, update_rule
 from atom.graph.ir import ParameterLayout
-from atom.models.gpt3 import GPT3, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.swarm.state.arenas import state_digest
@@ -20,19 +19,17 @@ from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.training.conftest import NewDevice
 from tests.training.small_replica import (
-    SEED,
     SEQUENCES,
     MicroBatch,
     apply,
     batches,
-    config,
     contributed,
     filled,
     program,
     same,
 )
 
-RATE, ROUNDS = 1e-2, 3
+RATE = 1e-2
 PASSES = (2, 4)
 """Of the two peers, in each round: each takes a step of its own every two passes."""
 RUN = """
@@ -83,66 +80,26 @@ def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
     return mean
 
 
-class PlainPeer:
-    """The rule in plain PyTorch: steps of its own, then the mean of all peers' weights."""
-
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-        self.model = GPT3(config())
-        initialise(self.model, SEED)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
-        )
-
-    def train(self, round: int) -> None:
-        for place in range(0, PASSES[self.peer], 2):
-            self.optimizer.zero_grad()
-            losses = [self.model(**batch(round, self.peer, place + n)) for n in range(2)]
-            (torch.stack(losses).mean()).backward()
-            self.optimizer.step()
-
-    @torch.no_grad()
-    def adopt(self, means: dict[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(means[name])
-
-
-def plain_means(peers: Sequence[PlainPeer]) -> dict[str, Tensor]:
-    weights = [dict(peer.model.named_parameters()) for peer in peers]
-    total = sum(PASSES)
-    return {
-        name: sum(
-            (part[name].detach() * passes for part, passes in zip(weights, PASSES, strict=True)),
-            torch.zeros_like(weights[0][name]),
-        )
-        / total
-        for name in weights[0]
-    }
-
-
-def test_rounds_are_those_of_plain_pytorch(new_replica: Callable[[], Replica]) -> None:
-    replicas, peers = [new_replica() for _ in PASSES], [PlainPeer(n) for n in range(len(PASSES))]
-    for round in range(1, ROUNDS + 1):
-        play_round(replicas, round)
-        for peer in peers:
-            peer.train(round)
-        means = plain_means(peers)
-        for peer in peers:
-            peer.adopt(means)
-        for replica in replicas:
-            for name, weight in replica.export_parameters().items():
-                torch.testing.assert_close(weight, means[name], rtol=1e-3, atol=1e-4)
-        assert same(*replicas)
-
-
-def test_peers_differ_within_a_round_and_share_a_state(new_replica: Callable[[], Replica]) -> None:
+def test_a_round_is_the_mean_of_weights_that_peers_reached_alone(
+    new_replica: Callable[[], Replica],
+) -> None:
     moved, other = new_replica(), new_replica()
     for place in range(2):
         moved.run_pass([batch(1, 0, place)])
-    ours, theirs = moved.export_parameters(), other.export_parameters()
+    ours, theirs = (each.export_parameters() for each in (moved, other))
     assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same(moved, other), "what is shared waits for the round"
+    for place in range(4):
+        other.run_pass([batch(1, 1, place)])
+    assert (moved.sequences, other.sequences) == (2 * SEQUENCES, 4 * SEQUENCES)
+    ours, theirs = (dict(each.export_parameters()) for each in (moved, other))
+    means = {name: (ours[name] + 2 * theirs[name]) / 3 for name in ours}
+    mean = (contributed(moved) + contributed(other)) / (6 * SEQUENCES)
+    for each in (moved, other):
+        apply(each, mean, 1)
+        for name, weight in each.export_parameters().items():
+            torch.testing.assert_close(weight, means[name])
     assert same(moved, other)
-    assert moved.sequences == 2 * SEQUENCES
 
 
 def test_a_joiner_takes_the_snapshot_and_missed_results(
