@@ -100,24 +100,19 @@ class Exchange:
             "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
         )
 
-    def stop(self, ballot: Ballot) -> None:
-        """Ends it. On return its thread does not read the gradients any more, nor ever will."""
-        run = self._run
-        if run is None or run.ballot != ballot:
-            return
-        run.cancelled.set()
-        with run.reading:
-            pass
+    def stop(self) -> None:
+        """Ends what is under way, if anything is. On return its thread does not read the gradients
+        any more, nor ever will."""
+        if (run := self._run) is not None:
+            run.cancelled.set()
+            with run.reading:
+                pass
 
     def fetching_pace(self) -> Pace:
         """Of what a result takes, no slower than an exchange may be."""
         pace, elements = self.speeds.pace(), self._results.elements
         share = self._codec.wire_bytes(elements) / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
-
-    def close(self) -> None:
-        if self._run is not None:
-            self.stop(self._run.ballot)
 
     def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
         """Whatever it is, it voids this ring only. What is not the ring's is our own fault."""

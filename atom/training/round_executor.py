@@ -46,7 +46,6 @@ from atom.training.round.events import (
     ResultFetched,
     StartExchange,
     Stepped,
-    StopExchange,
     Thaw,
 )
 from atom.training.round_stats import RoundStats, Spent
@@ -121,7 +120,7 @@ class RoundExecutor:
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
         self._closing.set()
-        self.exchange.close()
+        self.exchange.stop()
         self._after_step.shutdown()
         with suppress(StepFailed):
             self._save_own()
@@ -131,6 +130,8 @@ class RoundExecutor:
         return Spent(self._worker.passes_s, line.sent_bytes, line.received_bytes)
 
     def carry_out(self, action: Action) -> None:
+        if isinstance(action, Freeze | Thaw | Apply):
+            self.exchange.stop()
         match action:
             case Freeze() if action.goes_on and self._replica.overlaps:
                 self._worker.submit(lambda: self._report_frozen(action.ballot))
@@ -143,8 +144,6 @@ class RoundExecutor:
             case StartExchange(members=members):
                 self._transport.known.in_ring(part.peer_id for part in members)
                 self.exchange.start(action)
-            case StopExchange(ballot):
-                self.exchange.stop(ballot)
             case FetchResult():
                 self._fetch_result(action)
             case FetchChain(donor):

@@ -44,13 +44,14 @@ SHORT = (
     Bounds("3 peers, an attempt, a branch", 3, 1, branches=1, states=9_900),
     Bounds("3 peers, an attempt, a crash, a restart", 3, 1, crashes=1, restarts=1, states=1_500),
     Bounds("3 peers, an attempt, one leaves", 3, 1, leaves=1, states=1_000),
-    Bounds("2 peers, 3 attempts, 2 rounds, a restart", 2, 3, rounds=2, crashes=1, restarts=1,
-           states=31_000),
+    Bounds("2 peers, 2 attempts, 2 rounds, a restart", 2, 2, rounds=2, crashes=1, restarts=1,
+           states=2_500),
     Bounds("4 peers, one joins, an attempt, a crash", 4, 1, joiners=1, crashes=1, states=2_900),
 )  # fmt: skip
 """What the tests search: seconds each."""
 LONG = (
     *SHORT,
+    Bounds("2 peers, 3 attempts, 2 rounds, a restart", 2, 3, rounds=2, crashes=1, restarts=1),
     Bounds("3 peers, 3 attempts", 3, 3),
     Bounds("3 peers, 3 attempts, a crash", 3, 3, crashes=1),
     Bounds("3 peers, 2 attempts, one leaves", 3, 2, leaves=1),

@@ -25,6 +25,7 @@ from atom.training import round_executor
 from atom.training.replica.worker import Pause
 from atom.training.round import Patience
 from atom.training.round.events import (
+    Apply,
     CatchUp,
     CaughtUp,
     ChainFetched,
@@ -191,6 +192,21 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     assert ME.peer_id in stage.transport.known, "and for whom the head knows"
     assert torch.equal(stage.replica.arenas["master"], torch.full((ELEMENTS,), -1.0))
     assert stage.stored() == [finished.digest]
+
+
+@pytest.mark.parametrize("action", ["freeze", "thaw", "step"])
+def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action: str) -> None:
+    """Whoever stops it waits until it reads no more; only then the worker is told."""
+    told: list[str] = []
+    stage.executor.exchange.stop = lambda: told.append("ended")  # type: ignore[method-assign]
+    submit = stage.worker.submit
+    stage.worker.submit = lambda command: (told.append("worker"), submit(command))  # type: ignore
+    commit = stage.commit(stage.hold(1.0))
+    step = Apply(commit, stage.journal.head.after(commit.value))
+    stage.executor.carry_out({"freeze": Freeze(BALLOT), "thaw": Thaw(), "step": step}[action])
+    assert told[:2] == ["ended", "worker"]
+    if action != "thaw":
+        stage.next_event()
 
 
 def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(stage: Stage) -> None:

@@ -34,7 +34,6 @@ from atom.training.round.events import (
     Report,
     Send,
     StartExchange,
-    StopExchange,
     Thaw,
     Tick,
     Unreachable,
@@ -164,7 +163,6 @@ def value() -> Value:
 def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
     message, part = Abort(START.digest, BALLOT, "early"), value().contributions
     ours = [
-        StopExchange(BALLOT),
         Thaw(),
         Freeze(BALLOT),
         StartExchange(START.digest, BALLOT, part),
@@ -174,7 +172,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     ]
     stage.machine.answers[LeaveRequested] = [*ours, Send(ANN.peer_id, message)]
     stage.loop.leave()
-    carried_out = [stage.next_call() for _ in range(8)]
+    carried_out = [stage.next_call() for _ in range(7)]
     assert carried_out == [*ours, (ANN.peer_id, encode(message))]
     assert stage.threads == {"round"}
 

@@ -177,7 +177,9 @@ class Send:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Cut off what is counted at the next pass boundary, then report `Frozen(ballot, …)`."""
+    """Cut off what is counted at the next pass boundary, then report `Frozen(ballot, …)`. Before
+    anything else the exchange that is under way ends: it must never read what moves. So it does
+    with `Thaw` and `Apply`."""
 
     ballot: Ballot
     goes_on: bool = True
@@ -187,8 +189,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Thaw:
-    """Nothing is offered any more: all that is counted counts for the next attempt. Always after
-    `StopExchange`: an exchange must never read what moves."""
+    """Nothing is offered any more: all that is counted counts for the next attempt."""
 
 
 @dataclass(frozen=True)
@@ -197,13 +198,6 @@ class StartExchange:
     ballot: Ballot
     members: tuple[Contribution, ...]
     shares: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class StopExchange:
-    """End the ring of this ballot and return only when it no longer touches the gradients."""
-
-    ballot: Ballot
 
 
 @dataclass(frozen=True)
@@ -268,7 +262,6 @@ Action = (
     | Freeze
     | Thaw
     | StartExchange
-    | StopExchange
     | FetchResult
     | FetchChain
     | KeepResults

@@ -140,15 +140,25 @@ class HeadCandidates:
         """Peer id → the head that its chain led to, if that is better than ours."""
         self._claimed_since = float("inf")
 
-    def check_claims(self) -> None:
-        """Has the chains fetched of peers that claim more than anybody has proven yet."""
+    def better(self) -> list[str]:
+        """Peer ids that claim a preferred head, in the order to ask them: those first that have
+        proven the best. Empty until one of them has proven what it claims: the chains are fetched
+        of those that claim more than anybody has proven yet."""
         context, head = self._context, self._context.head
         self._proven = {p: proven for p, proven in self._proven.items() if proven.prefers(head)}
         claims = self._claims()
         self._claimed_since = min(self._claimed_since, context.now) if claims else float("inf")
-        if context.now < self._claimed_since + context.patience.behind:
-            return
-        best = max([head, *self._proven.values()], key=lambda proven: proven.rank)
+        if context.now >= self._claimed_since + context.patience.behind:
+            self._look_into(claims)
+        peers = [lease.peer_id for lease in claims]
+        if self._proven.keys().isdisjoint(peers):
+            return []
+        ranks = {peer: self._proven.get(peer, head).rank for peer in peers}
+        return sorted(self._in_turn(peers), key=ranks.__getitem__, reverse=True)
+
+    def _look_into(self, claims: Iterable[Lease]) -> None:
+        context = self._context
+        best = max([context.head, *self._proven.values()], key=lambda proven: proven.rank)
         more = [lease.peer_id for lease in claims if claims_better(lease, best)]
         ready = [peer for peer in self._in_turn(more) if peer not in self._asked]
         for peer in ready[: AT_ONCE - len(self._asked)]:
@@ -163,15 +173,6 @@ class HeadCandidates:
             self._doubts.fail(peer, self._context.now)
         else:
             self._proven[peer] = fetched.head
-
-    def better(self) -> list[str]:
-        """Peer ids that claim a preferred head, in the order to ask them: those first that have
-        proven the best. Empty until one of them has proven what it claims."""
-        claims, head = [lease.peer_id for lease in self._claims()], self._context.head
-        if self._proven.keys().isdisjoint(claims):
-            return []
-        ranks = {peer: self._proven.get(peer, head).rank for peer in claims}
-        return sorted(self._in_turn(claims), key=ranks.__getitem__, reverse=True)
 
     def any_state(self) -> list[str]:
         """Whom to ask for a peer that has no state at all: who is aside or doubted comes last, what

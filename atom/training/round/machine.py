@@ -201,7 +201,6 @@ class RoundMachine:
 
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head is proven; True if so."""
-        self._candidates.check_claims()
         better = self._candidates.better()
         if not better or self._context.state.pending_commit is not None:
             return False  # one result is less to fetch than a state

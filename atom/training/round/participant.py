@@ -32,7 +32,6 @@ from atom.training.round.events import (
     KeepResults,
     Phase,
     StartExchange,
-    StopExchange,
     Thaw,
 )
 from atom.training.round.faults import MOST_DONORS
@@ -76,17 +75,10 @@ class Participant:
             self._context.state.led_by = sender.peer_id
             self._coordinator.step_aside(ballot)
 
-    def _stop_exchange(self) -> None:
-        context = self._context
-        if context.phase is Phase.REDUCING:
-            assert context.state.ballot is not None
-            context.out.append(StopExchange(context.state.ballot))
-
     def _let_go(self) -> None:
         """Back to accumulating. What was promised, accepted or held stays."""
         context = self._context
         self._coordinator.attempt = None
-        self._stop_exchange()
         if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
             context.enter_phase(Phase.ACCUMULATING)
             context.out.append(Thaw())
@@ -147,7 +139,6 @@ class Participant:
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
         self._notice(sender, ballot)
-        self._stop_exchange()
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
         last = context.head.round + 1 == context.terms.last_round
@@ -370,7 +361,6 @@ class Participant:
 
     def _apply(self, commit: Commit) -> None:
         context = self._context
-        self._stop_exchange()
         head = context.head.after(commit.value)
         context.out.append(Apply(commit, head))
         context.enter_head(head, b"")

@@ -7,7 +7,7 @@ drawn(17)  # what would be played, as data
 import random
 from dataclasses import dataclass, replace
 
-from simulation import HASTY, PATIENT, BrokenPromise, Setting, Swarm
+from simulation import HASTY, PATIENT, Setting, Swarm
 from strikes import USUAL, Strike, Striker
 
 HEALED_SECONDS = 60.0
@@ -36,14 +36,6 @@ class History:
         self._heal(swarm)
         swarm.run_until_agreed(HEALED_SECONDS)
         return swarm
-
-    def broken_promise(self) -> str:
-        """Which promise is broken, digits left out; empty if none is."""
-        try:
-            self.play()
-        except BrokenPromise as broken:
-            return "".join(c for c in broken.promise if not c.isdigit())
-        return ""
 
     def _heal(self, swarm: Swarm) -> None:
         dice = random.Random(self.seed)

@@ -10,14 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulated_fetch import Fetch
-from simulated_goodbye import Goodbye
-from simulated_gradients import Gradients
-from simulated_lookout import READ_SECONDS, Lookout
+from simulated_parts import READ_SECONDS, Fetch, Goodbye, Gradients, Lookout
 from simulated_ring import Result, Runner, kept
 from simulated_seat import Chain, Seat
 
-from atom.swarm.chain.commit import Ballot, Head, Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.limits import Quarantine
@@ -41,7 +38,6 @@ from atom.training.round.events import (
     Send,
     StartExchange,
     Stepped,
-    StopExchange,
     Thaw,
     Tick,
     Unreachable,
@@ -210,18 +206,18 @@ class Process:
             assert applied[0].head == after == due
 
     def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Freeze | Thaw | Apply) and self.ring is not None:
+            self.swarm.rings.stop(self.peer_id, self.ring)
+            self.ring = None
         match action:
             case Send():
                 self._send(action)
             case Freeze():
                 self.gradients.freeze(action)
             case Thaw():
-                assert self.ring is None, "thawed under a running ring"
                 self.gradients.thaw()
             case StartExchange():
                 self._start_ring(action)
-            case StopExchange(ballot):
-                self._stop_ring(ballot)
             case FetchResult():
                 Fetch(self, action).start()
             case FetchChain(donor):
@@ -274,12 +270,6 @@ class Process:
         self.ring = action
         self.swarm.rings.join(Runner(self, offered), action)
 
-    def _stop_ring(self, ballot: Ballot) -> None:
-        if self.ring is not None:
-            assert self.ring.ballot == ballot, "stopped another ring than the running one"
-            self.swarm.rings.stop(self.peer_id, self.ring)
-            self.ring = None
-
     def end_ring(self, start: StartExchange, event: Event, result: Result | None = None) -> None:
         if result is not None:
             self.results[result.digest] = result
@@ -290,7 +280,6 @@ class Process:
     # ---- states
 
     def _apply(self, action: Apply) -> None:
-        assert self.ring is None, "a step under a running ring"
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
         self.swarm.witness.sees_commit(action.commit)

@@ -46,7 +46,6 @@ class BrokenPromise(AssertionError):
 
     def __init__(self, seed: int, promise: str, story: str) -> None:
         super().__init__(f"seed {seed}: {promise}\n{story}")
-        self.promise = promise.splitlines()[0] if promise else "an assertion without words"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """More histories than a test has time for: `python tests/training/round/soak.py --rounds 200000`.
 
-Starts where the tests end, on all cores. Ends at the first broken promise, with its shrunk story.
+Starts where the tests end, on all cores. Ends at the first broken promise, with its story.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import time
 from typing import NamedTuple
 
 from histories import ONE_IN, OVERLAPPED, drawn
-from shrinking import explained
 from simulation import BrokenPromise
 
 FIRST_SEED = 1000
@@ -35,8 +34,8 @@ def played(seed: int) -> Played:
     history = drawn(seed)
     try:
         swarm = history.play()
-    except BrokenPromise:
-        return Played(story=explained(history))
+    except BrokenPromise as broken:
+        return Played(story=f"{history}\n{broken}")
     seen = swarm.witness
     overlapped = seen.rounds * history.setting.overlaps
     return Played(seen.rounds, seen.triggers, overlapped, swarm.agenda.now)

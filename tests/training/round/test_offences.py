@@ -55,7 +55,6 @@ from atom.training.round.events import (
     Send,
     StartExchange,
     Stepped,
-    StopExchange,
 )
 
 PARTS = (
@@ -167,14 +166,6 @@ def test_an_exchange_that_broke_is_not_entered_again() -> None:
     assert scene.machine.phase is Phase.PROMISED
     scene.hear(Ring(HEAD.digest, BALLOT, PARTS))
     assert len(scene.done(StartExchange)) == 1
-
-
-def test_a_ring_is_stopped_before_counting_is_frozen_anew() -> None:
-    scene = Scene()
-    in_the_ring(scene)
-    again = replace(BALLOT, attempt=BALLOT.attempt + 1)
-    acts = scene.hear(Prepare(HEAD.digest, again))
-    assert acts == [StopExchange(BALLOT), Freeze(again)]
 
 
 @pytest.mark.parametrize(

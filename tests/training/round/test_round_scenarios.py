@@ -6,7 +6,7 @@ what happens, and that it goes on.
 """
 
 import pytest
-import simulated_fetch
+import simulated_parts
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
@@ -91,7 +91,7 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
     """One of two sleeps while the other, which breaks ties, commits alone; it wakes up to that
     commit, and the other sleeps. However long it asks for the result: it goes on after the grace
     time, as if it had not heard of it."""
-    monkeypatch.setattr(simulated_fetch, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
+    monkeypatch.setattr(simulated_parts, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
     swarm = calm_swarm(2, seed=seed)
     first = swarm[tie_breaker(swarm)]
     second = swarm[others(swarm, first.seat.name)]

@@ -1,8 +1,7 @@
-"""Promises that are really broken: they are found, and the story told is a short one."""
+"""Promises that are really broken are found, and told with their story."""
 
 import pytest
-from histories import History, drawn
-from shrinking import Shrinker, explained
+from histories import history
 from simulation import BrokenPromise, Setting, Swarm
 
 import atom.training.round.attempt
@@ -10,16 +9,11 @@ from atom.training.round.attempt import Attempt
 from atom.training.round.coordinator import Coordinator
 
 
-def test_accepted_values_that_nobody_asks_for_are_found_and_told_briefly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_accepted_values_that_nobody_asks_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atom.training.round.attempt, "value_to_finish", lambda promises: None)
-    past, promise = drawn(374), "two ordinary commits on one parent"
-    small = Shrinker(History.broken_promise, most_plays=30).shrink(past)
-    assert small.broken_promise() == promise
-    assert len(small.strikes) < len(past.strikes)
-    assert small.setting.peers <= past.setting.peers
-    assert promise in explained(small, most_plays=1)
+    with pytest.raises(BrokenPromise, match="seed 374: two ordinary commits on one parent") as told:
+        history(374)
+    assert "CommitNotice" in str(told.value), "the story tells how"
 
 
 def test_a_coordinator_that_forgets_some_who_promised_is_found(
