@@ -10,7 +10,7 @@ import typer
 
 from atom.base.reasons import Reason
 from atom.cli.app import app
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile

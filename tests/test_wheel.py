@@ -12,7 +12,7 @@ import pytest
 
 from atom import __version__
 from atom.base.build_kernels import library_of, sources
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"

@@ -11,8 +11,7 @@ import typer
 
 from atom import __version__
 from atom.cli import box_commands, look_commands, train_commands
-from atom.cli.shell.exit_codes import ExitCode
-from atom.cli.shell.failures import refuse_empty, run_guarded
+from atom.cli.shell.failures import ExitCode, refuse_empty, run_guarded
 
 _EPILOGUE = "\n".join(
     (

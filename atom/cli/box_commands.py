@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from atom.cli.shell.options import (
-    AllOption,
     DaemonStateOption,
     JsonOption,
     KeptOption,
@@ -21,22 +20,21 @@ commands = typer.Typer()
 
 
 @commands.command()
-def pause(state: DaemonStateOption = None, everyone: AllOption = False) -> None:
+def pause(state: DaemonStateOption = None) -> None:
     """Stop computing, stay in the swarm; what was counted is kept.
 
     The GPU's memory is free within two seconds. The peer goes on voting.
 
-    [bold]Examples[/]
+    [bold]Example[/]
     atom pause
-    atom pause --all
     """
-    from atom.cli.box.control import pause_daemon
+    from atom.cli.box.control import control_client
 
-    pause_daemon(state, everyone)
+    typer.echo(control_client(state).pause())
 
 
 @commands.command()
-def resume(state: DaemonStateOption = None, everyone: AllOption = False) -> None:
+def resume(state: DaemonStateOption = None) -> None:
     """Compute again.
 
     What the peer file's schedule wishes still holds: `atom info` says why a daemon stands still.
@@ -44,15 +42,14 @@ def resume(state: DaemonStateOption = None, everyone: AllOption = False) -> None
     [bold]Example[/]
     atom resume
     """
-    from atom.cli.box.control import resume_daemon
+    from atom.cli.box.control import control_client
 
-    resume_daemon(state, everyone)
+    typer.echo(control_client(state).resume())
 
 
 @commands.command()
 def leave(
     state: DaemonStateOption = None,
-    everyone: AllOption = False,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
     ] = None,
@@ -66,9 +63,10 @@ def leave(
     atom leave
     atom leave --deadline "5 min"
     """
-    from atom.cli.box.control import leave_daemon
+    from atom.cli.box.control import control_client
 
-    leave_daemon(state, everyone, parse_deadline(deadline))
+    deadline_s = parse_deadline(deadline)
+    typer.echo(control_client(state).leave(deadline_s))
 
 
 @commands.command()
@@ -115,7 +113,7 @@ def trace(
     [bold]Example[/]
     atom trace pass.json
     """
-    from atom.cli.box.trace import save_trace
+    from atom.cli.box.control import save_trace
 
     save_trace(file, state, parse_deadline(deadline))
 
@@ -173,30 +171,3 @@ def doctor(
     from atom.extras.doctor.examination import DoctorRequest
 
     return show_diagnosis(DoctorRequest(address, peer, state), as_json)
-
-
-@commands.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
-def service(
-    context: typer.Context,
-    given: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="COMMAND",
-            help="What is to run: join, start or bootstrap, with its options.",
-        ),
-    ],
-) -> None:
-    """Print a systemd user unit that keeps a daemon running.
-
-    It starts with the machine, or when you log in, and again after a crash or while the network is
-    away, but not where that is in vain: a wrong file, another version, too little memory. All else
-    that runs on this machine comes first. Stopping it is leaving.
-
-    [bold]Example[/]
-    atom service join ADDRESS --peer my-box.toml > ~/.config/systemd/user/atom.service
-    """
-    from atom.cli.box.service import print_service
-
-    print_service(context, given)

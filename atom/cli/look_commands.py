@@ -74,7 +74,7 @@ def dashboard(
     atom dashboard
     atom dashboard ADDRESS --port 8700
     """
-    from atom.cli.look.dashboard import show_dashboard
+    from atom.cli.look.watch import show_dashboard
 
     show_dashboard(address, port, host, state)
 
@@ -95,11 +95,3 @@ def contributions(
     from atom.cli.look.contributions import show_contributions
 
     show_contributions(address, state, as_json)
-
-
-@commands.command()
-def version() -> None:
-    """Print the version."""
-    from atom import __version__
-
-    typer.echo(__version__)

@@ -18,7 +18,6 @@ from atom.cli.shell.options import (
     RunFileArgument,
     StateOption,
     TrustOption,
-    run_names,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 from atom.cli.shell.terminal import stderr_console
@@ -90,9 +89,7 @@ def join(
 def id_(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN", help="The run's name, or its address.", autocompletion=run_names
-        ),
+        typer.Argument(metavar="RUN", help="The run's name, or its address."),
     ] = None,
     peer: PeerOption = None,
     state: StateOption = None,
@@ -125,7 +122,7 @@ def bootstrap(
     atom bootstrap --listen 0.0.0.0:31337
     atom bootstrap --peer peers/bootstrap.toml
     """
-    from atom.cli.train.bootstrap import serve_bootstrap
+    from atom.cli.train.daemons import serve_bootstrap
 
     serve_bootstrap(listen, peer, state, initial_peers or ())
 
@@ -171,8 +168,7 @@ def compile_(
     atom compile peers/demo.toml --out compiled
     """
     end_at_once_on_signals("interrupted: nothing was written")
-    from atom.cli.train.compile import compile_run
-    from atom.cli.train.plan import parse_gpu_memory
+    from atom.cli.train.plan import compile_run, parse_gpu_memory
     from atom.daemon.fitting.planning import PlanRequest
 
     compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)

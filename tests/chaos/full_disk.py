@@ -14,7 +14,7 @@ import pytest
 from swarm_history import all_end_on_one_chain, contributes, contribution, read_chain, say
 from swarm_of_processes import START_S, Event, Peer, Swarm, endless, swarm_in
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from swarm_of_processes import START_S, Peer, Swarm, endless, swarm_in
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 
 STATE_BYTES = 38_750_208
 CHUNK_BYTES = 4 << 20

@@ -8,7 +8,7 @@ from home_networks import swarm_at_home
 from swarm_history import check_peers, contribution, say
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 
 NAMES = ("ada", "bea", "cyd", "dan")
 RUN = "slow-line"

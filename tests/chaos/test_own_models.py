@@ -10,7 +10,7 @@ import transformers
 from swarm_history import check_peers
 from swarm_of_processes import START_S, ending, gather, swarm_in
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.daemon.console import Silence
 from atom.daemon.model.exporting import ExportRequest, export_run
 

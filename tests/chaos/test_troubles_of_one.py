@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from swarm_of_processes import START_S, Peer, endless, swarm_in
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 
 FULL_AT_BYTES = 300_000
 """Room for tokens and results, not for a snapshot."""

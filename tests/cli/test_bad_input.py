@@ -9,7 +9,7 @@ import pytest
 
 from atom.base.errors import ConfigError
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
@@ -53,11 +53,6 @@ CASES = [
          "learning_rate", GOOD_RUN.replace("learning_rate", "learning_rat")),
     Case("a table", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "bad.jsonl is packed or a",
          ".txt", GOOD_RUN.replace('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]')),
-    Case("no weights", ("start", "run.toml", "--from", "bad.jsonl", *STATE), ExitCode.CONFIG,
-         "bad.jsonl is no folder", "model.safetensors"),
-    Case("from a run's seed", ("start", "bad.toml", *STATE), ExitCode.CONFIG,
-         "none are given", "--from FOLDER",
-         GOOD_RUN.replace("layers = 1", 'layers = 1\nweights = "given"')),
     no_model("no config", "absent.json", "absent.json cannot be read: No such", "run file"),
     no_model("a folder as config", ".", "cannot be read: Is a directory", "config.json"),
     no_model("no JSON as config", "bad.jsonl", "the config is not JSON", "commas"),

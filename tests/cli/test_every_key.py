@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from atom.cli.app import app, main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
@@ -44,7 +44,7 @@ def no_file(*command: str) -> list[Row]:
     """A run or peer file."""
     return [
         ((*command, "absent.toml"), CONFIG, "absent.toml: no such file"),
-        ((*command, "folder"), CONFIG, "folder: is a folder"),
+        ((*command, "folder"), CONFIG, "folder: cannot be read: Is a directory"),
         ((*command, "binary"), CONFIG, "binary: not UTF-8"),
         ((*command, "long"), CONFIG, "long: longer than 64 KiB"),
         ((*command, "loop"), CONFIG, "loop: cannot be read: Too many levels of symbolic links"),
@@ -69,10 +69,6 @@ def no_daemon(*command: str) -> list[Row]:
         ((*command, "--state", "file"), CONTROL, "no state directory"),
         ((*command, "--state", "folder"), CONTROL, "no daemon runs in"),
     ]
-
-
-def every_daemon(command: str) -> list[Row]:
-    return [((command, "--all"), CONTROL, "no daemon of yours runs"), *a_flag(command, "--all")]
 
 
 def no_member(*command: str) -> list[Row]:
@@ -123,10 +119,6 @@ def no_place(*command: str) -> list[Row]:
         ((*command, "folder.png"), STORAGE, "folder.png is a folder"),
         ((*command, "absent/x.png"), STORAGE, "no folder absent"),
     ]
-
-
-def too_much(*command: str) -> list[Row]:
-    return [((*command, "more"), USAGE, "unexpected extra argument(s) (more)")]
 
 
 ROWS: dict[tuple[str, str], list[Row]] = {
@@ -218,13 +210,9 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("contributions", "address"): [*no_address("contributions"), *no_run_meant("contributions")],
     ("contributions", "state"): [*no_member("contributions", ADDRESS), *no_daemon("contributions")],
     ("contributions", "as_json"): a_flag("contributions", ADDRESS, "--json"),
-    ("version", ""): too_much("version"),
     ("pause", "state"): no_daemon("pause"),
-    ("pause", "everyone"): every_daemon("pause"),
     ("resume", "state"): no_daemon("resume"),
-    ("resume", "everyone"): every_daemon("resume"),
     ("leave", "state"): no_daemon("leave"),
-    ("leave", "everyone"): every_daemon("leave"),
     ("leave", "deadline"): no_deadline("leave"),
     ("reload", "state"): no_daemon("reload"),
     ("info", "state"): no_daemon("info"),
@@ -248,11 +236,6 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         (("export", "out", "--precision", "int8"), USAGE, "--precision: 'int8' is none of float32"),
     ],
     ("export", "trust"): no_trust("export", "out"),
-    ("service", "given"): [
-        (("service",), USAGE, "missing argument 'COMMAND'"),
-        (("service", "info"), ExitCode.OTHER, "atom info does not run for long"),
-        (("service", "join"), USAGE, "missing argument 'ADDRESS'"),
-    ],
     ("doctor", "address"): no_address("doctor"),
     ("doctor", "peer"): no_file("doctor", "--peer"),
     ("doctor", "state"): [(("doctor", "--state", ""), USAGE, "--state: is empty")],

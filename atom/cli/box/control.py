@@ -1,15 +1,20 @@
-"""`atom pause`, `resume`, `leave`, `info`, `reload`: the daemon on this machine, by its socket."""
+"""The daemon on this machine: which one is meant, and `atom info`, `reload` and `trace` over its
+control socket."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
 from rich.text import Text
 
-from atom.base.errors import ControlError
-from atom.cli.box.local_daemons import find_daemon, find_daemons
+from atom.base.errors import ControlError, StorageError
+from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import (
     columns_of,
     fitting,
@@ -17,43 +22,21 @@ from atom.cli.shell.terminal import (
     stderr_console,
     stdout_console,
 )
+from atom.config.places import state_home
+from atom.daemon.state_directory import StateDirectory
 from atom.extras.turns.taking import own_row
 
+_CONNECT_S = 1.0
+_START_HINT = (
+    "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
+)
+_DEAF_HINT = (
+    "it begins or ends just now, and says on its terminal at what it is; SIGTERM ends it "
+    "(an entrance to the DHT takes no commands at all)"
+)
+TRACE_DEADLINE_S = 300.0
+_ASK_AGAIN_S = 0.2
 _COLUMNS = ("run", "state", "round", "turn", "--state")
-
-
-def pause_daemon(state: Path | None, everyone: bool) -> None:
-    """Raises: ControlError."""
-    _tell(state, everyone, lambda client: client.pause())
-
-
-def resume_daemon(state: Path | None, everyone: bool) -> None:
-    """Raises: ControlError."""
-    _tell(state, everyone, lambda client: client.resume())
-
-
-def leave_daemon(state: Path | None, everyone: bool, deadline_s: float | None) -> None:
-    """Raises: ControlError."""
-    _tell(state, everyone, lambda client: client.leave(deadline_s))
-
-
-def _tell(state: Path | None, everyone: bool, command: Callable[[Any], str]) -> None:
-    """Prints what the daemon answers, or each of them; who does not answer keeps no other from
-    being told. Raises: ControlError."""
-    if not everyone:
-        typer.echo(command(control_client(state)))
-        return
-    failures: dict[str, ControlError] = {}
-    for folder in find_daemons(state):
-        try:
-            said = command(control_client(folder.root))
-        except ControlError as failure:
-            failures[folder.root.name] = failure
-        else:
-            typer.echo(f"{folder.root.name}: {said}")
-    if failures:
-        lines = [f"{name}: {failure.message}" for name, failure in failures.items()]
-        raise ControlError("\n".join(lines), next(iter(failures.values())).hint)
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
@@ -123,3 +106,139 @@ def control_client(state: Path | None) -> Any:
     from atom.daemon.control_client import ControlClient  # gRPC: a quarter of a second
 
     return ControlClient(find_daemon(state))
+
+
+def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None:
+    """Waits for the next pass, writes its Chrome trace and prints one line of figures.
+
+    Raises: ControlError, also when no pass ends before the deadline; StorageError.
+    """
+    refuse_folders(file, "trace.json")
+    with stderr_console().status("asking the daemon") as status:
+        client = control_client(state)
+        trace, summary = _next_pass(client, deadline_s or TRACE_DEADLINE_S, status.update)
+    write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
+    typer.echo(summary)
+    typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+
+
+def waiting_words(info: Mapping[str, Any]) -> str:
+    """What the wait is for, by what `atom info` shows."""
+    if info.get("paused"):
+        return f"no pass begins: the daemon is paused {info['paused']}"
+    last = info.get("last_pass")
+    if not last:
+        return "waiting until the next pass has begun and ended"
+    return f"recording the next pass; the last took {last['pass_seconds']:.1f} s"
+
+
+def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> tuple[str, str]:
+    ticket, trace, summary = client.trace()
+    asked_at = time.monotonic()
+    while not trace:
+        waited_s = time.monotonic() - asked_at
+        told(waiting_words(client.info()))
+        if waited_s >= deadline_s:
+            raise ControlError(
+                f"no pass began and ended within {deadline_s:.0f} s",
+                "is the daemon paused, or waiting for others? see `atom info`; or wait longer: "
+                '--deadline "10 min"',
+            )
+        time.sleep(_ASK_AGAIN_S)  # asked, not waited on: control threads are few
+        ticket, trace, summary = client.trace(ticket)
+    return trace, summary
+
+
+def find_daemon(state: Path | None, home: Path | None = None) -> Path:
+    """The control socket of the daemon in `state`, else of the only one under the usual place.
+
+    Raises: ControlError if there is none, or more than one.
+    """
+    running = find_daemons(state, home)
+    if len(running) > 1:
+        names = ", ".join(folder.root.name for folder in running)
+        raise ControlError(
+            f"{len(running)} daemons run on this machine: {names}",
+            _which_one(folder.root for folder in running),
+        )
+    return running[0].control_socket
+
+
+def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDirectory]:
+    """Where the daemon in `state` runs, else all of those under the usual place. Raises:
+    ControlError if there is none."""
+    if state is not None:
+        return [_named(StateDirectory(state))]
+    home = state_home() if home is None else home
+    folders = _state_directories(home)
+    running = [folder for folder in folders if _listens(folder)]
+    if not running:
+        for folder in folders:
+            _refuse_deaf(folder)
+        raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
+    return running
+
+
+def find_state(state: Path | None, home: Path | None = None) -> Path:
+    """`state`, else the only state directory of a run under the usual place.
+
+    Raises: StorageError if there is none, or more than one.
+    """
+    if state is not None:
+        return state
+    home = state_home() if home is None else home
+    runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
+    if not runs:
+        raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")
+    if len(runs) > 1:
+        names = ", ".join(path.name for path in runs)
+        raise StorageError(
+            f"{len(runs)} runs are kept under {home}: {names}",
+            _which_one(runs),
+        )
+    return runs[0]
+
+
+def _which_one(folders: Iterable[Path]) -> str:
+    """A hint: what to add to the command, a line for each of them, ready to be copied."""
+    return "\n".join(["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)])
+
+
+def _named(folder: StateDirectory) -> StateDirectory:
+    if not folder.root.is_dir():
+        raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
+    if not _listens(folder):
+        _refuse_deaf(folder)
+        raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
+    return folder
+
+
+def _refuse_deaf(folder: StateDirectory) -> None:
+    """Raises: ControlError for a daemon that is there, but does not listen."""
+    if folder.in_use:
+        raise ControlError(f"the daemon in {folder.root} takes no commands now", _DEAF_HINT)
+
+
+def _state_directories(home: Path) -> list[StateDirectory]:
+    if not home.is_dir():
+        return []
+    return [StateDirectory(path) for path in sorted(home.iterdir()) if path.is_dir()]
+
+
+def _listens(folder: StateDirectory) -> bool:
+    """A socket file may be left behind by a daemon that was killed, or in /tmp be another
+    user's, put there to hear our commands."""
+    path = folder.control_socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_S)
+        try:
+            if _owner(path) not in (os.getuid(), _owner(folder.root)):
+                return False
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _owner(path: Path) -> int:
+    return path.lstat().st_uid

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.extras.doctor.examination import DoctorRequest, examine
 from atom.extras.doctor.finding import Finding, Level

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from atom.base.units import format_bytes
-from atom.cli.box.local_daemons import find_state
+from atom.cli.box.control import find_state
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals

@@ -8,11 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.demo.peer import DemoPeer, Event, PeerFailed
-from atom.cli.demo.stage import Stage
+from atom.cli.demo.peer import DemoPeer, Event, PeerFailed, Stage
 from atom.cli.demo.verdict import Check, PeerResult, judge, mini_batches, rounds_of, sum_up
-from atom.cli.shell.exit_codes import ExitCode
-from atom.cli.shell.failures import say_error
+from atom.cli.shell.failures import ExitCode, say_error
 from atom.cli.shell.signals import raise_on_signals, undisturbed
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
 from atom.config.load import load_run_file

@@ -1,8 +1,12 @@
-"""One peer of the demo: a daemon in its own process, which never outlives the demo."""
+"""The demo's folder, emptied only if it is one of ours, and its peers: each a daemon in a process
+of its own, which never outlives the demo."""
 
 import contextlib
+import importlib.resources
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from atom.base.child_environment import child_environment
-from atom.base.errors import AtomError
+from atom.base.errors import AtomError, StorageError
+from atom.base.home import expand_home
 from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.dht.p2pd import die_with_parent
@@ -19,6 +24,19 @@ from atom.swarm.dht.p2pd import die_with_parent
 FINISHED, KILLED = "finished", "killed"
 TAIL_LINES = 15
 _JOIN = "join: "
+_MARKER = ".atom-demo"
+_ELSEWHERE = "name another folder with --directory DIR"
+_PEER_FILE = """\
+# Every peer of the demo: one thread each, reachable from this machine alone.
+[device]
+kind = "cpu"
+memory = "16 MiB"             # so little that the model goes through it in four pieces
+cpu_threads = 1
+slot = "10 s"                 # beside a volunteer's own daemon: nobody waits for long
+
+[network]
+listen = "127.0.0.1:0"
+"""
 
 Event = dict[str, Any]
 
@@ -108,3 +126,56 @@ def read_events(path: Path) -> list[Event]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
+
+
+class Stage:
+    """Paths below `root`; `prepare` before using any of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = expand_home(root).absolute()
+        self.run_file = self.root / "run.toml"
+        self.peer_file = self.root / "peer.toml"
+        self._tokens = self.root / "tokens"
+
+    def prepare(self, rounds: int | None) -> None:
+        """Empties the folder and writes the files that the peers read. Raises: StorageError if it
+        holds something else."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._clear()
+            (self.root / _MARKER).touch()
+            self.run_file.write_text(run_text(rounds), encoding="utf-8")
+            self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
+            self._tokens.mkdir()
+        except OSError as problem:
+            what = f"cannot use {self.root} for the demo: {problem.strerror}"
+            raise StorageError(what, _ELSEWHERE) from None
+
+    def state(self, number: int) -> Path:
+        """A peer's new state directory. It shares the tokens: the text is tokenised once."""
+        state = self.root / f"peer-{number}"
+        state.mkdir()
+        (state / "tokens").symlink_to(self._tokens)
+        return state
+
+    def _clear(self) -> None:
+        """Raises: OSError, StorageError."""
+        there = list(self.root.iterdir())
+        if there and self.root / _MARKER not in there:
+            what = f"{self.root} is not empty, and no demo wrote what it holds"
+            raise StorageError(what, _ELSEWHERE)
+        for path in there:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != _MARKER:
+                path.unlink()
+
+
+def run_text(rounds: int | None) -> str:
+    """The demo's run file; with another number of rounds a fifth of them warm up."""
+    packaged = importlib.resources.files("atom.cli.demo").joinpath("demo.toml")
+    text = packaged.read_text(encoding="utf-8")
+    if rounds is None:
+        return text
+    text = re.sub(r"(?m)^rounds = \d+", f"rounds = {rounds}", text)
+    return re.sub(r"(?m)^warmup_rounds = \d+", f"warmup_rounds = {rounds // 5}", text)

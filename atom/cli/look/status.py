@@ -1,15 +1,40 @@
-"""`atom status`: one look at a swarm, from the DHT alone."""
+"""`atom status`: one look at a swarm, from the DHT alone. Headline, bar toward the global batch,
+table of peers."""
 
 import json
 from pathlib import Path
 
 import typer
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from atom.cli.look.onlooker import Sight, onlooking, run_meant
-from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.signals import run_to_the_end
-from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
+from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
+from atom.swarm.identity import short_id
+from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.view import SwarmView, round_use, trained_on, void_text
+
+_BAR_COLUMNS = 40
+_COLUMNS = (
+    "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent",
+    "received", "digest", "lease age",
+)  # fmt: skip
+_WORDS = ("peer", "state", "digest")
+_FIRST_TO_GO = (
+    "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
+    "mini-batches",
+)  # fmt: skip
+_STATE_STYLES = {
+    "accumulating": "green",
+    "reducing": "cyan",
+    "stepping": "magenta",
+    "leaving": "dim",
+    "left": "dim",
+}
 
 
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
@@ -33,3 +58,75 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
 async def _look(address: str) -> Sight:
     async with onlooking(address) as onlooker:
         return await onlooker.first_look()
+
+
+def swarm(
+    view: SwarmView, rounds: int | None, width: int | None, most_peers: int | None = None
+) -> Group:
+    """All of it, one below the other. `rounds`: the run's last one. `width`: None where nobody
+    folds. Of more than `most_peers` the others are counted."""
+    # Who has left takes no row from who is there.
+    listed = sorted(view.peers, key=lambda peer: peer.state == "left")[:most_peers]
+    table = fitting(
+        [title for title in _COLUMNS if title != "tokens/s" or _of_text(view)],
+        [_cells(peer, view) for peer in listed],
+        width,
+        words=_WORDS,
+        first_to_go=_FIRST_TO_GO,
+    )
+    more = len(view.peers) - len(listed)
+    counted = [Text(f"and {more:,} more", "quiet")] if more else []
+    return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *counted)
+
+
+def headline(view: SwarmView, rounds: int | None) -> Text:
+    """`shakespeare   round 12 of 2,000   3 peers   1,234 tokens/s   loss 2.3456`"""
+    alive = sum(peer.state != "left" for peer in view.peers)
+    of_rounds = "" if rounds is None else f" of {rounds:,}"
+    parts = [
+        Text(view.run, "name"),
+        Text(f"round {view.round:,}{of_rounds}"),
+        Text(f"{alive} peer" if alive == 1 else f"{alive} peers"),
+        Text(f"{view.tokens_per_s:,.0f} {trained_on(view.data_amount)}/s"),
+    ]
+    if view.loss is not None:
+        parts.append(Text(f"loss {view.loss:.4f}"))
+    return Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
+
+
+def batch_bar(view: SwarmView) -> RenderableType:
+    """How near the next round is, in mini-batches (sequences) of the whole swarm."""
+    if view.global_batch is None:
+        return Text(f"mini-batches {view.accumulated:,} (the global batch is not known)")
+    row = Table.grid(padding=(0, 1))
+    done = min(view.accumulated, view.global_batch)
+    bar = ProgressBar(total=view.global_batch, completed=done, width=_BAR_COLUMNS)
+    row.add_row("mini-batches", bar, f"{view.accumulated:,} / {view.global_batch:,}")
+    return row
+
+
+def _of_text(view: SwarmView) -> bool:
+    """A sample that is no text has no tokens: a sequence per second is one."""
+    return trained_on(view.data_amount) == "tokens"
+
+
+def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
+    gone = peer.state == "left"
+    row = "dim" if gone else ""
+    behind = "yellow" if peer.round != view.round and not gone else row
+    age_s = view.age_s(peer)
+    aged = "yellow" if age_s > LEASE_SECONDS / 2 and not gone else row
+    # What is wrong comes first: on a narrow terminal the rest is cut off.
+    trouble = void_text(peer.void_passes, peer.void_cause)
+    state = Text(peer.state, _STATE_STYLES.get(peer.state, "yellow"))
+    return {
+        "peer": Text(short_id(peer.peer_id), row),
+        "state": Text.assemble((trouble, "bad"), ", ", state) if trouble else state,
+        "round": Text(f"{peer.round:,}", behind),
+        "mini-batches": Text(f"{peer.sequences:,}", row),
+        "seq/s": Text(f"{peer.sequences_per_s:,.1f}", row),
+        "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
+        **{title: Text(text, row) for title, text in round_use(peer).items()},
+        "digest": Text(peer.state_digest.hex()[:8] or "-", row),
+        "lease age": Text(f"{age_s:.1f} s", aged),
+    }

@@ -1,4 +1,5 @@
-"""`atom watch`: a swarm as it lives, from the DHT and the chain that its peers prove."""
+"""`atom watch` and `atom dashboard`: a swarm as it lives, from the DHT and the chain that its peers
+prove, on a terminal or in the browser."""
 
 import asyncio
 import contextlib
@@ -9,20 +10,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
 from atom.cli.look.onlooker import onlooking, run_meant
-from atom.cli.look.swarm_table import swarm
+from atom.cli.look.status import swarm
 from atom.cli.shell.signals import run_to_the_end
-from atom.cli.shell.terminal import draws, stdout_console
+from atom.cli.shell.terminal import draws, stderr_console, stdout_console
+from atom.config.address import parse_interface
 from atom.extras.dashboard.feed import Seen, SwarmFeed
 from atom.extras.dashboard.history import Point, thinned
+from atom.extras.dashboard.server import LOOPBACK, Listening, serve
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 
+DEFAULT_PORT = 8700
+"""A fixed port: a page that is open goes on when the dashboard is started again."""
 _MARGIN = 2
 _OTHER_ROWS, _CURVE_ROWS = 9, 4
 """Headline, bar, the table's head, the last line, and the blank lines between; the curve's."""
@@ -129,3 +135,34 @@ def footer(seen: Seen) -> Text:
         who = short_id(last.peer_id)
         return Text(f"round {last.round:,}: no result, {last.reason} ({who} says)", "yellow")
     return Text("Ctrl-C ends the display", "quiet")
+
+
+def show_dashboard(
+    address: str | None, port: int | None, host: str | None, state: Path | None
+) -> None:
+    """Serves the page until interrupted; its URL is the first line of stdout.
+
+    Raises: typer.BadParameter, AddressError, ControlError, PortInUseError, UserError.
+    """
+    where = Listening(DEFAULT_PORT if port is None else port, _host(host))
+    meant = run_meant(address, state)
+    with contextlib.suppress(KeyboardInterrupt):
+        run_to_the_end(_serve(*meant, where))
+
+
+def _host(text: str | None) -> str:
+    try:
+        return LOOPBACK if text is None else parse_interface(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--host") from None
+
+
+async def _serve(address: str, state: Path | None, where: Listening) -> None:
+    async with onlooking(address, state) as onlooker:
+        first = await onlooker.first_look()
+        await serve(SwarmFeed(onlooker.view, first.view, first.rounds, onlooker), where, _say)
+
+
+def _say(url: str) -> None:
+    typer.echo(url)
+    stderr_console().print("[quiet]open it in a browser; Ctrl-C ends it[/]")

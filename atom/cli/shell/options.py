@@ -1,46 +1,19 @@
-"""Options and arguments that several commands have: what shells offer, and what is understood.
-
-Completion is quick, as a person waits for it: nothing heavy is imported, and no daemon is asked.
-Where nothing is offered, shells offer files.
-"""
+"""Options and arguments that several commands have. Nothing heavy is imported: `--help` and the
+completion of commands and options are quick."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atom.base.units import parse_seconds
-from atom.config.places import state_home
 
 DEVICES = ("rtx4090-24g", "rtx3060-12g", "gtx1080ti-11g", "v100-32g", "h200")
 
 
-def run_names(incomplete: str) -> list[str]:
-    """Of the runs that are kept at the usual place."""
-    try:
-        names = sorted(entry.name for entry in state_home().iterdir() if entry.is_dir())
-    except OSError:
-        return []
-    return _beginning(incomplete, [name for name in names if not name.startswith("_")])
-
-
-def state_directories(incomplete: str) -> list[str]:
-    """Of the runs that are kept at the usual place."""
-    return _beginning(incomplete, [str(state_home() / name) for name in run_names("")])
-
-
-def _devices(incomplete: str) -> list[str]:
-    return _beginning(incomplete, DEVICES)
-
-
-def _beginning(incomplete: str, offered: Sequence[str]) -> list[str]:
-    return [each for each in offered if each.startswith(incomplete)]
-
-
 def _state(words: str) -> Any:
-    return typer.Option("--state", metavar="DIR", help=words, autocompletion=state_directories)
+    return typer.Option("--state", metavar="DIR", help=words)
 
 
 PeerOption = Annotated[
@@ -53,9 +26,6 @@ StateOption = Annotated[
 DaemonStateOption = Annotated[
     Path | None,
     _state("The daemon's state directory, if several run."),
-]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Every daemon of yours on this box, if several run.")
 ]
 KeptOption = Annotated[
     Path | None,
@@ -100,7 +70,6 @@ AssumeOption = Annotated[
     typer.Option(
         metavar="DEVICE",
         help=f"Reckon for {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, not this box.",
-        autocompletion=_devices,
     ),
 ]
 NetworkOption = Annotated[

@@ -1,6 +1,7 @@
-"""Signals for commands that run an event loop: everything opened is closed, then the code says why.
+"""Signals, and what a command that is told to end leaves behind it: nothing half done.
 
-Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterrupt afterwards.
+In an event loop Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterrupt
+afterwards.
 """
 
 import asyncio
@@ -9,9 +10,12 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
+from atom.base.disk_words import why_not_written
+from atom.base.errors import StorageError
 from atom.cli.shell.failures import Terminated
 from atom.daemon.peer.leave_signals import hang_up
 
@@ -99,3 +103,31 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
         if received:
             raise Terminated(received[0]) from None
         raise
+
+
+def refuse_folders(file: Path, example: str) -> None:
+    """A place for a file, looked at before anybody waits. Raises: StorageError."""
+    if file.is_dir():
+        raise StorageError(f"{file} is a folder", f"name a file, such as {example}")
+    if not file.absolute().parent.is_dir():
+        raise StorageError(f"there is no folder {file.parent}", "choose another place")
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """The file is whole, or not there: `write` gets a place aside, which then takes its.
+
+    Raises: StorageError; what `raise_on_signals` does, from here on.
+    """
+    raise_on_signals()
+    aside = file.with_name(f".partial-{file.name}")
+    try:
+        write(aside)
+        aside.replace(file)
+    except BaseException as problem:  # also when interrupted: nothing of ours stays
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        if not isinstance(problem, OSError):
+            raise
+        raise StorageError(
+            f"cannot write {file}: {why_not_written(problem)}", "choose another place"
+        ) from problem

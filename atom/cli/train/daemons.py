@@ -1,15 +1,30 @@
-"""`atom start` and `atom join`: a daemon in the foreground."""
+"""`atom start` and `atom join`: a daemon in the foreground. `atom bootstrap`: an entrance to the
+DHT, without training."""
 
+import asyncio
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode, Terminated
 from atom.cli.shell.options import parse_trust
+from atom.cli.shell.signals import run_to_the_end
+from atom.config.load import load_peer_file
+from atom.config.places import bootstrap_state_directory, named_state_directory
+from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.peer import run_join, run_start
+from atom.daemon.state_directory import StateDirectory
 from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
+from atom.swarm.dht.directory import entrance
+from atom.swarm.dht.p2pd import NodeSettings
+
+DEFAULT_LISTEN = "0.0.0.0:31337"
+"""Of a bootstrap node: a fixed port, as people write this address down."""
 
 
 def found_run(options: StartOptions) -> ExitCode:
@@ -40,3 +55,56 @@ def join_run(
 def code_of(ending: Ending) -> ExitCode:
     """Leaving late is no error of anyone's, but work was lost: scripts may want to know."""
     return ExitCode.LEFT_LATE if ending is Ending.LEFT_LATE else ExitCode.OK
+
+
+class ToldEvents:
+    """An `EventSink`: a node that trains nothing keeps no journal, and has nobody else to tell."""
+
+    def __init__(self, console: TerminalConsole) -> None:
+        self._console = console
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Such as "dht process restarted"."""
+        detail = f": {fields['detail']}" if "detail" in fields else ""
+        self._console.note(kind.replace("-", " ") + detail)
+
+
+def serve_bootstrap(
+    listen: str | None, peer_file: Path | None, state: Path | None, initial_peers: Sequence[str]
+) -> None:
+    """Serves until SIGINT, SIGTERM or SIGHUP; the best address is the first line of stdout. As
+    given on the command line; None: the peer file's word, or the default.
+
+    Raises: ConfigError, AddressError, PortInUseError, StorageError, UserError.
+    """
+    peer = load_peer_file(peer_file)
+    if listen is None:
+        listen = DEFAULT_LISTEN if peer_file is None else peer.network.listen
+    where = parse_listen(listen)
+    root = named_state_directory(state, peer.state.directory)
+    place = StateDirectory(root or bootstrap_state_directory())
+    node = NodeSettings(
+        identity_path=str(place.identity),
+        listen=str(where),
+        announce=announced_multiaddrs(peer.network.announce, where.port),
+        initial_peers=parse_multiaddrs(tuple(initial_peers)),
+        log_path=str(place.dht_log),
+    )
+    console = TerminalConsole()
+    place.lock()
+    try:
+        with contextlib.suppress(KeyboardInterrupt, Terminated):
+            run_to_the_end(_serve(node, console))
+        console.note("the bootstrap node has ended")
+    finally:
+        place.unlock()
+        console.close()
+
+
+async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
+    async with entrance(node, ToldEvents(console)) as (best, *others):
+        console.data(best)
+        console.note(f"to found a run through it: `atom start RUN.toml --initial-peers {best}`")
+        for address in others:
+            console.note(f"also reached at {address}")
+        await asyncio.Event().wait()

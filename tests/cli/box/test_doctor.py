@@ -9,7 +9,7 @@ from rich.console import Console
 from atom.cli.app import main
 from atom.cli.box import doctor
 from atom.cli.box.doctor import page
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import THEME
 from atom.extras.doctor.finding import Finding, Level, failure, ok, warning
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ControlError, StorageError
-from atom.cli.box import local_daemons
-from atom.cli.box.local_daemons import find_daemon, find_state
+from atom.cli.box import control as local_daemons
+from atom.cli.box.control import find_daemon, find_state
 from atom.cli.look.onlooker import run_meant
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory

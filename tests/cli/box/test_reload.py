@@ -9,7 +9,7 @@ import pytest
 
 from atom.base.errors import ConfigError, DeviceError, UserError
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.state_directory import StateDirectory

@@ -1,4 +1,4 @@
-"""Several daemons on one box: who is shown, who is told."""
+"""Several daemons on one box: a row for each."""
 
 import json
 from collections.abc import Mapping
@@ -25,16 +25,12 @@ class SmallDaemon:
     """Answers, unless it is frozen."""
 
     def __init__(self, info: Mapping[str, Any] | None) -> None:
-        self._info, self.heard = info, list[str]()
+        self._info = info
 
     def info(self) -> Mapping[str, Any]:
         if self._info is None:
             raise ControlError("no daemon answers", "is one running?")
         return self._info
-
-    def pause(self) -> str:
-        self.heard.append(f"paused at {self.info()['round']}")
-        return self.heard[-1]
 
 
 @pytest.fixture
@@ -85,22 +81,3 @@ def test_all_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     show_info(None, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert [each["run"] for each in said["daemons"]] == ["one", "three"]
-
-
-def test_who_does_not_answer_keeps_no_other_from_being_told(
-    daemons: list[tuple[Path, SmallDaemon]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    there = dict(daemons) | {Path("/four"): SmallDaemon(None)}
-    monkeypatch.setattr(control, "find_daemons", lambda state: list(map(StateDirectory, there)))
-    monkeypatch.setattr(control, "control_client", lambda state: there[state])
-    with pytest.raises(ControlError) as problem:
-        control.pause_daemon(None, everyone=True)
-    lines = problem.value.message.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["two", "four"]
-    assert "no daemon answers" in lines[0]
-    assert capsys.readouterr().out.splitlines() == [
-        "one: paused at 1204",
-        "three: paused at 1204",
-    ]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from atom.cli.app import main
-from atom.cli.box import trace as trace_command
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.box import control as trace_command
+from atom.cli.shell.failures import ExitCode
 
 
 class Daemon:

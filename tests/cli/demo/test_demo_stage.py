@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.cli.demo.stage import Stage, run_text
+from atom.cli.demo.peer import Stage, run_text
 from atom.config.load import load_peer_file, load_run_file, parse_run_text
 
 REPOSITORY = Path(__file__).parents[3]

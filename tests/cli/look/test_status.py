@@ -9,8 +9,7 @@ from rich.text import Text
 
 from atom.base.errors import AddressError
 from atom.cli.look.onlooker import Sight, onlooking
-from atom.cli.look.status import show_status
-from atom.cli.look.swarm_table import swarm
+from atom.cli.look.status import show_status, swarm
 from atom.cli.look.watch import plain_line
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress

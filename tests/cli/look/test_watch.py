@@ -12,7 +12,7 @@ from atom.base.reasons import Reason
 from atom.cli.app import main
 from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import curve, footer, plain_line, screen
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.records.lease import EndedAttempt, PeerState

@@ -1,7 +1,7 @@
 import pytest
 
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.cli.train.daemons import code_of
 from atom.daemon.peer.lifecycle import Ending
 

@@ -3,7 +3,7 @@ import pytest
 from atom.base import errors
 from atom.base.errors import AtomError, UserError
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode, exit_code_of
+from atom.cli.shell.failures import ExitCode, exit_code_of
 
 EXPECTED = {
     errors.ConfigError: 3,

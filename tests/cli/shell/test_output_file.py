@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.cli.shell.output_file import write_whole
+from atom.cli.shell.signals import write_whole
 
 TOLD_TO_END = """
 import os, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 from atom.cli.shell.failures import run_guarded
-from atom.cli.shell.output_file import write_whole
+from atom.cli.shell.signals import write_whole
 
 def half(place):
     place.write_text("half")

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.exit_codes import ExitCode
-from atom.cli.train.bootstrap import ToldEvents
+from atom.cli.shell.failures import ExitCode
+from atom.cli.train.daemons import ToldEvents
 from atom.swarm.addresses import parse_multiaddr
 
 ATOM = (sys.executable, "-m", "atom")
@@ -63,20 +63,21 @@ def test_a_dht_that_knows_no_such_run(node: str) -> None:
     assert "hint: " in done.stderr
 
 
-def test_one_node_per_state_directory(node: str, state: Path) -> None:
-    done = atom("bootstrap", "--listen", "127.0.0.1:0", "--state", str(state))
-    assert done.returncode == ExitCode.STORAGE
-    assert "another daemon runs" in done.stderr
-
-
-def test_who_looks_after_a_node_hears_that_its_dht_ended_and_runs_again(tmp_path: Path) -> None:
+def test_a_dht_that_ended_runs_again_and_a_closed_terminal_ends_all_in_good_order(
+    tmp_path: Path,
+) -> None:
     arguments = (*ATOM, "bootstrap", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
         assert process.stdout is not None
         assert process.stderr is not None
-        told = []
+        told, said = [], ""
         try:
             process.stdout.readline()
             (dht,) = psutil.Process(process.pid).children()
@@ -85,10 +86,11 @@ def test_who_looks_after_a_node_hears_that_its_dht_ended_and_runs_again(tmp_path
                 told.append(process.stderr.readline())
                 assert told[-1], f"it ended after {told}"
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.send_signal(signal.SIGHUP)
+            said = process.communicate(timeout=30)[1]
     assert process.returncode == ExitCode.OK
     assert any("dht process ended" in line for line in told)
+    assert "the bootstrap node has ended" in said
 
 
 def test_what_a_failed_start_was_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,20 +123,3 @@ def test_the_container_s_health_check_hears_that_the_node_answers(
         assert not is_well()
     finally:
         dht.resume()
-    assert is_well()
-
-
-def test_a_closed_terminal_ends_it_in_good_order(tmp_path: Path) -> None:
-    arguments = (*ATOM, "bootstrap", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    try:
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGHUP)
-        said = process.communicate(timeout=30)[1]
-    assert process.returncode == ExitCode.OK
-    assert b"the bootstrap node has ended" in said

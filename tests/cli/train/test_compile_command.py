@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.daemon.fitting import planning
 
 DEMO = str(Path(__file__).parents[3] / "peers" / "demo.toml")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
 
 PEERS = Path(__file__).parents[3] / "peers"

@@ -6,7 +6,7 @@ import pytest
 
 from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.cli.app import main
-from atom.cli.shell.exit_codes import ExitCode, exit_code_of
+from atom.cli.shell.failures import ExitCode, exit_code_of
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import open_box
 from atom.daemon.peer.invitation import check_member, own_peer_id, say_list
