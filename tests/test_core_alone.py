@@ -25,7 +25,7 @@ from pathlib import Path
 sys.modules["atom.extras"] = None  # an editable install would find it where it lies
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import StartOptions
-from atom.daemon.peer.peer import run_start
+from atom.daemon.peer.setup import run_start
 print(run_start(StartOptions(Path("run.toml"), Path("box.toml"), Path("state")), Silence()).name)
 """
 BOX = '[device]\nkind = "cpu"\n[network]\nlisten = "127.0.0.1:0"\n[data]\npaths = ["text.txt"]\n'

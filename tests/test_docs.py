@@ -104,18 +104,9 @@ def returned_keys(path: str, function: str) -> set[object]:
 
 
 def test_keys_of_info() -> None:
-    """What `info` puts together: its own keys, and those of the portrait it spreads."""
-    keys: set[object] = set()
-    for file, name in (("life", "info"), ("portrait", "info_of")):
-        tree = ast.parse((ROOT / f"atom/daemon/peer/{file}.py").read_text(encoding="utf-8"))
-        function = next(
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef) and node.name == name
-        )
-        returned = next(node.value for node in ast.walk(function) if isinstance(node, ast.Return))
-        assert isinstance(returned, ast.Dict)
-        keys |= {key.value for key in returned.keys if isinstance(key, ast.Constant)}
+    """The peer's own keys, and those of the status that it spreads."""
+    files = ("atom/daemon/peer/peer.py", "atom/daemon/peer/status.py")
+    keys = set[object]().union(*(returned_keys(file, "info") for file in files))
     assert first_cells(section_of("reference.md", "## Keys of `atom info --json`")) == keys
 
 

@@ -101,7 +101,7 @@ def id_(
     [bold]Example[/]
     atom id words
     """
-    from atom.daemon.peer.invitation import own_peer_id
+    from atom.daemon.peer.box import own_peer_id
 
     typer.echo(own_peer_id(run, peer, state))
 

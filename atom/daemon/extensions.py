@@ -45,6 +45,13 @@ class Wishes(Protocol):
     def close(self) -> None: ...
 
 
+OpenWishes = Callable[
+    [PeerFile, torch.device, Callable[[str], None], Callable[[BaseException], None]], Wishes
+]
+"""The two hear why the peer is to stand still (empty: it is not), and with what a look fails.
+Raises: UserError."""
+
+
 class Seat(Protocol):
     """The part of `atom.daemon.owner.pauses.Pauses` that turns need."""
 
@@ -53,7 +60,7 @@ class Seat(Protocol):
 
 
 class Trainer(Protocol):
-    """The part of `atom.daemon.peer.life.Life` that turns need. Called from any thread."""
+    """The part of `atom.daemon.peer.peer.Peer` that turns need. Called from any thread."""
 
     def wants_device(self) -> bool: ...
     def counted(self) -> int: ...
@@ -88,11 +95,7 @@ class Extensions:
     """Takes ports and folders. Raises: UserError."""
     turns: Callable[[Device, Path, str, str, Clock], Turns]
     """Of a state directory, a run and its owner."""
-    wishes: Callable[
-        [PeerFile, torch.device, Callable[[str], None], Callable[[BaseException], None]], Wishes
-    ]
-    """The two hear why the peer is to stand still (empty: it is not), and with what a look fails.
-    Raises: UserError."""
+    wishes: OpenWishes
 
 
 class _Nothing:

@@ -44,8 +44,6 @@ class Inbox:
 
     def __init__(self) -> None:
         self._waiting = queue.SimpleQueue[Event | Offence | Callable[[], None] | None]()
-        self.is_read = False
-        """Messages that come before the loop has begun are dropped."""
 
     def put(self, event: Event | Offence | Callable[[], None] | None) -> None:
         """An event for the machine, or a call for the loop's thread. None: the loop ends."""
@@ -58,7 +56,7 @@ class Inbox:
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
         """A message from the transport. A malformed one is an offence; more than the loop can take
         are dropped, as a network would."""
-        if not self.is_read or self._waiting.qsize() >= MAX_WAITING:
+        if self._waiting.qsize() >= MAX_WAITING:
             return
         try:
             self.put(Received(peer_id, incarnation, decode(raw)))
@@ -102,8 +100,10 @@ class RoundLoop:
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
 
-    def start(self) -> None:
-        self._inbox.is_read = True
+    def start(self, first: Event | None = None) -> None:
+        """`first`: what the machine knows before anybody sees it, if anything."""
+        if first is not None:
+            self._handle(first)
         self._thread.start()
 
     def close(self) -> None:

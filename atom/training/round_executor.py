@@ -58,8 +58,6 @@ PATIENCE_S, HASTE_S = 6.0, 4.0
 for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
 that before the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
-OWN_EVERY_S = 1800.0
-"""Between two savings of what is this peer's own, at the end of a round."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,8 @@ class TrainingContext:
     transport: Transport
     clock: Clock
     events: EventSink
+    own_every_s: float = 1800.0
+    """Between two savings of what is this peer's own, at the end of a round."""
 
 
 class RoundExecutor:
@@ -101,6 +101,7 @@ class RoundExecutor:
         self._events = context.events
         self._on_round_begun = on_round_begun
         self._post = post
+        self._own_every_s = context.own_every_s
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
@@ -218,7 +219,7 @@ class RoundExecutor:
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())
-        if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
+        if self._clock.now() >= self._own_saved_at + self._own_every_s:
             self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
@@ -266,8 +267,8 @@ class RoundExecutor:
             self._storage.snapshot(digest, self._replica.state_arenas())
 
     def begin(self) -> bytes:
-        """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
-        thread, before the first round. Raises: PeerRefused(SUPERSEDED): we end."""
+        """Rebuilds our last state from disk; its digest, empty if there is none. Before the worker
+        starts. Raises: PeerRefused(SUPERSEDED): we end."""
         self._storage.begin()
         self._state_sync.restore()
         self.stats.caught_up(self._storage.journal.commits, 0)

@@ -164,12 +164,12 @@ class StateSync:
 
         Raises: PeerRefused(SUPERSEDED): we end.
         """
-        self.usable = self._from_disk()
+        is_there = self._from_disk()
         try:
-            if self.usable:
-                self._replay(self._journal.commits[self._replica.round :])
+            self._replay(self._journal.commits[self._replica.round :] if is_there else ())
         except PeerRefused:
             self._go_on()  # a result is missing
+        self.usable = is_there
         reached = self._replica.round if self.usable else 0
         if reached < len(self._journal.commits):
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)

@@ -165,6 +165,7 @@ PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "schedule.pause_for_gpu_programs": (NO_SWITCH,),
     "state.directory": NO_PATH,
     "state.snapshots": no_count(64),
+    "state.own_minutes": no_count(10**6),
     "data.paths": (('"a.txt"', "should be a valid array"), ('[""]', "at least 1 character")),
     "data.path": NO_PATH,
     "data.tokenizer": NO_PATH,

@@ -16,7 +16,7 @@ from atom.config.places import bootstrap_state_directory, named_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
-from atom.daemon.peer.peer import run_join, run_start
+from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import parse_listen, parse_multiaddrs

@@ -39,6 +39,7 @@ class Settings:
     """The peer file in force. `reload` may be called from several threads."""
 
     def __init__(self, path: Path, peer: PeerFile, givers: Givers) -> None:
+        """`peer`: what is in `path`."""
         self._path, self._peer, self._givers = path, peer, givers
         self._lock = threading.Lock()
 

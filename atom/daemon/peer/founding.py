@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from atom.base.home import expand_home
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.daemon.console import Console, Progress, Silence
+from atom.daemon.console import Progress, Silence
 from atom.daemon.fitting.building import Built, build_replica
 from atom.daemon.fitting.cutting import Callbacks
 from atom.daemon.model.data_check import check_data
@@ -29,11 +30,9 @@ from atom.daemon.model.recipe import (
     refuse_versions,
     write_recipe,
 )
-from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.model.text_source import open_text, pin_table
 from atom.daemon.model.weight_files import WeightFiles
-from atom.daemon.peer.box import Box, StartOptions
-from atom.daemon.peer.kept_manifest import check_same_run, read_manifest
+from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
@@ -52,6 +51,11 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 
+_Made = tuple[Recipe, Samples, Built]
+"""What a run becomes on this machine."""
+TakeDevice = Callable[[], None]
+"""Returns when the device may be set up: another run may have its turn."""
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -60,7 +64,6 @@ class Membership:
     manifest: Manifest
     record: bytes
     """The manifest with its owner's signature, to be published again and again."""
-    run: RunFile
     recipe: Recipe
     samples: Samples
     built: Built
@@ -70,6 +73,10 @@ class Membership:
     """What the run begins from, if it is at hand and not the seed's."""
     progress: Progress = Silence().progress
     """Who is told how far the first weights are."""
+
+    @property
+    def run(self) -> RunFile:
+        return self.recipe.run
 
     @property
     def replica(self) -> Replica:
@@ -93,7 +100,9 @@ class Membership:
         return digest == self.manifest.initial_state_digest
 
 
-def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -> Membership:
+def found_run(
+    options: StartOptions, box: Box, run: RunFile, take_device: TakeDevice = lambda: None
+) -> Membership:
     """Founds the run, or takes up the one that was founded in this state directory.
 
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
@@ -107,7 +116,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     run, code = pin_source(run, folder)
     taken_up = None if known is None else run_from_text(known[0].run_file)
     run = pin_table(run, box.peer, folder, taken_up)
-    text = open_text(run, box.peer, folder, box.state.tokens, console.progress)
+    text = open_text(run, box.peer, folder, box.state.tokens, box.console.progress)
     try:
         run = _pinned(run, text)
     except ValueError as problem:
@@ -118,44 +127,59 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     if code is not None:
         write_atomically(box.state.own_code, code.content)
     if known is not None:
-        made = _make(run, text, code, box, console, known[0])
-        return made.member(*known, made.given(weights))
-    made = _make(run, text, code, box, console)
-    given = made.given(options.weights)
-    if options.weights is not None:
-        refuse_unused(made.recipe, expand_home(options.weights))
-    return _founded(made, given, box, options)
+        made = _make(run, text, code, box, take_device, known[0])
+        return _member(*known, made, code, _given(made[0], weights), box)
+    return _founded(_make(run, text, code, box, take_device), code, options.weights, box)
 
 
-def _founded(
-    made: "_Made", given: InitialValue | None, box: Box, options: StartOptions
-) -> Membership:
+def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) -> Membership:
     """Round 0, and the manifest that names it."""
-    replica = made.built.replica
-    initialise(replica, made.recipe, made.progress, given)
-    run, state = made.recipe.run, replica.state_arenas()
+    recipe, samples, built = made
+    given = _given(recipe, weights)
+    if weights is not None:
+        refuse_unused(recipe, expand_home(weights))
+    initialise(built.replica, recipe, box.console.progress, given)
+    run, state = recipe.run, built.replica.state_arenas()
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
         run_file=normalised_run_text(run),
-        graph_hash=made.recipe.graph_hash,
-        program_hash=made.recipe.program_hash,
-        versions=tuple(PackageVersion(*each) for each in made.recipe.versions),
-        data_digest=made.samples.digest,
-        data_amount=DataAmount(*made.samples.amount),
+        graph_hash=recipe.graph_hash,
+        program_hash=recipe.program_hash,
+        versions=tuple(PackageVersion(*each) for each in recipe.versions),
+        data_digest=samples.digest,
+        data_amount=DataAmount(*samples.amount),
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
         created_at=time.time(),
     )
     record = encode_manifest(manifest, box.identity)
-    member = made.member(manifest, record)
-    if options.weights is not None:
+    if weights is not None:
         # Nobody could make this state again: it is on disk before the run is.
         digest = manifest.initial_state_digest
-        write_snapshot(box.state.snapshots, 0, member.genesis.digest, digest, state)
-        keep_companions(box.state.tokenizer, expand_home(options.weights))
+        write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
+        keep_companions(box.state.tokenizer, expand_home(weights))
     write_atomically(box.state.manifest, record)
-    return member
+    return _member(manifest, record, made, code, None, box)
+
+
+def _given(recipe: Recipe, weights: Path | None) -> InitialValue | None:
+    """What a folder of weights gives. Raises: ConfigError."""
+    if weights is None:
+        return None
+    return given_values(recipe.run, recipe.source, expand_home(weights))
+
+
+def _member(
+    manifest: Manifest,
+    record: bytes,
+    made: _Made,
+    code: OwnCode | None,
+    given: InitialValue | None,
+    box: Box,
+) -> Membership:
+    content = None if code is None else code.content
+    return Membership(manifest, record, *made, content, given, box.console.progress)
 
 
 def _beginning(run: RunFile, known: Manifest | None, weights: Path | None) -> RunFile:
@@ -175,24 +199,28 @@ def _beginning(run: RunFile, known: Manifest | None, weights: Path | None) -> Ru
 
 
 def enter_run(
-    manifest: Manifest, record: bytes, code: OwnCode | None, box: Box, console: Console
+    manifest: Manifest,
+    record: bytes,
+    code: OwnCode | None,
+    box: Box,
+    take_device: TakeDevice = lambda: None,
 ) -> Membership:
     """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
 
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
     """
     run = run_of(manifest, box)
-    text = open_text(run, box.peer, None, box.state.tokens, console.progress)
+    text = open_text(run, box.peer, None, box.state.tokens, box.console.progress)
     run = _pinned(run, text)
     keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, None))
     try:
-        made = _make(run, text, code, box, console, manifest)
+        made = _make(run, text, code, box, take_device, manifest)
     except (ConfigError, ModelError) as problem:
         # Another version of a library may not even know the model.
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)
-    return made.member(manifest, record)
+    return _member(manifest, record, made, code, None, box)
 
 
 def run_of(manifest: Manifest, box: Box) -> RunFile:
@@ -215,50 +243,22 @@ def run_of(manifest: Manifest, box: Box) -> RunFile:
     return run
 
 
-def read_run(options: StartOptions) -> RunFile:
-    """The run file of `atom start`. Raises: ConfigError."""
-    return load_run(options.run_file)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What a run becomes on this machine."""
-
-    recipe: Recipe
-    samples: Samples
-    built: Built
-    code: bytes | None
-    progress: Progress
-
-    def given(self, weights: Path | None) -> InitialValue | None:
-        """What a folder of weights gives. Raises: ConfigError."""
-        if weights is None:
-            return None
-        folder = expand_home(weights)
-        return given_values(self.recipe.run, self.recipe.source, folder)
-
-    def member(
-        self, manifest: Manifest, record: bytes, given: InitialValue | None = None
-    ) -> Membership:
-        own = (self.recipe.run, self.recipe, self.samples, self.built, self.code)
-        return Membership(manifest, record, *own, given, self.progress)
-
-
 def _make(
     run: RunFile,
     text: Dataset | None,
     code: OwnCode | None,
     box: Box,
-    console: Console,
+    take_device: TakeDevice,
     manifest: Manifest | None = None,
 ) -> _Made:
-    """Source, samples, recipe, replica; before memory is spent, compared with the manifest."""
+    """Before memory is spent, compared with the manifest."""
+    console = box.console
     source = open_source(run, code)
     samples = open_samples(run, source, text)
     if manifest is not None:
         check_data(samples, run.data, manifest)
     console.note(f"data: {samples.amount}")
-    box.take_device()
+    take_device()
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if manifest is not None:
@@ -270,9 +270,11 @@ def _make(
         box.events.emit("uncompiled", sub_model=kind, reason=why)
 
     callbacks = Callbacks(console.note, console.progress, uncompiled)
-    built = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks)
-    content = None if code is None else code.content
-    return _Made(recipe, samples, built, content, console.progress)
+    return (
+        recipe,
+        samples,
+        build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks),
+    )
 
 
 def _pinned(run: RunFile, text: Dataset | None) -> RunFile:

@@ -1,12 +1,12 @@
 """What a daemon says while nobody types: that it is there, rounds, who comes and goes, pauses.
 Pure. Rounds and other peers are told of every half a minute at most, however many there were."""
 
-from collections.abc import Collection, Iterator
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 
 from atom.swarm.chain.commit import Value
 from atom.swarm.identity import short_id
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease_book import GAP_SECONDS
 
 EVERY_S = 30.0
 PAUSES_S = 2.0
@@ -20,54 +20,19 @@ WAITING_S = 60.0
 MOST_NAMES = 3
 
 
-class Arrival:
-    """That this peer is there, and what it has to catch up with first."""
-
-    def __init__(self) -> None:
-        self._told = False
-        self._swarm = 0
-        """Of those who were ahead, the round that they showed last."""
-
-    def line(self, me: str, ours: int, swarm: int | None) -> str:
-        """`ours`: our round; `swarm`: that of those who are ahead; None: nobody is. Empty: nothing
-        to say."""
-        told, self._told = self._told, True
-        if swarm is None and told and ours < self._swarm:
-            return f"who was at round {self._swarm:,} is gone: nobody is ahead of round {ours:,}"
-        if swarm is None and told:
-            return f"caught up: at round {ours:,}, as the swarm is"
-        self._swarm = swarm or 0
-        if swarm is None:
-            return f"peer {me} at round {ours:,}; atom watch shows how it goes"
-        what = f"is back from round {ours:,}" if ours else "joins"
-        fetched = "what it missed" if ours else "its state"
-        words = f"peer {me} {what}: the swarm is at round {swarm:,}, {fetched} is being fetched"
-        return "" if told else f"{words}; atom watch shows how it goes"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One look."""
-
-    reason: str
-    """Why this peer stands still; empty: it does not."""
-    last: Value | None
-    """What was committed last, since this peer is there."""
-    others: Collection[str] | None
-    """Whose leases are fresh; None: the directory was not read lately."""
-    left: AbstractSet[str]
-    """Those of the last reading that said goodbye."""
-    missing: Collection[str]
-    """Voters without whom no round can be decided."""
-
-
 class News:
-    """Looks come often, on one thread."""
+    """`lines` and `arrival` are asked often, on one thread; `hear` on any."""
 
     def __init__(self, me: str, now: float) -> None:
         self._me = me
         self._due = now + LOOK_AROUND_S
         self._pauses_due = now
+        self._heard_at = float("-inf")
+        self._left: frozenset[str] = frozenset()
+        """Those of the last reading that said goodbye."""
+        self._has_arrived = False
+        self._swarm = 0
+        """Of those who were ahead, the round that they showed last."""
         self._reason = ""
         self._round: int | None = None
         self._known: frozenset[str] | None = None
@@ -75,19 +40,55 @@ class News:
         self._seen_at: dict[str, float] = {}
         self._waiting_since: float | None = None
 
-    def lines(self, seen: Seen, now: float) -> Iterator[str]:
-        """What there is to say at this look."""
-        if seen.reason != self._reason and now >= self._pauses_due:
-            self._reason, self._pauses_due = seen.reason, now + PAUSES_S
-            yield f"paused: {seen.reason}" if seen.reason else "resumed"
-        if seen.others is not None:
-            self._seen_at |= dict.fromkeys(seen.others, now)
-            yield from self._waiting(seen.missing, now)
+    def hear(self, leases: Mapping[str, Lease], now: float) -> None:
+        """A reading of the directory: who says goodbye is in no view any more."""
+        left = [peer for peer, lease in leases.items() if lease.state is PeerState.LEFT]
+        self._left, self._heard_at = frozenset(left), now
+
+    def arrival(self, ours: int, ahead: Collection[int]) -> str:
+        """That this peer is there, and what it has to catch up with first; for each look until
+        nobody is ahead. `ours`: our round; `ahead`: that of each who is. Empty: nothing to say."""
+        told, self._has_arrived = self._has_arrived, True
+        if ahead:
+            self._swarm = max(ahead)
+            what = f"is back from round {ours:,}" if ours else "joins"
+            fetched = "what it missed" if ours else "its state"
+            words = f"the swarm is at round {self._swarm:,}, {fetched} is being fetched"
+            return "" if told else f"peer {self._me} {what}: {words}; atom watch shows how it goes"
+        if not told:
+            return f"peer {self._me} at round {ours:,}; atom watch shows how it goes"
+        if ours < self._swarm:
+            return f"who was at round {self._swarm:,} is gone: nobody is ahead of round {ours:,}"
+        return f"caught up: at round {ours:,}, as the swarm is"
+
+    def lines(
+        self,
+        reason: str,
+        last: Value | None,
+        others: Collection[str],
+        missing: Collection[str],
+        now: float,
+    ) -> Iterator[str]:
+        """What there is to say at this look.
+
+        Args:
+            reason: why this peer stands still; empty: it does not.
+            last: what was committed last, since this peer is there.
+            others: whose leases are fresh.
+            missing: voters without whom no round can be decided.
+        """
+        if reason != self._reason and now >= self._pauses_due:
+            self._reason, self._pauses_due = reason, now + PAUSES_S
+            yield f"paused: {reason}" if reason else "resumed"
+        hears = now - self._heard_at <= GAP_SECONDS  # else everybody seems to be gone
+        if hears:
+            self._seen_at |= dict.fromkeys(others, now)
+            yield from self._waiting(missing, now)
         if now < self._due:
             return
-        told = list(self._rounds(seen.last))
-        if seen.others is not None:
-            told += self._company(seen.left, now)
+        told = list(self._rounds(last))
+        if hears:
+            told += self._company(now)
         if told:
             self._due = now + EVERY_S
         yield from told
@@ -108,9 +109,9 @@ class News:
         )
         yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} mini-batches{of}"
 
-    def _company(self, left: AbstractSet[str], now: float) -> Iterator[str]:
+    def _company(self, now: float) -> Iterator[str]:
         self._seen_at = {peer: at for peer, at in self._seen_at.items() if now - at < LOST_S}
-        here = self._seen_at.keys() - left
+        here, left = self._seen_at.keys() - self._left, self._left
         come = "here already" if self._known is None else "joined"
         known = self._known or frozenset()
         gone = known - here

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
-from atom.base.events import EventLog
 from atom.config.run_file import RunFile
 from atom.daemon.peer.box import Box, JoinOptions
-from atom.daemon.peer.lookout import Lookout
+from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
@@ -52,8 +51,7 @@ def obtain_code(
     manifest: Manifest,
     options: JoinOptions,
     box: Box,
-    lookout: Lookout,
-    events: EventLog,
+    directory: DirectoryThread,
 ) -> OwnCode | None:
     """The run's own code, if it has any: from the state directory, else from a peer.
 
@@ -63,7 +61,7 @@ def obtain_code(
         return None
     code = _stored(run, box)
     if code is None:
-        content = _fetch(run, manifest, box, lookout, events)
+        content = _fetch(run, manifest, box, directory)
         write_atomically(box.state.own_code, content)
         code = OwnCode(run.model.module, content, box.state.own_code)
     if options.trust != manifest.owner:
@@ -85,17 +83,16 @@ def _stored(run: RunFile, box: Box) -> OwnCode | None:
     return code if code.sha256 == run.model.module_sha256 else None
 
 
-def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events: EventLog) -> bytes:
+def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:
     """The file that the manifest names, from whoever has it. Raises: AddressError."""
-    directory = lookout.directory
     allowed = AllowList.of(manifest.owner, run.swarm.members)
     local = Local(box.identity, manifest_digest(manifest), box.incarnation, allowed=allowed)
-    transport = Transport(local, ("", 0), events)
+    transport = Transport(local, ("", 0), box.events)
     try:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:
             with contextlib.suppress(DirectoryUnavailable, TimeoutError):
-                leases = lookout.call(directory.read_leases())
+                leases = directory.call(directory.directory.read_leases())
                 content = ask_for_code(
                     transport, run, leases, manifest.owner, lambda: time.monotonic() < deadline
                 )

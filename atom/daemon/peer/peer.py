@@ -1,198 +1,390 @@
-"""One peer, from its files to its goodbye; `atom.daemon.peer.assembly` wires its parts."""
+"""One peer of a run: its parts, the loop that lives with them, and what its owner asks of it."""
 
-import contextlib
-import resource
-from contextlib import ExitStack
-from dataclasses import replace
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from atom.base.clock import BootClock
-from atom.base.errors import AddressError, PortInUseError
-from atom.base.events import EventLog
-from atom.config.peer_file import OTHER_PORT
-from atom.daemon.console import Console
-from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Monitors, Turns
-from atom.daemon.peer.addresses import announced_multiaddrs, data_place
-from atom.daemon.peer.assembly import Assembly, assemble
-from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
-from atom.daemon.peer.finished_run import says_finished
-from atom.daemon.peer.founding import enter_run, found_run, read_run, run_of
-from atom.daemon.peer.invitation import check_member, say_list
-from atom.daemon.peer.kept_contacts import known_contacts
-from atom.daemon.peer.lifecycle import Ending
-from atom.daemon.peer.lookout import Lookout
-from atom.daemon.peer.own_code import check_trust, obtain_code
-from atom.daemon.peer.slow_joining import round_now, slow_joining
-from atom.daemon.usable_memory import more_than_there_is, usable_memory
-from atom.swarm.addresses import (
-    JoinAddress,
-    format_join_address,
-    parse_join_address,
-    parse_listen,
-    parse_multiaddrs,
+from atom.base.clock import BootClock, Clock
+from atom.base.errors import IdentityError, PeerRefused
+from atom.base.events import EventFan
+from atom.daemon.control import ControlServer
+from atom.daemon.extensions import OpenWishes, Turns
+from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.owner.pauses import PauseMark, Pauses
+from atom.daemon.owner.settings import Givers, Settings
+from atom.daemon.peer.box import Box
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
+from atom.daemon.peer.kept_contacts import KeptContacts
+from atom.daemon.peer.leave_signals import LeaveSignals
+from atom.daemon.peer.leaving import LEAVE_S, Life
+from atom.daemon.peer.lifecycle import Ending, ending, ending_note, may_begin
+from atom.daemon.peer.news import News
+from atom.daemon.peer.status import EndedAttempts, Status
+from atom.daemon.peer.wiring import (
+    batch_policy,
+    donors_of,
+    round_terms,
+    run_codec,
+    run_storage,
+    state_sync_of,
+    transport_of,
 )
-from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.dht.directory import Directory, open_directory
-from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.exchange.chunk_kernels import chunk_kernels
-from atom.swarm.records.manifest import AllowList
-from atom.swarm.transport.listener import listening
+from atom.swap.voided import PassVoided
+from atom.swarm.records.lease import Lease, Reached, claims_better
+from atom.swarm.records.lease_book import TwinWatch
+from atom.swarm.transport.outreach import Outreach
+from atom.training.loop import Inbox, RoundLoop
+from atom.training.replica.worker import STARTING, BatchLoader, Worker
+from atom.training.round import RoundMachine
+from atom.training.round.electorate import leaves_them_stuck
+from atom.training.round.events import CaughtUp, Phase
+from atom.training.round_executor import RoundExecutor, TrainingContext
 
-DHT_START_S = 180.0
-"""More than a node's own patience with slow machines and silent entrances."""
+HANG_UP = "SIGHUP"
+"""Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
+the kernel sends one, the shell another, and who ends the login's processes a SIGTERM."""
+TWIN_S = 20.0
+"""Who finds another process with its key so soon after its start came second."""
+TWIN_WORDS = "another process uses this peer's key, and the swarm can count on neither of the two"
+TWIN_HINT = "end one of them; for a second peer begin with an empty folder: --state FOLDER"
+_LOOK_S = 0.1
+_REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
-__all__ = ["run_join", "run_start"]
 
+class Peer:
+    """From its state on disk to its goodbye. Also what the control API and the extensions call."""
 
-def run_start(
-    options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
-) -> Ending:
-    """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
-    _raise_file_limit()
-    chunk_kernels()  # or not at all: said now, and not when there is a replica
-    run = read_run(options)
-    initial = parse_multiaddrs(options.initial_peers)
-    box = open_box(run.run.name, options.peer_file, options.state)
-    with ExitStack() as stack:
-        stack.callback(box.state.unlock)
-        listen = options.listen or box.peer.network.listen
-        node = _node(box, listen, initial)
-        owner = box.identity.peer_id
-        if says_finished(box, run.run.name, owner, run.run.rounds, console):
-            return Ending.ROUNDS_REACHED
-        monitors = _at_the_door(stack, box, listen, console, extensions)
-        say_list(AllowList.of(owner, run.swarm.members), console)
-        box, turns = _with_turns(stack, box, run.run.name, owner, console, extensions)
-        lookout, directory = _look(stack, box.events, node, run.run.name, owner, console)
-        member = found_run(options, box, run, console)
-        lookout.ask(lambda: directory.publish_manifest(member.record))
-        entrance = initial or lookout.ask(directory.visible_addresses)
-        address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
-        parts = (
-            box,
-            member,
-            lookout,
-            turns,
-            address,
-            listen,
-            console,
-            box.events,
-            monitors,
-            extensions,
+    def __init__(
+        self,
+        box: Box,
+        member: Membership,
+        directory: DirectoryThread,
+        turns: Turns,
+        open_wishes: OpenWishes,
+        join_address: str,
+        clock: Clock | None = None,
+    ) -> None:
+        """Builds every part, each from those before it, and starts none. What is called back is
+        called once `run` has started them. Raises: UserError."""
+        clock = clock or BootClock()
+        me, run, replica, network = box.me, member.run, member.replica, box.peer.network
+        self._box, self._console, self._clock, self._me = box, box.console, clock, me
+        self._join_address, self._run_name = join_address, member.manifest.run
+        attempts = EndedAttempts()
+        self._events = events = EventFan(box.events, attempts)
+        # what ends it
+        self._wake = threading.Event()
+        self._failure: BaseException | None = None
+        self._gone = False
+        self._life = Life(clock)
+        self._signals = LeaveSignals(self._wake.set)
+        self._may_insist = True
+        # what is kept, and what others are reached by
+        inbox = Inbox()
+        self._storage = run_storage(box, member, events)
+        self._transport = transport_of(box, member, events, inbox, self._storage)
+        self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
+        self._donors = donors_of(box, member, events, self._transport, clock)
+        # what trains
+        loader = BatchLoader(member.samples, me.peer_id, run.batch.micro_batch_sequences)
+        tells = self._on_pass, self._on_void, self.fail
+        self._replica = replica
+        self._worker = Worker(replica, loader, batch_policy(run), clock, *tells)
+        context = TrainingContext(
+            me, replica, self._worker, self._storage,
+            state_sync_of(box, member, events, self._storage, self._donors),
+            self._transport, clock, events, own_every_s=60.0 * box.peer.state.own_minutes,
+        )  # fmt: skip
+        self._executor = RoundExecutor(
+            context, run, run_codec(run), inbox.put, self._on_round_begun
         )
-        life = assemble(stack, Assembly(*parts))
-        console.join_address(address)
-        if member.code is not None:
-            console.note(f"volunteers who trust your code join with --trust {owner}")
-        return life.live(directory)
-
-
-def run_join(
-    options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
-) -> Ending:
-    """Joins a run by its address and trains until it ends. Raises: UserError."""
-    _raise_file_limit()
-    chunk_kernels()  # or not at all: said now, and not when there is a replica
-    address = parse_join_address(options.address)
-    box = open_box(address.run, options.peer_file, options.state)
-    with ExitStack() as stack:
-        stack.callback(box.state.unlock)
-        if says_finished(box, address.run, address.owner, None, console):
-            return Ending.ROUNDS_REACHED
-        listen = box.peer.network.listen
-        monitors = _at_the_door(stack, box, listen, console, extensions)
-        node = _node(box, listen, address.bootstrap)
-        lookout, directory = _look(stack, box.events, node, address.run, address.owner, console)
-        manifest, record = lookout.ask(directory.read_manifest)
-        console.note(f"joining {manifest.run}, founded by {manifest.owner}")
-        check_trust(manifest.owner, options.trust)
-        run = run_of(manifest, box)
-        allowed = AllowList.of(manifest.owner, run.swarm.members)
-        check_member(allowed, manifest.owner, box.identity.peer_id)
-        say_list(allowed, console)
-        box, turns = _with_turns(stack, box, address.run, manifest.owner, console, extensions)
-        code = obtain_code(run, manifest, options, box, lookout, box.events)
-        member = enter_run(manifest, record, code, box, console)
-        lookout.ask(lambda: directory.publish_manifest(member.record))
-        now = round_now(run, lookout.ask(directory.read_leases).values(), box.identity.peer_id)
-        micro_batch_s = member.built.cutter.micro_batch_s
-        network, elements = box.peer.network, member.replica.elements
-        if words := slow_joining(run, network, elements, micro_batch_s, now):
-            console.note(words)
-        entrance = lookout.ask(directory.visible_addresses)
-        ours = format_join_address(
-            JoinAddress(tuple(entrance[:1]) or address.bootstrap, address.run, manifest.owner)
+        self._machine = RoundMachine(
+            me, member.genesis, b"", round_terms(member), box.identity.sign, clock.now()
         )
-        console.note(f"others may join through this peer: {ours}")
-        parts = (box, member, lookout, turns, ours, listen, console, box.events, monitors)
-        return assemble(stack, Assembly(*parts, extensions)).live(directory)
-
-
-def _at_the_door(
-    stack: ExitStack, box: Box, listen: str, console: Console, extensions: Extensions
-) -> Monitors:
-    """What the peer file asks for and cannot have is said before there is an address or a state:
-    making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
-    network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
-    if words := more_than_there_is(cap_bytes, usable_memory().total_bytes):
-        console.note(words)
-    if network.shares_port(listen):  # of a peer file, which was checked, or of --listen
-        raise PortInUseError(
-            f"{network.data_port} is data_port and the port of --listen", OTHER_PORT
+        self._loop = RoundLoop(
+            self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
         )
-    place = data_place(network, listen)
-    if place is not None:
-        listening(place).close()
-    return extensions.monitors(box.peer, stack, console)
+        # what its owner asks of it
+        self._turns = turns
+        self._pauses = Pauses(self._worker.gate, events, PauseMark(box.state.paused))
+        device = replica.engines.torch_device
+        self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
+        memory, line = MemoryCaps(member.built, self._worker), self._transport.bandwidth
+        givers = Givers(self._wishes, turns, line, memory, self._worker.submit)
+        self._settings = Settings(box.peer_file, box.peer, givers)
+        self._control = ControlServer(self, box.state.control_socket)
+        # what it shows, and sees of others
+        self._serial = 0
+        self._status = Status(
+            box, member, context, self._executor, self._machine, self._outreach, attempts
+        )
+        self._directory = directory.directory
+        self._heartbeat = Heartbeat(
+            directory, self._next_lease, self._take_leases, self._status.reading_pause_s,
+            self.fail, events, clock,
+        )  # fmt: skip
+        self._contacts = KeptContacts(box.state.known_addresses, clock)
+        self._news = News(me.peer_id, clock.now())
+        self._twins, self._has_twin = TwinWatch(), False
+        self._watching_since = self._looked_since = math.inf
 
+    # ---- its life
 
-def _with_turns(
-    stack: ExitStack, box: Box, run: str, owner: str, console: Console, extensions: Extensions
-) -> tuple[Box, Turns]:
-    """The box that waits for its turn before it touches the device."""
-    turns = extensions.turns(box.peer.device, box.state.root, run, owner, BootClock())
-    stack.callback(turns.close)
-    return replace(box, take_device=lambda: turns.begin(console.note)), turns
+    def run(self) -> Ending:
+        """Trains until the run or the owner ends it. Raises: what a part failed with."""
+        self._transport.start()
+        self._control.start()
+        self._wishes.start(self._console.note)
+        self._turns.serve(self._pauses, self, self._events)
+        try:
+            digest = self._executor.begin()
+        except PeerRefused:  # told to leave; nothing of ours is counted
+            return self._say_goodbye(Ending.LEFT)
+        with self._signals.heard():
+            self._enter_rounds(digest)
+            while True:
+                self._wake.wait(_LOOK_S)
+                self._wake.clear()
+                self._require_all_well()
+                self._obey_signals()
+                verdict = self._look()
+                if verdict is not None:
+                    return self._say_goodbye(verdict)
+                self._contacts.keep(self._directory.contacts(), self._storage.room)
 
+    def _enter_rounds(self, digest: bytes) -> None:
+        """`digest`: of the state that was rebuilt; empty: there is none."""
+        head = self._storage.journal.head
+        self._events.emit(
+            "started",
+            run=self._run_name,
+            peer=self._me.peer_id,
+            incarnation=self._me.incarnation.hex(),
+            round=head.round,
+            head=head.digest.hex(),
+            digest=digest.hex(),
+        )
+        self._worker.start()
+        self._loop.start(CaughtUp(head, digest) if digest else None)
+        self._watching_since = self._clock.now()
+        self._heartbeat.start()
 
-def _look(
-    stack: ExitStack,
-    events: EventLog,
-    node: NodeSettings,
-    run: str,
-    owner: str | None,
-    console: Console,
-) -> tuple[Lookout, Directory]:
-    """The directory, open, on the lookout's thread; closed with the stack whatever happens."""
-    lookout = Lookout(BootClock(), events)
-    stack.callback(lookout.close)
-    lookout.start()
-    console.progress("entering the DHT", 0, 1, "nodes")
-    try:
-        directory = lookout.call(open_directory(run, owner, node, events), DHT_START_S)
-    except (DirectoryUnavailable, TimeoutError) as problem:
-        raise AddressError(
-            f"the DHT node did not come up: {str(problem) or 'no answer'}",
-            f"try again; its own log is {node.log_path}",
-        ) from problem
-    console.progress("entering the DHT", 1, 1, "nodes")
-    lookout.attend(directory)
-    return lookout, directory
+    def close(self) -> None:
+        """Ends every part, in the order that lets each finish what it holds."""
+        self._gone = True
+        self._donors.stop.set()
+        self._wishes.close()
+        self._loop.close()
+        self._worker.close()
+        self._executor.close()
+        self._control.close()
+        self._heartbeat.close()
+        self._transport.close()
+        self._settings.close()
 
+    def _require_all_well(self) -> None:
+        """Raises: what a part failed with; StorageError, first, for a state directory that is gone:
+        parts fail of that, too, and know no reason."""
+        self._box.state.require_there()
+        if self._failure is not None:
+            raise self._failure
 
-def _raise_file_limit() -> None:
-    """Every stored result that is offered is an open file: ask for all the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    def _obey_signals(self) -> None:
+        for name in self._signals.take():
+            if not self._life.leaves:
+                self._console.note(f"{name}: leaving (once more: at once)")
+                self.leave(None)
+            elif name != HANG_UP and self._may_insist:
+                self._life.leave_sooner(0.0)
+            self._may_insist = name != HANG_UP
 
+    def _look(self) -> Ending | None:
+        self._pauses.look()
+        if self._machine.finished and self._life.facts.finished_at is None:
+            self._life.update(finished_at=self._clock.now())
+            self._worker.hold("finished")
+        view, head, reason = self._loop.view, self._machine.head, self._worker.gate.why_not
+        others = view.fresh.values()
+        ahead = [lease for lease in others if claims_better(lease, head)]
+        facts = self._life.update(
+            phase=self._machine.phase,
+            paused=bool(reason),
+            sequences=self._worker.own_sequences(head.digest),
+            laggards=sum(lease.head != head.digest for lease in others) - len(ahead),
+            others_stuck=leaves_them_stuck(head, self._me, view),
+        )
+        self._say(self._life.stays_for_others())
+        stats = self._executor.stats
+        last = None if stats.last_commit_at is None else stats.last
+        missing = self._machine.waiting_for
+        for line in self._news.lines(reason, last, view.fresh, missing, facts.now):
+            self._say(line)
+        if math.isfinite(view.seen_at) and not facts.started:
+            self._arrive(head.round, ahead)
+        return ending(facts)
 
-def _node(box: Box, listen: str, initial_peers: tuple[str, ...]) -> NodeSettings:
-    return NodeSettings(
-        identity_path=str(box.state.identity),
-        listen=listen,
-        announce=announced_multiaddrs(box.peer.network.announce, parse_listen(listen).port),
-        initial_peers=initial_peers,
-        contacts=known_contacts(box.state.known_addresses),
-        log_path=str(box.state.dht_log),
-    )
+    def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
+        """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
+        self._say(self._news.arrival(ours, [lease.round for lease in ahead]))
+        doubted, facts = self._machine.doubted, self._life.facts
+        believed = sum(lease.peer_id not in doubted for lease in ahead)
+        self._looked_since = min(self._looked_since, facts.now)
+        if may_begin(len(ahead), believed, facts.phase, facts.now - self._looked_since):
+            self._life.update(started=True)
+            self._worker.release(STARTING)
+            self._on_change()
+
+    def _say(self, line: str) -> None:
+        if line:
+            self._console.note(line)
+
+    def _say_goodbye(self, verdict: Ending) -> Ending:
+        self._gone = True
+        head = self._machine.head
+        self._events.emit(
+            "left",
+            ending=verdict.value,
+            round=head.round,
+            head=head.digest.hex(),
+            digest=self._machine.state_digest.hex(),
+        )
+        self._console.note(ending_note(verdict, head.round))
+        return verdict
+
+    # ---- what its parts tell, each on its own thread
+
+    def fail(self, failure: BaseException) -> None:
+        """A part cannot go on: ends the whole peer, its disk state is whole."""
+        if self._failure is None:
+            self._failure = failure
+        self._wake.set()
+
+    def _on_pass(self) -> None:
+        """A pass ended: the count is news."""
+        self._executor.stats.pass_counted()
+        self._loop.pass_ended()
+        self._heartbeat.nudge()
+
+    def _on_void(self, void: PassVoided) -> None:
+        """A pass counted for nothing, and earlier ones may be lost with it."""
+        if self._executor.voided(void):
+            self._console.note(f"{void.message}; {void.hint}")
+        self._heartbeat.nudge()
+
+    def _on_change(self) -> None:
+        """Head or phase changed."""
+        self._heartbeat.nudge()
+        self._wake.set()
+
+    def _on_round_begun(self) -> None:
+        """On the worker's thread: a peer that leaves starts nothing new, and others may have the
+        device."""
+        if self._life.leaves:
+            self._settle()
+        self._turns.end_of_round()
+
+    def _settle(self) -> None:
+        """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
+        if self._life.settles(self.counted(), self._executor.stats.sequences_dropped):
+            self._worker.hold("leaving")
+
+    def _next_lease(self) -> Lease:
+        """As of now. On the directory's thread."""
+        self._serial += 1
+        return self._status.lease(self._life.facts, self._serial, self._gone)
+
+    def _take_leases(self, leases: dict[str, Lease]) -> None:
+        """On the directory's thread."""
+        self._directory.known = self._machine.head.known
+        if self._twins.sees(leases.get(self._me.peer_id), self._me):
+            self._beside_a_twin()
+        self._outreach.know(leases)
+        self._loop.read(leases)
+        self._news.hear(leases, self._clock.now())
+
+    def _beside_a_twin(self) -> None:
+        """Of two processes with one key, the later one ends, for good: whichever box starts again
+        would be the later one, so nobody is to start again by itself."""
+        if self._has_twin:
+            return
+        self._has_twin = True
+        self._events.emit("same-identity")
+        if self._clock.now() - self._watching_since <= TWIN_S:
+            self.fail(IdentityError(TWIN_WORDS, TWIN_HINT))
+        else:
+            self._console.note(f"{TWIN_WORDS}; {TWIN_HINT}")
+
+    # ---- what the control API and the turns ask, from any thread
+
+    def info(self) -> Mapping[str, Any]:
+        """What `atom info` shows."""
+        return {
+            **self._status.info(self._life.facts, self._loop.view),
+            "wishes": self._wishes.figures(),
+            "reloading": self._settings.doing or None,
+            "device_turns": self._turns.figures(),
+            "join_address": self._join_address,
+            "state_directory": str(self._box.state.root),
+        }
+
+    def trace(self, ticket: int) -> tuple[int, str, str]:
+        """See `atom.daemon.control.Controllable`."""
+        watch = self._replica.watch
+        ticket = ticket or watch.ask()
+        trace, summary = watch.trace(ticket, f"{self._run_name}: one pass")
+        return ticket, trace, summary
+
+    def pause(self) -> str:
+        said = self._pauses.pause()
+        self._on_change()
+        return said
+
+    def resume(self) -> str:
+        said = self._pauses.resume()
+        self._on_change()
+        return said
+
+    def reload(self) -> Sequence[Mapping[str, Any]]:
+        """See `atom.daemon.control.Controllable`."""
+        changed = self._settings.reload()
+        if changed:
+            self._events.emit("reloaded", keys=[each["key"] for each in changed])
+            self._on_change()
+        return changed
+
+    def leave(self, deadline_s: float | None) -> str:
+        """Sees the counted work committed, then ends; at the deadline at the latest."""
+        if self._life.leaves:
+            return self._leave_sooner(deadline_s)
+        seconds = LEAVE_S if deadline_s is None else deadline_s
+        self._life.leave(seconds, self._executor.stats.sequences_dropped)
+        self._worker.submit(self._settle)  # before: with nothing counted, no pass begins
+        self._worker.ends_with_round = True
+        self._pauses.end()
+        self._loop.leave()
+        if self._machine.phase is Phase.SYNCING and not self.counted():
+            # Who leaves without a part in any round needs no state.
+            self._console.note("fetching ends here; what has arrived is kept for the next start")
+            self._donors.stop.set()
+        self._events.emit("leaving", deadline_s=seconds)
+        self._on_change()
+        return f"leaving once the counted work is committed, in at most {seconds:.0f} s"
+
+    def _leave_sooner(self, deadline_s: float | None) -> str:
+        sooner, left_s = self._life.leave_sooner(deadline_s)
+        if sooner:
+            self._events.emit("leaving", deadline_s=deadline_s)
+            self._on_change()
+        return f"already leaving, {'now ' * sooner}in at most {left_s:.0f} s"
+
+    def wants_device(self) -> bool:
+        """Whether there is anything to compute now."""
+        if self._gone or not (self._pauses.wants_device and self._worker.has_work):
+            return False
+        return not self._life.leaves or self.counted() > 0
+
+    def counted(self) -> int:
+        """Sequences of ours that no round has committed yet."""
+        return self._replica.sequences

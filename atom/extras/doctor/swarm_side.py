@@ -17,7 +17,7 @@ from atom.daemon.model.data_check import run_amount
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import trace_run
 from atom.daemon.own_identity import own_identity
-from atom.daemon.peer.invitation import check_member
+from atom.daemon.peer.box import check_member
 from atom.extras.doctor.finding import Finding, failure, ok, unchecked, warning
 from atom.models.installing import install_version
 from atom.swarm.addresses import parse_join_address

@@ -86,7 +86,7 @@ class RoundMachine:
             Suspect: self._coordinator.on_suspect,
             AcceptedVote: self._coordinator.on_vote,
         }
-        self._last_tick = now
+        self._last_tick = float("inf")  # no gap ends with the first one
         self._ahead = deque[tuple[Voter, Message]]()
         """Calls and commits that came before we stood where they start. Without them a joiner, late
         for each next commit, would chase a fast swarm for ever."""
@@ -179,7 +179,7 @@ class RoundMachine:
 
     def _on_tick(self, view: View) -> None:
         context = self._context
-        gap, self._last_tick = context.now - self._last_tick, context.now
+        gap, self._last_tick = max(context.now - self._last_tick, 0.0), context.now
         context.view = view
         if gap > context.patience.thaw_gap:
             context.report("thawed", seconds=round(gap, 1))

@@ -10,7 +10,6 @@ import pytest
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.load import load_run_file
-from atom.daemon.console import Silence
 from atom.daemon.fitting import cutting, device_choice
 from atom.daemon.fitting.cutting import require_host_memory
 from atom.daemon.peer.box import Box, StartOptions, open_box
@@ -52,11 +51,11 @@ class Folder:
     def found(self, name: str, device: str = "", host: str = "") -> Membership:
         options = StartOptions(self.root / "run.toml")
         run = load_run_file(options.run_file)
-        return found_run(options, self.box(name, device, host), run, Silence())
+        return found_run(options, self.box(name, device, host), run)
 
     def enter(self, member: Membership, device: str = "", host: str = "") -> Membership:
         box = self.box("joiner", device, host)
-        return enter_run(member.manifest, member.record, None, box, Silence())
+        return enter_run(member.manifest, member.record, None, box)
 
 
 @pytest.fixture

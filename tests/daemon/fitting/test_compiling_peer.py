@@ -29,10 +29,11 @@ def one_pass(root: Path, compile_line: str) -> tuple[float, list[str], list[dict
     (root / "text.txt").write_text(TINY_TEXT)
     (root / "run.toml").write_text(RUN)
     (root / "peer.toml").write_text(TINY_PEER.format(device=compile_line))
-    box, notes = open_box("compiling", root / "peer.toml", root / "state"), Notes()
+    notes = Notes()
+    box = open_box("compiling", root / "peer.toml", root / "state", notes)
     try:
         run_file = root / "run.toml"
-        member = found_run(StartOptions(run_file), box, load_run_file(run_file), notes)
+        member = found_run(StartOptions(run_file), box, load_run_file(run_file))
         member.initialise()
         loss = member.replica.run_pass([member.samples.batch(range(4))]).loss_sum / 4
         return loss, notes.lines, list(read_events(box.state.events))

@@ -65,7 +65,7 @@ class Folder:
         self._boxes: list[Box] = []
 
     def box(self, name: str) -> Box:
-        box = open_box("kept", self.root / "peer.toml", self.root / name)
+        box = open_box("kept", self.root / "peer.toml", self.root / name, self.console)
         self._boxes.append(box)
         return box
 
@@ -82,7 +82,7 @@ class Folder:
         path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
         options, box = StartOptions(path, weights=weights), self.box(name)
         try:
-            return found_run(options, box, load_run_file(path), self.console)
+            return found_run(options, box, load_run_file(path))
         finally:
             box.state.unlock()
 
@@ -94,7 +94,7 @@ class Folder:
             kept.write_bytes(member.code)
             assert member.run.model.module is not None
             code = read_code(member.run.model.module, kept)
-        return enter_run(member.manifest, member.record, code, self.box(name), Silence())
+        return enter_run(member.manifest, member.record, code, self.box(name))
 
     def snapshot(self, member: Membership, name: str = "a") -> Path:
         """Of the state that the replica has, as its daemon's first one."""

@@ -11,7 +11,7 @@ import torch
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
 from atom.base.events import EventList
 from atom.config.load import load_run_file, run_from_text
-from atom.daemon.console import Silence
+from atom.daemon.console import Console, Silence
 from atom.daemon.model import recipe as recipes
 from atom.daemon.model.model_source import pin_source
 from atom.daemon.peer.box import Box, StartOptions, open_box
@@ -130,6 +130,7 @@ class Machine:
         peer = '[device]\nkind = "cpu"\ncpu_threads = 1\n[data]\npaths = ["text.txt"]\n'
         (root / "peer.toml").write_text(peer)
         self.boxes: list[Box] = []
+        self.console: Console = Silence()
 
     def write(self, model: str, data: str = TEXT, more: str = "") -> StartOptions:
         path = self.root / "run.toml"
@@ -137,13 +138,13 @@ class Machine:
         return StartOptions(path)
 
     def box(self, name: str) -> Box:
-        box = open_box("sources", self.root / "peer.toml", self.root / name)
+        box = open_box("sources", self.root / "peer.toml", self.root / name, self.console)
         self.boxes.append(box)
         return box
 
     def found(self, model: str, data: str = TEXT, more: str = "", name: str = "a") -> Membership:
         options = self.write(model, data, more)
-        return found_run(options, self.box(name), load_run_file(options.run_file), Silence())
+        return found_run(options, self.box(name), load_run_file(options.run_file))
 
     def enter(self, member: Membership, name: str = "b") -> Membership:
         """As a joiner that has nothing of the founder's but manifest, text and fetched code."""
@@ -153,7 +154,7 @@ class Machine:
             fetched.write_bytes(member.code)
             assert member.run.model.module is not None
             code = read_code(member.run.model.module, fetched)
-        return enter_run(member.manifest, member.record, code, self.box(name), Silence())
+        return enter_run(member.manifest, member.record, code, self.box(name))
 
 
 @pytest.fixture
@@ -207,14 +208,14 @@ def test_a_joiner_has_the_founder_s_model(machine: Machine, model: str, data: st
 def test_a_founder_takes_its_run_up_again(machine: Machine) -> None:
     options = machine.write('module = "own_models:words"\nsequence_tokens = 8')
     run = load_run_file(options.run_file)
-    first = found_run(options, machine.box("a"), run, Silence())
+    first = found_run(options, machine.box("a"), run)
     machine.boxes[0].state.unlock()
-    again = found_run(options, machine.box("a"), run, Silence())
+    again = found_run(options, machine.box("a"), run)
     assert again.manifest == first.manifest
     machine.boxes[1].state.unlock()
     (machine.root / "own_models.py").write_text(CODE + "\n# changed\n")
     with pytest.raises(MismatchError, match="or the model it names, has changed"):
-        found_run(options, machine.box("a"), run, Silence())
+        found_run(options, machine.box("a"), run)
 
 
 def test_validation_is_without_dropout(machine: Machine) -> None:
@@ -306,7 +307,7 @@ def test_another_version_of_the_library_is_named(
         run_file=unknown,
     )
     with pytest.raises(MismatchError, match=r"founded with transformers 9\.9, here is") as caught:
-        enter_run(manifest, founder.record, None, machine.box("b"), Silence())
+        enter_run(manifest, founder.record, None, machine.box("b"))
     assert caught.value.hint.endswith("-m pip install transformers==9.9`")
     assert "llama9" in caught.value.message
 
@@ -334,7 +335,8 @@ def test_a_model_too_large_to_be_checked_is_told(
 
     monkeypatch.setattr(recipes, "CHECKED_MEMORY_SHARE", 0.0)
     options = machine.write(LLAMA)
-    found_run(options, machine.box("a"), load_run_file(options.run_file), Told())
+    machine.console = Told()
+    found_run(options, machine.box("a"), load_run_file(options.run_file))
     assert any("NOT compared" in text for text in told)
 
 

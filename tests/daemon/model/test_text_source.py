@@ -40,7 +40,7 @@ class Machine:
         return load_run_file(self.root / "run.toml")
 
     def found(self, run: RunFile) -> Membership:
-        return found_run(StartOptions(self.root / "run.toml"), self.box("a"), run, Silence())
+        return found_run(StartOptions(self.root / "run.toml"), self.box("a"), run)
 
     def box(self, name: str, path: str | None = None) -> Box:
         peer = self.root / f"{name}.toml"
@@ -76,10 +76,10 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(machine: Machine) -> N
     assert machine.found(run).manifest == member.manifest
 
     datasets.Dataset.from_list(ROWS).save_to_disk(machine.root / "copy")
-    entered = enter_run(member.manifest, member.record, None, machine.box("b", "copy"), Silence())
+    entered = enter_run(member.manifest, member.record, None, machine.box("b", "copy"))
     assert entered.samples.digest == member.samples.digest
     with pytest.raises(ConfigError, match=r"trains on 'owner/name'") as caught:
-        enter_run(member.manifest, member.record, None, machine.box("c"), Silence())
+        enter_run(member.manifest, member.record, None, machine.box("c"))
     assert "path = … under [data]" in caught.value.hint
 
 

@@ -7,19 +7,11 @@ import pytest
 
 from atom.base.errors import PortInUseError
 from atom.base.units import format_bytes
-from atom.daemon.console import Silence
 from atom.daemon.peer.box import StartOptions
-from atom.daemon.peer.peer import run_start
+from atom.daemon.peer.setup import run_start
 from atom.daemon.usable_memory import usable_memory
+from tests.daemon.peer.small_peer import Notes
 from tests.daemon.tiny_run import TINY_RUN
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.mark.parametrize(("times", "told"), [(1, False), (3, True)])

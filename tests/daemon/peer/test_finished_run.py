@@ -8,13 +8,12 @@ import pytest
 
 from atom.base.errors import StorageError
 from atom.daemon.console import Silence
-from atom.daemon.peer import peer
-from atom.daemon.peer.box import Box, JoinOptions, StartOptions
-from atom.daemon.peer.finished_run import says_finished
+from atom.daemon.model.run_optimizer import load_run
+from atom.daemon.peer import setup
+from atom.daemon.peer.box import Box, JoinOptions, StartOptions, read_manifest
 from atom.daemon.peer.founding import Membership, found_run, run_of
-from atom.daemon.peer.kept_manifest import read_manifest
 from atom.daemon.peer.lifecycle import Ending
-from atom.daemon.peer.peer import run_join, run_start
+from atom.daemon.peer.setup import run_join, run_start, says_finished
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -31,15 +30,8 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import Journal, write_snapshot
 from tests.daemon.model.kept_runs import folder_in
+from tests.daemon.peer.small_peer import Notes
 from tests.daemon.tiny_run import TINY_RUN
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 class Finished:
@@ -64,7 +56,7 @@ class Finished:
     def train(self) -> None:
         with folder_in(self._root) as folder:
             box, options = folder.box("state"), self.options
-            member = found_run(options, box, peer.read_run(options), Silence())
+            member = found_run(options, box, load_run(options.run_file))
             commit, head = _commit(box, member)
             Journal(box.state.chain, member.genesis).append(commit)
             state = member.replica.state_arenas()
@@ -106,7 +98,7 @@ def going_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(*_: object) -> None:
         raise WentOn
 
-    monkeypatch.setattr(peer, "_look", look)
+    monkeypatch.setattr(setup, "enter_dht", look)
 
 
 def test_started_or_joined_again_it_ends_before_it_enters_the_dht(finished: Finished) -> None:
@@ -143,9 +135,9 @@ def test_a_manifest_that_cannot_be_read_is_said_by_who_takes_the_run_up(
         manifest, _ = read_manifest(box, "kept") or pytest.fail("it is kept")
         box.state.manifest.unlink()
         box.state.manifest.mkdir()
-        assert not says_finished(box, "kept", None, None, Silence())
+        assert not says_finished(box, "kept", None, None)
         with pytest.raises(StorageError, match="cannot be read: Is a directory") as started:
-            found_run(options, box, peer.read_run(options), Silence())
+            found_run(options, box, load_run(options.run_file))
         with pytest.raises(StorageError, match="cannot be read: Is a directory"):
             run_of(manifest, box)
     assert "--state DIR" in started.value.hint

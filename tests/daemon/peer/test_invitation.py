@@ -8,8 +8,7 @@ from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode, exit_code_of
 from atom.daemon.console import Silence
-from atom.daemon.peer.box import open_box
-from atom.daemon.peer.invitation import check_member, own_peer_id, say_list
+from atom.daemon.peer.box import check_member, open_box, own_peer_id, say_list
 from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.manifest import OPEN, AllowList
 

@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 
-from atom.daemon.console import Silence
-from atom.daemon.peer.herald import Herald
-from atom.daemon.peer.news import EVERY_S, LOST_S, WAITING_S, News, Seen
+from atom.daemon.peer.news import EVERY_S, LOST_S, WAITING_S, News
 from atom.swarm.chain.commit import Ballot, Contribution, Value
 from atom.swarm.records.lease import PeerState
-from atom.training.round.events import View
-from tests.manual_clock import ManualClock
 
-NOBODY: frozenset[str] = frozenset()
+GOODBYE: Any = SimpleNamespace(state=PeerState.LEFT)
 ANN, BOB, CY = "12D3KooWAnnAnn", "12D3KooWBobBob", "12D3KooWCyCyCy"
 
 
@@ -34,10 +30,14 @@ class Told:
         self.now, self.news = 0.0, News(CY, 0.0)
 
     def after(self, seconds: float, **given: Any) -> list[str]:
-        usual = {"reason": "", "last": None, "others": (), "left": NOBODY, "missing": ()}
-        seen, said = Seen(**(usual | given)), list[str]()
+        """`left`: who says goodbye in each reading; None: there is none."""
+        left = given.pop("left", ())
+        usual = {"reason": "", "last": None, "others": (), "missing": ()}
+        said = list[str]()
         for _ in range(round(10 * seconds)):
-            said += self.news.lines(seen, self.now)
+            if left is not None:
+                self.news.hear(dict.fromkeys(left, GOODBYE), self.now)
+            said += self.news.lines(**(usual | given), now=self.now)
             self.now += 0.1
         return said
 
@@ -46,7 +46,7 @@ def test_who_was_there_joins_leaves_or_falls_silent_is_named() -> None:
     told = Told()
     assert told.after(60, others=[ANN]) == ["here already: …AnnAnn; 2 peers now"]
     assert told.after(60, others=[ANN, BOB]) == ["joined: …BobBob; 3 peers now"]
-    assert told.after(60, others=[ANN], left=frozenset([BOB])) == ["left: …BobBob; 2 peers now"]
+    assert told.after(60, others=[ANN], left=[BOB]) == ["left: …BobBob; 2 peers now"]
     assert told.after(60, others=[]) == ["no longer seen: …AnnAnn; alone now"]
 
 
@@ -74,27 +74,24 @@ def test_a_crowd_that_comes_and_goes_does_not_flood() -> None:
 def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
     ours: int, words: str
 ) -> None:
-    console = Notes()
-    herald = Herald(console, ManualClock(0.0))
+    news, told = News(ANN, 0.0), list[str]()
     for ahead in ([1058, 1059], [1060], []):
-        herald.arrive(ANN, ours + 1061 * (not ahead), ahead)
-    behind, there = console.notes
+        told += [news.arrival(ours + 1061 * (not ahead), ahead) for _ in range(2 if ahead else 1)]
+    behind, *others, there = told
     assert words in behind
+    assert others == [""] * 3
     assert there == f"caught up: at round {ours + 1061:,}, as the swarm is"
 
 
 def test_who_arrives_as_the_swarm_goes_has_not_caught_up() -> None:
-    console = Notes()
-    herald = Herald(console, ManualClock(0.0))
-    for ahead in ([1059], [1060], []):
-        herald.arrive(ANN, 0, ahead)
-    assert console.notes[1:] == ["who was at round 1,060 is gone: nobody is ahead of round 0"]
+    news = News(ANN, 0.0)
+    *_, last = [news.arrival(0, ahead) for ahead in ([1059], [1060], [])]
+    assert last == "who was at round 1,060 is gone: nobody is ahead of round 0"
 
 
 def test_who_arrives_where_nobody_is_ahead_says_its_round() -> None:
-    console = Notes()
-    Herald(console, ManualClock(0.0)).arrive(ANN, 7, [])
-    assert console.notes == [f"peer {ANN} at round 7; atom watch shows how it goes"]
+    told = News(ANN, 0.0).arrival(7, [])
+    assert told == f"peer {ANN} at round 7; atom watch shows how it goes"
 
 
 def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
@@ -137,40 +134,8 @@ def test_who_is_waited_for_is_told_once_and_only_where_nobody_goes_on_without() 
     assert line.startswith("no round can be decided without …AnnAnn, …BobBob, not in sight: ")
 
 
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@pytest.mark.parametrize("goodbye", [PeerState.LEFT, PeerState.ACCUMULATING])
-def test_a_herald_says_it_on_the_console(goodbye: PeerState) -> None:
-    console, clock = Notes(), ManualClock(0.0)
-    herald = Herald(console, clock)
-
-    def live(seconds: float, fresh: Any, state: PeerState) -> None:
-        for _ in range(round(seconds)):
-            clock.advance(1.0)
-            herald.hear({ANN: SimpleNamespace(state=state)})  # type: ignore[dict-item]
-            herald.tell(BOB, View(fresh=fresh), "", None)
-
-    live(60, {ANN: None}, PeerState.ACCUMULATING)
-    live(60, {}, goodbye)
-    what = "left" if goodbye is PeerState.LEFT else "no longer seen"
-    assert console.notes == ["here already: …AnnAnn; 2 peers now", f"{what}: …AnnAnn; alone now"]
-
-
-def test_a_herald_that_was_asleep_says_nothing_of_the_others() -> None:
-    console, clock = Notes(), ManualClock(0.0)
-    herald = Herald(console, clock)
-    lease: Any = SimpleNamespace(state=PeerState.ACCUMULATING)
-    for _ in range(10):
-        clock.advance(1.0)
-        herald.hear({ANN: lease})
-        herald.tell(BOB, View(fresh={ANN: lease}), "", None)
-    for _ in range(100):
-        clock.advance(5.0)
-        herald.tell(BOB, View(), "on battery", None, [ANN])
-    assert console.notes == ["here already: …AnnAnn; 2 peers now", "paused: on battery"]
+def test_who_was_asleep_says_nothing_of_the_others() -> None:
+    told = Told()
+    assert told.after(10, others=[ANN]) == ["here already: …AnnAnn; 2 peers now"]
+    told.now += 60.0
+    assert told.after(60, left=None, reason="on battery", missing=[ANN]) == ["paused: on battery"]

@@ -8,7 +8,7 @@ import pytest
 from atom.base.errors import PortInUseError
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import JoinOptions, StartOptions
-from atom.daemon.peer.peer import run_join, run_start
+from atom.daemon.peer.setup import run_join, run_start
 from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity

@@ -1,0 +1,217 @@
+"""From a command to a running peer: `atom start` founds a run or takes it up, `atom join` enters
+one. What can be refused is refused before anything that takes long."""
+
+import contextlib
+import resource
+from contextlib import ExitStack
+from dataclasses import replace
+
+from atom.base.clock import BootClock
+from atom.base.errors import PortInUseError, UserError
+from atom.base.events import EventFan
+from atom.config.load import run_from_text
+from atom.config.peer_file import OTHER_PORT
+from atom.daemon.console import Console
+from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Monitors, Turns
+from atom.daemon.model.kept_run import KeptRun
+from atom.daemon.model.run_optimizer import load_run
+from atom.daemon.peer.addresses import announced_multiaddrs, data_place
+from atom.daemon.peer.box import (
+    Box,
+    JoinOptions,
+    StartOptions,
+    check_member,
+    open_box,
+    read_manifest,
+    say_list,
+)
+from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
+from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
+from atom.daemon.peer.kept_contacts import known_contacts
+from atom.daemon.peer.lifecycle import Ending, ending_note
+from atom.daemon.peer.own_code import check_trust, obtain_code
+from atom.daemon.peer.peer import Peer
+from atom.daemon.peer.slow_joining import round_now, slow_joining
+from atom.daemon.usable_memory import more_than_there_is, usable_memory
+from atom.swarm.addresses import (
+    JoinAddress,
+    format_join_address,
+    parse_join_address,
+    parse_listen,
+    parse_multiaddrs,
+)
+from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.records.manifest import AllowList
+from atom.swarm.transport.listener import listening
+from atom.training.storage.run_storage import Snapshot, list_snapshots
+
+__all__ = ["run_join", "run_start"]
+
+
+def run_start(
+    options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
+) -> Ending:
+    """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
+    _raise_file_limit()
+    chunk_kernels()  # or not at all: said now, and not when there is a replica
+    run = load_run(options.run_file)
+    name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
+    box = open_box(name, options.peer_file, options.state, console, options.listen)
+    with ExitStack() as stack:
+        stack.callback(box.state.unlock)
+        owner = box.identity.peer_id
+        if says_finished(box, name, owner, run.run.rounds):
+            return Ending.ROUNDS_REACHED
+        box, monitors = _at_the_door(stack, box, extensions)
+        say_list(AllowList.of(owner, run.swarm.members), console)
+        turns = _turns(stack, box, extensions, name, owner)
+        thread = _enter_dht(stack, box, name, owner, initial)
+        member = found_run(options, box, run, lambda: turns.begin(console.note))
+        thread.ask(lambda: thread.directory.publish_manifest(member.record))
+        entrance = initial or thread.ask(thread.directory.visible_addresses)
+        address = format_join_address(JoinAddress(tuple(entrance[:1]), name, owner))
+        peer = Peer(box, member, thread, turns, extensions.wishes, address)
+        stack.callback(peer.close)
+        monitors.begin(peer.info)
+        console.join_address(address)
+        if member.code is not None:
+            console.note(f"volunteers who trust your code join with --trust {owner}")
+        return peer.run()
+
+
+def run_join(
+    options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
+) -> Ending:
+    """Joins a run by its address and trains until it ends. Raises: UserError."""
+    _raise_file_limit()
+    chunk_kernels()  # or not at all: said now, and not when there is a replica
+    address = parse_join_address(options.address)
+    box = open_box(address.run, options.peer_file, options.state, console)
+    with ExitStack() as stack:
+        stack.callback(box.state.unlock)
+        if says_finished(box, address.run, address.owner, None):
+            return Ending.ROUNDS_REACHED
+        box, monitors = _at_the_door(stack, box, extensions)
+        thread = _enter_dht(stack, box, address.run, address.owner, address.bootstrap)
+        manifest, record = thread.ask(thread.directory.read_manifest)
+        console.note(f"joining {manifest.run}, founded by {manifest.owner}")
+        check_trust(manifest.owner, options.trust)
+        run = run_of(manifest, box)
+        allowed = AllowList.of(manifest.owner, run.swarm.members)
+        check_member(allowed, manifest.owner, box.identity.peer_id)
+        say_list(allowed, console)
+        turns = _turns(stack, box, extensions, address.run, manifest.owner)
+        code = obtain_code(run, manifest, options, box, thread)
+        member = enter_run(manifest, record, code, box, lambda: turns.begin(console.note))
+        thread.ask(lambda: thread.directory.publish_manifest(member.record))
+        _say_if_slow(box, member, thread)
+        entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
+        ours = format_join_address(JoinAddress(entrance, address.run, manifest.owner))
+        console.note(f"others may join through this peer: {ours}")
+        peer = Peer(box, member, thread, turns, extensions.wishes, ours)
+        stack.callback(peer.close)
+        monitors.begin(peer.info)
+        return peer.run()
+
+
+def _at_the_door(stack: ExitStack, box: Box, extensions: Extensions) -> tuple[Box, Monitors]:
+    """What the peer file asks for and cannot have is said before there is an address or a state:
+    making them may take hours. The box whose events monitors hear, too.
+
+    Raises: PortInUseError, AddressError, ConfigError, StorageError.
+    """
+    network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
+    if words := more_than_there_is(cap_bytes, usable_memory().total_bytes):
+        box.console.note(words)
+    if network.shares_port(box.listen):  # of a peer file, which was checked, or of --listen
+        raise PortInUseError(
+            f"{network.data_port} is data_port and the port of --listen", OTHER_PORT
+        )
+    place = data_place(network, box.listen)
+    if place is not None:
+        listening(place).close()
+    monitors = extensions.monitors(box.peer, stack, box.console)
+    return replace(box, events=EventFan(box.events, *monitors.sinks)), monitors
+
+
+def _turns(stack: ExitStack, box: Box, extensions: Extensions, run: str, owner: str) -> Turns:
+    turns = extensions.turns(box.peer.device, box.state.root, run, owner, BootClock())
+    stack.callback(turns.close)
+    return turns
+
+
+def _enter_dht(
+    stack: ExitStack, box: Box, run: str, owner: str | None, initial_peers: tuple[str, ...]
+) -> DirectoryThread:
+    """Closed with the stack. Raises: AddressError, PortInUseError, StorageError."""
+    node = NodeSettings(
+        identity_path=str(box.state.identity),
+        listen=box.listen,
+        announce=announced_multiaddrs(box.peer.network.announce, parse_listen(box.listen).port),
+        initial_peers=initial_peers,
+        contacts=known_contacts(box.state.known_addresses),
+        log_path=str(box.state.dht_log),
+    )
+    box.console.progress("entering the DHT", 0, 1, "nodes")
+    thread = enter_dht(run, owner, node, box.events)
+    stack.callback(thread.close)
+    box.console.progress("entering the DHT", 1, 1, "nodes")
+    return thread
+
+
+def _say_if_slow(box: Box, member: Membership, thread: DirectoryThread) -> None:
+    """Whether this peer would slow the run down."""
+    leases = thread.ask(thread.directory.read_leases).values()
+    now = round_now(member.run, leases, box.identity.peer_id)
+    micro_batch_s = member.built.cutter.micro_batch_s
+    elements = member.replica.elements
+    if words := slow_joining(member.run, box.peer.network, elements, micro_batch_s, now):
+        box.console.note(words)
+
+
+def _raise_file_limit() -> None:
+    """Every stored result that is offered is an open file: ask for all the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# ---- a run whose last round this peer has
+
+
+def says_finished(box: Box, name: str, owner: str | None, rounds: int | None) -> bool:
+    """Whether the run of that name (and owner) is kept here with the state after its last round,
+    whole; then that is said, and there is nothing to do. Otherwise the peer would enter the DHT,
+    trace the model and fill its memory first; and who joins a run that nobody is left in would only
+    hear that it cannot be reached. `rounds`: what its run file says, where one is given."""
+    try:
+        last = _last_state(box, name, owner)
+    except UserError:
+        return False  # whoever takes the run up mends it, or says what is wrong with it
+    if last is None or rounds not in (None, last.round):
+        return False  # a run file that was changed is refused, with the reason
+    head, digest = last.head.hex(), last.state_digest.hex()
+    ending = Ending.ROUNDS_REACHED
+    box.events.emit("left", ending=ending.value, round=last.round, head=head, digest=digest)
+    box.console.note(ending_note(ending, last.round))
+    return True
+
+
+def _last_state(box: Box, name: str, owner: str | None) -> Snapshot | None:
+    """Raises: UserError for what cannot be used as it is."""
+    known = read_manifest(box, name)
+    if known is None:
+        return None
+    manifest, _ = known
+    rounds = run_from_text(manifest.run_file).run.rounds
+    kept_rounds = {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}
+    if owner not in (None, manifest.owner) or rounds not in kept_rounds:
+        return None  # seen before a long chain is read
+    kept = KeptRun.read(box.state.root)
+    last = next((each for each in kept.snapshots() if each.round == rounds), None)
+    if last is not None:
+        box.console.note(f"checking the snapshot of round {rounds}")
+        kept.weights(last)
+    return last

@@ -1,0 +1,173 @@
+"""How a peer shows itself: its lease to the swarm, its information to its owner."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atom.base.reasons import Reason
+from atom.daemon.peer.addresses import data_addresses
+from atom.daemon.peer.box import Box
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.lifecycle import Facts, peer_state
+from atom.swarm.chain.commit import Value
+from atom.swarm.records.lease import (
+    MAX_ENDED_ATTEMPTS,
+    MAX_LINKS,
+    SHOWN,
+    EndedAttempt,
+    Lease,
+    NamedLink,
+    PeerState,
+    short_name,
+)
+from atom.swarm.records.view import void_text
+from atom.swarm.transport.outreach import Outreach
+from atom.training.replica.pacing import READ_S, reading_pause
+from atom.training.round import RoundMachine
+from atom.training.round.events import Phase, View
+from atom.training.round_executor import RoundExecutor, TrainingContext
+
+
+class EndedAttempts:
+    """The last attempts at a round that this peer coordinated in vain, for others to see why. An
+    event sink. Written by the loop's thread, read by others."""
+
+    def __init__(self) -> None:
+        self._last: deque[EndedAttempt] = deque(maxlen=MAX_ENDED_ATTEMPTS)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """An attempt that another peer's overtook is nobody's trouble."""
+        if kind == "attempt-ended" and fields["reason"] != Reason.SUPERSEDED:
+            self._last.append(EndedAttempt(fields["round"], Reason(fields["reason"])))
+
+    @property
+    def last(self) -> tuple[EndedAttempt, ...]:
+        """The oldest first."""
+        return tuple(self._last)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Reads the parts of a peer that something is told of. From any thread."""
+
+    box: Box
+    member: Membership
+    context: TrainingContext
+    executor: RoundExecutor
+    machine: RoundMachine
+    outreach: Outreach
+    attempts: EndedAttempts
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where gradients and state of others arrive."""
+        transport, announced = self.context.transport, self.box.peer.network.announce
+        return data_addresses(announced, transport.address) if transport.listens else ()
+
+    @property
+    def own_sequences(self) -> int:
+        """Counted for the round that follows our head."""
+        return self.context.worker.own_sequences(self.machine.head.digest)
+
+    def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
+        """As of now: a count for this very head."""
+        head, stats, worker = self.machine.head, self.executor.stats, self.context.worker
+        rate = worker.rate()
+        return Lease(
+            peer_id=self.context.me.peer_id,
+            incarnation=self.context.me.incarnation,
+            serial=serial,
+            issued_at=time.time(),
+            state=PeerState.LEFT if gone else self._state(facts),
+            head=head.digest,
+            round=head.round,
+            sequences=worker.own_sequences(head.digest),
+            sequences_per_s=rate,
+            tokens_per_s=rate * self.member.samples.tokens_per_sample,
+            pass_seconds=worker.pass_seconds,
+            loss=_loss_of(stats.last, head.round),
+            state_digest=self.machine.state_digest,
+            addresses=self.addresses,
+            reached=self.outreach.reached,
+            links=tuple(
+                NamedLink(short_name(peer_id), link)
+                for peer_id, link in self.executor.exchange.speeds.links(MAX_LINKS).items()
+            ),
+            ended_attempts=self.attempts.last,
+            branches=head.branches[-SHOWN:],
+            branches_before=len(head.branches[:-SHOWN]),
+            void_passes=stats.void_in_a_row,
+            void_cause=stats.void_cause,
+            last_round=stats.use,
+        )
+
+    def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
+        """What `atom info` shows of the peer and its run."""
+        run, stats, head = self.member.run, self.executor.stats, self.machine.head
+        rate = self.context.worker.rate()
+        return {
+            "run": self.member.manifest.run,
+            "peer_id": self.context.me.peer_id,
+            "state": self._state(facts).value,
+            "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
+            "paused": self.context.worker.gate.why_not or None,
+            "round": head.round,
+            "rounds": run.run.rounds,
+            "global_batch": run.batch.global_sequences,
+            "data": self.member.samples.amount._asdict(),
+            "update_rule": run.update.rule,
+            "optimizer_state": run.optimizer.state,
+            "gradients": run.optimizer.gradients,
+            "codec": run.swarm.codec,
+            "mini_batches": self.own_sequences,
+            "rounds_joined": stats.rounds_joined,
+            "sequences_committed": stats.sequences_committed,
+            "sequences_per_s": round(rate, 3),
+            "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
+            "loss": stats.last and stats.last.loss,
+            "passes_voided": dict(stats.void_passes),
+            "last_round": stats.use and stats.use._asdict(),
+            "last_pass": self.context.replica.watch.figures(),
+            "disk": self._disk(),
+            "digest": self.machine.state_digest.hex(),
+            "voters": [voter.peer_id for voter in head.voters],
+            "peers": sorted(view.fresh),
+            "data_addresses": list(self.addresses),
+            "reachable": self.outreach.reached.value or "unknown",
+            "links": {
+                peer_id: {
+                    "round_trip_ms": round(1e3 * link.round_trip_s, 1),
+                    "bytes_per_s": round(link.bytes_per_s)
+                    if math.isfinite(link.bytes_per_s)
+                    else None,
+                }
+                for peer_id, link in self.executor.exchange.speeds.links(MAX_LINKS).items()
+            },
+        }
+
+    def reading_pause_s(self) -> float:
+        """Until the others' leases are read again."""
+        if self.machine.phase is not Phase.ACCUMULATING:
+            return READ_S
+        worker = self.context.worker
+        return reading_pause(self.own_sequences, worker.rate(), worker.swarm, self.machine.policy)
+
+    def _state(self, facts: Facts) -> PeerState:
+        return peer_state(replace(facts, phase=self.machine.phase))
+
+    def _disk(self) -> Mapping[str, Any]:
+        """What lies on disk, and what does not because there is no room."""
+        storage = self.context.storage
+        return {
+            "snapshots": [snapshot.round for snapshot in storage.snapshots()],
+            "free_bytes": storage.room.free_bytes(),
+            "paused": storage.room.paused,
+        }
+
+
+def _loss_of(last: Value | None, round_number: int) -> float | None:
+    """The worker's thread tallies a round when it steps, so what it knows may be of another."""
+    return last.loss if last is not None and last.round == round_number else None

@@ -1,0 +1,101 @@
+"""The parts of a peer that take more than a call to build. Each starts nothing."""
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+from atom.config.run_file import RunFile
+from atom.daemon.peer.addresses import data_place
+from atom.daemon.peer.box import Box
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.own_code import blob_name
+from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.records.manifest import AllowList
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.fetch import Watch
+from atom.swarm.stream.bandwidth import Bandwidth
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.limits import Handlers, KnownPeers
+from atom.swarm.transport.transport import Transport
+from atom.training.loop import Inbox
+from atom.training.round import BATCH_POLICIES, DEFAULT_POLICY, Patience, Terms
+from atom.training.round.batch_policy import BatchPolicy
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.storage.disk import DiskRoom
+from atom.training.storage.run_storage import Journal, Results, RunStorage
+
+
+def run_codec(run: RunFile) -> Codec:
+    """Raises: MismatchError, here and not in a first round, without its kernels."""
+    chunk_kernels()
+    return codec_named(run.swarm.codec)
+
+
+def batch_policy(run: RunFile) -> BatchPolicy:
+    return BATCH_POLICIES[DEFAULT_POLICY](run.batch.global_sequences)
+
+
+def round_terms(member: Membership) -> Terms:
+    run, codec = member.run, codec_named(member.run.swarm.codec)
+    return Terms(
+        batch_policy(run),
+        last_round=run.run.rounds,
+        branches=run.swarm.survivors == "branch",
+        patience=Patience(grace=run.swarm.grace_seconds),
+        average_bytes=codec.wire_bytes(member.replica.elements),
+        ring_possible=codec.fixed_size,
+    )
+
+
+def run_storage(box: Box, member: Membership, events: EventSink) -> RunStorage:
+    codec = codec_named(member.run.swarm.codec)
+    results = Results(box.state.results, member.replica.elements, codec)
+    journal = Journal(box.state.chain, member.genesis)
+    room = DiskRoom(box.state.root, events, box.console.note)
+    return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
+
+
+def transport_of(
+    box: Box, member: Membership, events: EventSink, inbox: Inbox, storage: RunStorage
+) -> Transport:
+    """It serves what is stored, and the run's own code."""
+    network = box.peer.network
+    bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
+    allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
+    local = Local(box.identity, member.run_id, box.incarnation, allowed)
+    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
+    blobs, known = BlobStore(lambda name: code.get(name) or storage.content(name)), KnownPeers()
+    server = BlobServer(blobs, known, bandwidth.throttle)
+    handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
+    place = data_place(network, box.listen)
+    return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
+
+
+def donors_of(
+    box: Box, member: Membership, events: EventSink, transport: Transport, clock: Clock
+) -> PeerDonors:
+    codec, console = codec_named(member.run.swarm.codec), box.console
+    return PeerDonors(
+        transport,
+        codec.wire_bytes(member.replica.elements),
+        sum(arena.size_bytes for arena in member.replica.state_form.values()),
+        box.state.downloads,
+        Watch(
+            lambda done, total: console.progress("fetching the state", done, total),
+            events,
+            lambda peer, reason: transport.quarantine.offend(peer, reason, clock.now()),
+        ),
+    )
+
+
+def state_sync_of(
+    box: Box, member: Membership, events: EventSink, storage: RunStorage, donors: PeerDonors
+) -> StateSync:
+    return StateSync(
+        box.me,
+        member.replica,
+        storage,
+        donors,
+        FirstState(member.manifest.initial_state_digest, member.initialise),
+        events,
+        lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
+    )

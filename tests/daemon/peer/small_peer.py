@@ -1,0 +1,90 @@
+"""A whole peer of a tiny run in this process: its parts are real, but for the directory."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from atom.daemon.console import Console, Silence
+from atom.daemon.extensions import NO_EXTENSIONS
+from atom.daemon.model.run_optimizer import load_run
+from atom.daemon.peer.box import StartOptions, open_box
+from atom.daemon.peer.founding import Membership, found_run
+from atom.daemon.peer.heartbeat import DirectoryThread, open_on_thread
+from atom.daemon.peer.peer import Peer
+from atom.swarm.dht.directory import Directory
+from atom.swarm.records.lease import Lease
+from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+from tests.manual_clock import ManualClock
+
+SMALL_BOX = TINY_PEER.format(device="") + '[network]\nlisten = "127.0.0.1:0"\n'
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class SmallDirectory:
+    """Answers at once, with the leases that were published here."""
+
+    def __init__(self) -> None:
+        self.published: list[Lease] = []
+        self.known: frozenset[str] = frozenset()
+        self.is_closed = False
+
+    async def publish_lease(self, lease: Lease) -> None:
+        self.published.append(lease)
+
+    async def read_leases(self) -> Mapping[str, Lease]:
+        return {each.peer_id: each for each in self.published[-1:]}
+
+    def contacts(self) -> tuple[str, ...]:
+        return ()
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def on_thread(directory: Any, clock: ManualClock | None = None) -> DirectoryThread:
+    async def opened() -> Directory:
+        return cast(Directory, directory)
+
+    return open_on_thread(opened(), clock or ManualClock())
+
+
+def found_in(root: Path, run_text: str = TINY_RUN, console: Console | None = None) -> Membership:
+    """Nobody holds the state directory `root`/state afterwards."""
+    (root / "run.toml").write_text(run_text)
+    (root / "peer.toml").write_text(SMALL_BOX)
+    (root / "text.txt").write_text(TINY_TEXT)
+    run = load_run(root / "run.toml")
+    box = open_box(run.run.name, root / "peer.toml", root / "state", console or Silence())
+    try:
+        return found_run(StartOptions(root / "run.toml"), box, run)
+    finally:
+        box.state.unlock()
+
+
+@contextmanager
+def small_peer(
+    root: Path, member: Membership, console: Console, clock: ManualClock | None = None
+) -> Iterator[Peer]:
+    """Of `member`, with its state in `root`; built, and not started. Without `clock`: real time."""
+    box = open_box(member.run.run.name, None, root, console, "127.0.0.1:0")
+    box = replace(box, incarnation=member.manifest.founder_incarnation)  # the voter of round 0
+    thread = on_thread(SmallDirectory(), clock)
+    try:
+        turns = NO_EXTENSIONS.turns(box.peer.device, root, "", "", ManualClock())
+        peer = Peer(box, member, thread, turns, NO_EXTENSIONS.wishes, "/address", clock)
+        try:
+            yield peer
+        finally:
+            peer.close()
+    finally:
+        thread.close()
+        box.state.unlock()

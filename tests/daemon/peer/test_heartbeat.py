@@ -1,0 +1,129 @@
+"""The directory's thread: a DHT that is slow while a peer starts, and a heartbeat's end."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from atom.base.errors import AddressError
+from atom.base.events import EventList
+from atom.daemon.peer import heartbeat as heartbeat_module
+from atom.daemon.peer.heartbeat import PATIENCE_S, DirectoryThread, Heartbeat, enter_dht
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.records.lease import Lease
+from tests.daemon.peer.small_peer import SmallDirectory, on_thread
+from tests.manual_clock import ManualClock
+
+LEASE = cast(Lease, SimpleNamespace(peer_id="us"))
+LOOP_STEPS = 20
+"""More than a rhythm takes to the moment from which it waits."""
+
+
+class SlowDht:
+    """Each question that is in vain takes so long."""
+
+    def __init__(self, clock: ManualClock, vain: int, seconds: float) -> None:
+        self._clock, self._vain, self._seconds = clock, vain, seconds
+        self.asked = 0
+
+    async def answer(self) -> str:
+        self.asked += 1
+        if self.asked > self._vain:
+            return "answer"
+        self._clock.advance(self._seconds)
+        raise DirectoryUnavailable("keep: no answer from the DHT")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def directory() -> SmallDirectory:
+    return SmallDirectory()
+
+
+@pytest.fixture
+def thread(
+    clock: ManualClock, directory: SmallDirectory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DirectoryThread]:
+    monkeypatch.setattr(heartbeat_module, "ASK_AGAIN_S", 0.0)
+    thread = on_thread(directory, clock)
+    yield thread
+    thread.close()
+    assert directory.is_closed
+
+
+def test_it_is_asked_again(thread: DirectoryThread, clock: ManualClock) -> None:
+    dht = SlowDht(clock, vain=3, seconds=PATIENCE_S / 4)
+    assert thread.ask(dht.answer) == "answer"
+    assert dht.asked == 4
+
+
+def test_one_that_stays_silent_is_no_fault_of_ours(
+    thread: DirectoryThread, clock: ManualClock
+) -> None:
+    dht = SlowDht(clock, vain=99, seconds=PATIENCE_S / 4)
+    with pytest.raises(AddressError, match="no answer from the DHT") as caught:
+        thread.ask(dht.answer)
+    assert dht.asked == 4
+    assert caught.value.hint == "try again in a moment"
+
+
+def test_time_that_is_up_is_said_in_words(thread: DirectoryThread) -> None:
+    async def too_late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(AddressError, match="no answer in time"):
+        thread.ask(too_late)
+
+
+def test_a_node_that_does_not_come_up_in_time_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def too_late(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(heartbeat_module, "open_directory", too_late)
+    with pytest.raises(AddressError, match=r"did not come up: no answer$"):
+        enter_dht("tiny", None, NodeSettings(), EventList())
+
+
+async def end_with_news(heartbeat: Heartbeat) -> int:
+    """How many of its rhythms go on, although they were ended in the moment of some news."""
+    for _ in range(LOOP_STEPS):
+        await asyncio.sleep(0)
+    heartbeat.nudge()
+    await asyncio.sleep(0)  # it is heard, and who waits for it has not been waked yet
+    for rhythm in heartbeat._tasks:
+        rhythm.cancel()
+    _, going_on = await asyncio.wait(heartbeat._tasks, timeout=5.0)
+    return len(going_on)
+
+
+def test_news_at_the_moment_of_leaving_keep_nobody(
+    thread: DirectoryThread, directory: SmallDirectory, clock: ManualClock
+) -> None:
+    events, failures = EventList(), list[BaseException]()
+    heartbeat = Heartbeat(
+        thread, lambda: LEASE, lambda leases: None, lambda: 60.0, failures.append, events, clock
+    )
+    heartbeat.start()
+    assert thread.call(end_with_news(heartbeat)) == 0
+    heartbeat.close()
+    assert directory.published[-1] is LEASE
+    assert (events.events, failures) == ([], [])
+
+
+def test_a_peer_that_showed_nothing_says_no_last_word(
+    thread: DirectoryThread, directory: SmallDirectory, clock: ManualClock
+) -> None:
+    heartbeat = Heartbeat(
+        thread, lambda: LEASE, lambda leases: None, lambda: 60.0, print, EventList(), clock
+    )
+    heartbeat.close()
+    assert directory.published == []

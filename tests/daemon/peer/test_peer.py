@@ -1,0 +1,196 @@
+"""A peer from its state on disk to its goodbye: told to leave, beside a twin, asked."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.leaving import LEAVE_S
+from atom.daemon.peer.lifecycle import Ending
+from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
+from atom.swap.voided import Cause, PassVoided
+from atom.swarm.records.lease import PeerState
+from atom.training.round.events import CaughtUp, Phase
+from tests.daemon.peer.small_peer import Notes, found_in, small_peer
+from tests.daemon.tiny_run import TINY_RUN
+from tests.manual_clock import ManualClock
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Membership:
+    return found_in(tmp_path_factory.mktemp("founded"), TINY_RUN)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def peer(tmp_path: Path, member: Membership, notes: Notes, clock: ManualClock) -> Iterator[Peer]:
+    with small_peer(tmp_path, member, notes, clock) as peer:
+        yield peer
+
+
+def counted(peer: Peer, sequences: int) -> None:
+    peer._replica = SimpleNamespace(sequences=sequences, watch=peer._replica.watch)  # type: ignore[assignment]
+
+
+def events_of(root: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / "events.jsonl").read_text().splitlines()]
+
+
+# ---- a whole life
+
+
+def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_path: Path) -> None:
+    text = TINY_RUN.replace("[run]", "[run]\nrounds = 2")
+    member = found_in(tmp_path, text)
+    for first in (0, 2):
+        with small_peer(tmp_path / "state", member, Notes()) as peer:
+            assert peer.run() is Ending.ROUNDS_REACHED
+            assert peer.info()["round"] == 2
+            directory: Any = peer._directory
+        assert directory.published[-1].state is PeerState.LEFT
+        assert directory.published[0].round == first, "nothing is shown before it is rebuilt"
+    events = events_of(tmp_path / "state")
+    ends = [each["digest"] for each in events if each["event"] == "left"]
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+    told = [each["event"] for each in events]
+    assert told.count("round") == 2
+    assert told.count("started") == told.count("left") == 2
+    assert "thawed" not in told
+
+
+# ---- leaving
+
+
+def test_without_a_part_in_any_round_fetching_ends(peer: Peer, notes: Notes) -> None:
+    peer.leave(None)
+    assert peer._donors.stop.is_set()
+    assert notes.notes == ["fetching ends here; what has arrived is kept for the next start"]
+
+
+@pytest.mark.parametrize(("phase", "sequences"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])
+def test_who_counted_may_need_what_it_fetches(peer: Peer, phase: Phase, sequences: int) -> None:
+    counted(peer, sequences)
+    if phase is Phase.ACCUMULATING:
+        peer._machine.handle(CaughtUp(peer._machine.head, b"s" * 32), 0.0)
+    assert peer._machine.phase is phase
+    peer.leave(None)
+    assert not peer._donors.stop.is_set()
+
+
+def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
+    counted(peer, 4)
+    peer.leave(100.0)
+    assert peer.leave(5.0) == "already leaving, now in at most 5 s"
+    assert peer.leave(50.0) == peer.leave(None) == "already leaving, in at most 5 s"
+    assert peer._life.facts.leave_by == 5.0
+
+
+def test_a_leave_ends_the_rebuilding_of_the_last_state(
+    peer: Peer, notes: Notes, tmp_path: Path
+) -> None:
+    """Between two steps of it; the control API answers meanwhile."""
+    peer.leave(5.0)
+    assert peer.run() is Ending.LEFT
+    assert notes.notes[1:] == ["ended at round 0: left, and nothing that was counted is lost"]
+    peer.close()
+    assert "started" not in [each["event"] for each in events_of(tmp_path)]
+    assert not list(tmp_path.glob("snapshots/*")), "nothing half-rebuilt is kept"
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
+    peer: Peer, asked_before: bool
+) -> None:
+    counted(peer, 4)
+    if asked_before:
+        peer.leave(None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with peer._signals.heard():
+            for asked, number in enumerate([signal.SIGHUP] * 2 + [signal.SIGTERM] * 2):
+                os.kill(os.getpid(), number)
+                peer._obey_signals()
+                assert peer._life.facts.leave_by == (LEAVE_S if asked < 3 else 0.0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_nohup_has_its_way(peer: Peer) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with peer._signals.heard():
+            os.kill(os.getpid(), signal.SIGHUP)
+            peer._obey_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert peer._life.facts.leave_by is None
+
+
+# ---- a copied key
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_who_began_later_ends_and_who_was_there_is_told_once(
+    peer: Peer, notes: Notes, clock: ManualClock, tmp_path: Path, is_new: bool
+) -> None:
+    peer._transport.start()
+    peer._watching_since = 0.0
+    clock.advance(TWIN_S if is_new else TWIN_S + 1)
+    lease = peer._status.lease(peer._life.facts, 1, gone=False)
+    for serial in range(9):
+        twin = SimpleNamespace(**(vars(lease) | {"incarnation": b"t" * 16, "serial": serial}))
+        peer._take_leases({peer._me.peer_id: twin})  # type: ignore[dict-item]
+    assert [each["event"] for each in events_of(tmp_path)] == ["same-identity"]
+    assert (str(peer._failure) if peer._failure else "") == (TWIN_WORDS if is_new else "")
+    assert notes.notes == ([] if is_new else [f"{TWIN_WORDS}; {TWIN_HINT}"])
+
+
+# ---- passes
+
+
+def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes) -> None:
+    for most in (4, 2, 1):
+        peer._on_void(PassVoided(Cause.MEMORY, "no room", hint=f"at most {most} per pass"))
+    assert notes.notes == [
+        "the pass is void, out-of-memory: no room; at most 4 per pass",
+        "the pass is void, out-of-memory: no room; at most 2 per pass",
+    ]
+    for _ in range(7):
+        peer._on_void(PassVoided(Cause.GRADIENTS, "though the loss is finite"))
+        peer._on_pass()
+    assert len(notes.notes) == 2 + 3, "the 1st, 2nd and 4th"
+
+
+def test_a_trace_is_there_when_the_pass_has_ended(peer: Peer) -> None:
+    ticket, trace, summary = peer.trace(0)
+    assert (trace, summary) == ("", "")
+    peer._replica.watch.begin()
+    peer._replica.watch.end(["all"])
+    again, trace, summary = peer.trace(ticket)
+    assert again == ticket
+    assert json.loads(trace)["traceEvents"][0]["args"] == {"name": "tiny: one pass"}
+    assert summary.startswith("the device computes")
+
+
+def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: Membership) -> None:
+    peer._transport.start()
+    told = peer.info()
+    assert (told["state"], told["round"], told["digest"]) == ("syncing", 0, "")
+    assert told["voters"] == [member.manifest.owner]
+    assert json.loads(json.dumps(told)) == told
