@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from atom.graph.ir import ValueSpec
-from atom.graph.traced import Constant, Span, nested_graph
+from atom.graph.traced import Constant, Span, nested_graph, operator_text
 
 
 def graph_hash(
@@ -57,7 +57,7 @@ def _lines(
         arguments = _text((node.args, node.kwargs), index)
         index[node] = len(index)
         spec = _spec(specs[node]) if node in specs else "several"
-        yield f"{node.target} {arguments} -> {spec}\n"
+        yield f"{operator_text(node.target)} {arguments} -> {spec}\n"
 
 
 def _text(value: Any, index: Mapping[fx.Node, int]) -> str:

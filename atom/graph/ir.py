@@ -7,9 +7,10 @@ compare and hand over arenas byte by byte.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -85,17 +86,29 @@ class ValueSpec:
 
 
 @dataclass(frozen=True)
+class LayerCall:
+    """A call of one generated class within a sub-model. The sub-model's values are numbered: first
+    its inputs, then what its layers give."""
+
+    class_name: str
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class SubModel:
     """A run of consecutive calls that is loaded, computed and dropped together.
 
-    The generated class `class_name` has one `nn.Parameter` per entry of `parameters` and a
-    `forward(*inputs) -> tuple` that returns one value per entry of `outputs`.
+    Its module has one `nn.Parameter` per entry of `parameters` and a `forward(*inputs) -> tuple`
+    that returns one value per entry of `outputs`. Sub-models with the same `class_name` have the
+    same module but for the parameters' values.
     """
 
     index: int
     class_name: str
     parameters: tuple[tuple[str, str], ...]
-    """(attribute path in the generated class, name in the layout), in the class's order."""
+    """(attribute path in the module, name in the layout), in the module's order. One that several
+    layers use (tied weights) has several paths."""
     inputs: tuple[str, ...]
     """Names of the values taken: batch entries and outputs of earlier sub-models."""
     outputs: tuple[str, ...]
@@ -111,6 +124,9 @@ class SubModel:
     first_call: int = 0
     end_call: int = 0
     """It is the traced graph's calls [first_call, end_call)."""
+    layers: tuple[LayerCall, ...] = ()
+    gives: tuple[int, ...] = ()
+    """The outputs, by their numbers among the sub-model's values."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +152,10 @@ class Program:
     """Parameters in the layout that take no gradient and must not be updated."""
     shared: frozenset[str] = frozenset()
     """Of `values`, those that are the same in every micro-batch: one of each is enough."""
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
+    """On the CPU, by the hashes of their values, by which the source names them."""
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
+    """The operators for custom `autograd.Function`s, by the source's names for them."""
 
 
 def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:

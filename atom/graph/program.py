@@ -57,18 +57,21 @@ def build_program(
         ends = finest if cut is None else _ends_of(cut, finest)
     source = Source(graph, layers, tuple(ends))
     values = _crossing_values(graph, source.sub_models)
+    source_hash = hashlib.sha256(source.text.encode()).hexdigest()
     return Program(
         layout=graph.layout,
         sub_models=source.sub_models,
         batch_inputs=tuple(graph.batch.values()),
         loss=graph.value_name(graph.loss),
         source=source.text,
-        source_hash=source.hash,
+        source_hash=source_hash,
         graph_hash=graph.graph_hash,
         values=values,
         parameter_dtype=graph.parameter_dtype,
         frozen=graph.frozen,
         shared=frozenset(map(graph.value_name, shared_values(graph))) & values.keys(),
+        constants=source.constants,
+        functions=graph.functions,
     )
 
 
@@ -85,24 +88,50 @@ def load(
     """
     if hashlib.sha256(program.source.encode()).hexdigest() != program.source_hash:
         raise MismatchError("the program's source does not have the program's hash")
-    namespace = _execute(program, directory)
-    on = torch.device(device)
-    return [partial(namespace[sub_model.class_name], on) for sub_model in program.sub_models]
+    classes = _execute(program, torch.device(device), directory)
+    return [partial(_Layers, sub_model, classes) for sub_model in program.sub_models]
+
+
+class _Layers(nn.ModuleList):
+    """A sub-model: its layers, called in turn."""
+
+    def __init__(self, sub_model: SubModel, classes: Mapping[str, Any]) -> None:
+        super().__init__(classes[call.class_name]() for call in sub_model.layers)
+        last_readers = {n: i for i, call in enumerate(sub_model.layers) for n in call.takes}
+        self._plan = [
+            (call, [n for n in call.takes if last_readers[n] == i and n not in sub_model.gives])
+            for i, call in enumerate(sub_model.layers)
+        ]
+        self._gives = sub_model.gives
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = dict(enumerate(inputs))
+        for layer, (call, done) in zip(self, self._plan, strict=True):
+            results = layer(*(values[number] for number in call.takes))
+            for number in done:
+                values.pop(number, None)
+            values.update(zip(call.gives, results, strict=True))
+            del results  # a name holds its memory
+        return tuple(values[number] for number in self._gives)
 
 
 def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.Tensor]) -> None:
     """Puts tensors in the place of the module's `meta` parameters; no copy.
 
-    `parameters` is keyed by names in the layout. Whether one trains stays as generated.
+    `parameters` is keyed by names in the layout. A tied one is one parameter. Whether it trains
+    stays as generated.
     """
+    bound: dict[str, nn.Parameter] = {}
     for path, name in sub_model.parameters:
         owner_path, _, attribute = path.rpartition(".")
         owner = module.get_submodule(owner_path)
         trains = owner.get_parameter(attribute).requires_grad
-        setattr(owner, attribute, nn.Parameter(parameters[name], requires_grad=trains))
+        if name not in bound:
+            bound[name] = nn.Parameter(parameters[name], requires_grad=trains)
+        setattr(owner, attribute, bound[name])
 
 
-def _execute(program: Program, directory: Path | None) -> dict[str, Any]:
+def _execute(program: Program, device: torch.device, directory: Path | None) -> dict[str, Any]:
     filename = f"<sub-models {program.source_hash[:12]}>"
     if directory is not None:
         path = directory / f"sub_models_{program.source_hash[:12]}.py"
@@ -111,7 +140,12 @@ def _execute(program: Program, directory: Path | None) -> dict[str, Any]:
     lines = program.source.splitlines(keepends=True)
     # Without a modification time the entry is never checked against a file: tracebacks show it.
     linecache.cache[filename] = (len(program.source), None, lines, filename)
-    namespace: dict[str, Any] = {"__name__": f"atom_sub_models_{program.source_hash[:12]}"}
+    namespace: dict[str, Any] = {
+        "__name__": f"atom_sub_models_{program.source_hash[:12]}",
+        "device": device,
+        "constants": {name: tensor.to(device) for name, tensor in program.constants.items()},
+        "functions": program.functions,
+    }
     exec(compile(program.source, filename, "exec"), namespace)
     return namespace
 

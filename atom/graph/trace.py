@@ -17,13 +17,14 @@ from torch.export import ExportedProgram
 from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.attention_masks import masks_as_in_eager
+from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.guards import (
     PythonState,
     marked_checkpoints,
     mode_of_use,
     plain_context,
     quiet,
-    refuse_lost_backward,
+    refuse_gradient_hooks,
     refuse_python_randomness,
     refuse_untraceable_parts,
     stand_ins,
@@ -95,7 +96,8 @@ def _export_once(
             mode_of_use(model, training),
             stand_ins(model, mode),
             refuse_python_randomness(),
-            refuse_lost_backward(),
+            refuse_gradient_hooks(),
+            functions_as_calls(),
             state.watched(),
             masks_as_in_eager(),
             marked_checkpoints(),

@@ -5,7 +5,7 @@ value has the name of the call that made it. A *position* counts calls; "a cut a
 call p-1 from call p.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,9 @@ Span = tuple[int, int]
 
 CHECKPOINT_MARK = "atom_checkpoint"
 """Where a traced call carries the number of the checkpointed region that it was made in."""
+
+FUNCTIONS = "atom_function"
+"""Namespace of the operators that stand for custom `autograd.Function`s."""
 
 _PYTORCH = ("aten", "prims")
 
@@ -69,6 +72,13 @@ class Graph:
         return replace(self, recomputed=())
 
     @cached_property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The operators that stand for custom `autograd.Function`s, by `operator_text`."""
+        targets: Iterator[Any] = (n.target for call in self.calls for n in with_nested(call))
+        own = (each for each in targets if getattr(each, "namespace", "") == FUNCTIONS)
+        return {operator_text(each): each for each in own}
+
+    @cached_property
     def span_of(self) -> Mapping[fx.Node, Span]:
         """The span of `recomputed` that a call is in; other calls are absent."""
         return {node: span for span in self.recomputed for node in self.calls[slice(*span)]}
@@ -102,6 +112,12 @@ def layer_path(node: fx.Node) -> list[tuple[str, str]]:
         for key, (path, kind) in stack.items()
         if path
     ]
+
+
+def operator_text(target: Any) -> str:
+    """What is called, the same in every process: `aten.add.Tensor`."""
+    own = getattr(target, "namespace", "") == FUNCTIONS
+    return str(target._opname if own else target)
 
 
 def nested_graph(node: fx.Node) -> fx.GraphModule:

@@ -17,11 +17,7 @@ from atom.base.errors import MismatchError, ModelError
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile import profile
-from atom.graph.program import (
-    build_program,
-    compile_program,
-    load,
-)
+from atom.graph.program import bind, build_program, compile_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config
@@ -31,7 +27,7 @@ PRINT_HASHES = "import test_generated_source as here; print(here.some_hashes())"
 
 def some_hashes() -> list[str]:
     hashes = []
-    for name in ("gpt", "skips", "regions", "buffers"):
+    for name in ("gpt", "regions", "buffers"):
         make, batch = ZOO[name]
         torch.manual_seed(0)
         graph = trace(make(), batch(0))
@@ -59,13 +55,11 @@ def test_real_names_clean_calls_and_shapes() -> None:
     source = compile_program(TiedGPT(dropout=0.1), tokens_and_targets()).source
     for line in (
         "        self.attention_qkv_weight = weight(48, 16)",
-        "        norm1 = F.layer_norm(x, [16], self.norm1_weight, self.norm1_bias)  # [2, 16, 16]",
-        "        tokens_1 = F.embedding(tokens, self.tokens_weight)  # [2, 16, 16]",
-        "        drop = F.dropout(down, 0.1)  # [2, 16, 16]",
+        "        tokens = aten.embedding.default(self.tokens_weight, tokens)  # [2, 16, 16]",
+        "        drop = aten.dropout.default(down, 0.1, True)  # [2, 16, 16]",
         "    def forward(self, x, targets):",
     ):
         assert line in source.splitlines(), line
-    assert "torch.ops" not in source
     assert max(map(len, source.splitlines())) <= 100
 
 
@@ -122,25 +116,18 @@ def test_a_crowded_source_means_the_same() -> None:
 
 def test_same_bytes_under_any_hash_seed() -> None:
     command = [sys.executable, "-c", PRINT_HASHES]
-    here, running = str(Path(__file__).parent), []
-    for seed in ("0", "77"):  # and here, under whichever the tests were started with
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": here}
-        running.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    expected = some_hashes()
-    assert len(set(expected)) == len(expected) == 20
-    for process in running:
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        expected = some_hashes()  # under whichever seed the tests were started with
+        assert len(set(expected)) == len(expected) == 15
         assert process.communicate(timeout=100)[0].strip() == str(expected)
 
 
 LAY_OUT = """
 import sys
-from atom.graph.generate.contents import Row, table
 from atom.graph.generate.python_text import assignment, identifier, remark, returned, signature
 names = [identifier(f"модель.layers.{i}.attention-projection" * (1 + i % 3)) for i in range(40)]
-rows = [Row(f"Block{i % 3}", n, n, 10**i, 7**i, i) for i, n in enumerate(names[:9] * 4)]
-lines = [*table(rows), *signature("forward", names), *returned(names), *remark(names)]
+lines = [*signature("forward", names), *returned(names), *remark(names)]
 for i, name in enumerate(names):
     arguments = [*names[:i], f"[{', '.join(names[i:])}]"] if i else []
     lines += assignment(names[i % 7 : i % 7 + 1 + i // 9], f"torch.{name}", arguments, "[2, 16]")
@@ -181,12 +168,16 @@ def test_the_hash_depends_on_the_cut_and_not_on_the_numbers_of_the_batch() -> No
     assert coarse.source_hash != finest.source_hash
 
 
-def test_a_tied_weight_is_held_once_per_sub_model() -> None:
+def test_a_tied_weight_is_one_parameter_of_its_sub_model() -> None:
     program = compile_program(TiedGPT(), tokens_and_targets(), [(0, 4)])
-    (only,) = program.sub_models
-    names = [name for _, name in only.parameters]
-    assert len(names) == len(set(names)) == len(program.layout.specs)
-    assert ("layer_0.tokens_weight", "tokens.weight") in only.parameters
+    (only,), (make,) = program.sub_models, load(program, "cpu")
+    tied = [path for path, name in only.parameters if name == "tokens.weight"]
+    assert tied == ["0.tokens_weight", "4.tokens_weight"]
+    module = make()
+    values = {spec.name: torch.zeros(spec.shape) for spec in program.layout.specs}
+    bind(module, only, values)
+    assert module.get_parameter(tied[0]) is module.get_parameter(tied[1])
+    assert len(list(module.parameters())) == len(program.layout.specs)
 
 
 @pytest.mark.parametrize("cut", [[(0, 1), (2, 4)], [(0, 4)]])
@@ -206,46 +197,25 @@ def test_loaded_modules_have_the_parameters_on_meta(
     assert written.read_text() == program.source
 
 
-def test_sources_of_transformers_have_lines_that_can_be_read() -> None:
-    pytest.importorskip("transformers")
-    import transformers_zoo
-
-    for name in ("bert", "gemma2", "t5"):
-        graph = trace(transformers_zoo.make(name, 0.1), transformers_zoo.batch(name, 0))
-        for source in sources_at_several_cuts(graph):
-            assert max(map(len, source.splitlines())) <= 100
-
-
-def test_layers_called_alike_are_a_list_and_a_loop() -> None:
+def test_layers_called_alike_share_a_row_and_a_class() -> None:
     model = TiedGPT(layers=9)
     graph = trace(model, tokens_and_targets())
     starts = [0, *layer_ends(layers_of(graph))]
     program = build_program(graph, ends=[starts[3] + 8, starts[10], starts[-1]])
-    lines = [line.strip() for line in program.source.splitlines()]
-    made = lines.index("self.layers_1_to_6 = nn.ModuleList(Block(device) for _ in range(6))")
-    assert lines[made - 1 : made + 2 : 2] == [
-        "self.layer_0 = BlockEnd(device)",
-        "",
-    ]
-    loop = lines.index("for layer in self.layers_1_to_6:")
-    assert lines[loop - 1 : loop + 3] == [
-        "(x,) = self.layer_0(x, x_1, x_2, x_3)",
-        "for layer in self.layers_1_to_6:",
-        "(x,) = layer(x)",
-        "return (x,)",
-    ]
+    row = "    1  blocks.2 (2/2) … blocks.8: BlockEnd, 6 x Block"
+    assert row in program.source.splitlines()
+    assert program.source.count("class Block(") == 1
     paths = dict(program.sub_models[1].parameters)
-    assert paths["layers_1_to_6.2.up_bias"] == "blocks.5.up.bias"
+    assert paths["4.up_bias"] == "blocks.6.up.bias"
     verify_against_eager(model, program, tokens_and_targets(1))
 
 
-def test_a_weight_that_layers_of_a_loop_borrow_from_each_other() -> None:
-    model = TiedGPT(layers=8)
-    for block in model.blocks[1:]:
-        block.up.weight = model.blocks[0].up.weight
-    program = compile_program(model, tokens_and_targets(), [(0, 9)])
-    assert "            (x,) = layer(x, self.layer_1.up_weight)" in program.source.splitlines()
-    verify_against_eager(model, program, tokens_and_targets(1))
+def test_constants_are_named_by_their_values() -> None:
+    make, batch = ZOO["buffers"]
+    program = compile_program(make(), batch(0))
+    assert program.constants
+    for key in program.constants:
+        assert f'constants["{key}"]' in program.source
 
 
 def test_tracebacks_show_the_generated_line() -> None:
@@ -254,7 +224,7 @@ def test_tracebacks_show_the_generated_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         block(torch.zeros(BATCH, LENGTH, WIDTH + 1))
     text = "".join(traceback.format_exception(caught.value))
-    assert "norm1 = F.layer_norm(x, [16], self.norm1_weight" in text
+    assert "norm1 = aten.layer_norm.default(" in text
 
 
 def test_a_changed_source_is_not_run() -> None:
@@ -280,14 +250,14 @@ def test_gpt3_175b_compiles_without_its_weights() -> None:
     assert numel == (50257 + 2048) * 12288 + 2 * 1_812_099_072 + 2 * 12288
 
 
-def test_gpt3_175b_in_full_at_any_cut() -> None:
+def test_gpt3_175b_at_any_cut() -> None:
+    config = dataclasses.replace(SIZES["175b"], layers=24)
     batch = {name: torch.zeros(1, 2048, dtype=torch.int64) for name in ("tokens", "targets")}
-    graph = trace(GPT3(SIZES["175b"], device="meta", dtype=torch.bfloat16), batch)
-    assert 174e9 < graph.layout.total_elements < 176e9
+    graph = trace(GPT3(config, device="meta", dtype=torch.bfloat16), batch)
     layers = [0, *layer_ends(layers_of(graph))]
     within = layers[2] - layers[1]
     middle = [s + within // 2 for s in layers[1:-2] if s + within // 2 not in graph.forbidden_cuts]
-    assert len(middle) == 96
+    assert len(middle) == 24
     cuts = {
         "layers": layers[1:],
         "inside every layer": [*middle, layers[-1]],
@@ -298,7 +268,7 @@ def test_gpt3_175b_in_full_at_any_cut() -> None:
     for name, ends in cuts.items():
         program = build_program(graph, ends=ends)
         assert len(program.sub_models) == len(ends), name
-        assert len(program.source.splitlines()) < 400, name
+        assert len(program.source.splitlines()) < 250, name
         compile(program.source, name, "exec")
 
 

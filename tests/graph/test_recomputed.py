@@ -88,17 +88,6 @@ def test_equal_chunks_are_one_method() -> None:
     ]
     assert source.count("= checkpoint(") == 3
     assert "# split: [12, 16]; split_1: int64 [12]" in lines
-    assert "from torch.utils.checkpoint import checkpoint" in lines
-
-
-def test_a_borrowed_weight_is_handed_to_the_method() -> None:
-    graph = trace(ChunkedGPT(), tokens_and_targets())
-    whole = build_program(graph, ends=[len(graph.calls)]).source
-    assert "def recomputed(self, split, split_1, tokens_weight):" in whole
-
-
-def test_sources_without_checkpoints_do_not_speak_of_them() -> None:
-    assert "checkpoint" not in build_program(trace(UncheckedGPT(), tokens_and_targets())).source
 
 
 def test_what_is_recomputed_is_part_of_the_graphs_identity() -> None:

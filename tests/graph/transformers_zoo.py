@@ -136,6 +136,15 @@ def _gpt_neox(p: float) -> nn.Module:
     )
 
 
+def _bloom(p: float) -> nn.Module:
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=WIDTH, n_layer=2, n_head=4,
+            hidden_dropout=p, attention_dropout=p,
+        )
+    )  # fmt: skip
+
+
 MODELS: dict[str, tuple[Callable[[float], nn.Module], Callable[[int], Batch]]] = {
     "gpt2": (_gpt2, tokens),
     "llama": (_decoder("Llama"), tokens),
@@ -144,6 +153,8 @@ MODELS: dict[str, tuple[Callable[[float], nn.Module], Callable[[int], Batch]]] =
     "opt": (_opt, tokens),
     "gpt_neox": (_gpt_neox, tokens),
     "bert": (_bert, masked_tokens),
+    # Its GELU is an autograd.Function.
+    "bloom": (_bloom, tokens),
     "vit": (_vit, images),
     "t5": (_t5, tokens),
     "mixtral": (_mixtral, tokens),

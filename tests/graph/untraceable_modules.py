@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from traced_modules import WIDTH, StraightThrough
+from traced_modules import WIDTH
 
 
 class Two(nn.Module):
@@ -22,13 +22,47 @@ class Two(nn.Module):
         return self.other(self.layer(hidden)).square().mean()
 
 
-class TakenFunction(Two):
-    """The function's `apply` was taken before anybody could look."""
+class Through(torch.autograd.Function):
+    """Calls a module that it is given."""
 
-    rounded = staticmethod(StraightThrough.apply)
+    @staticmethod
+    def forward(ctx: object, hidden: Tensor, module: nn.Module) -> Tensor:
+        return module(hidden)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+class HandsAModule(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return Through.apply(self.layer(hidden), self.other).sum()
+
+
+def multiplying(factor: float | Tensor) -> Callable[[Tensor], Tensor]:
+    class Multiplied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, hidden: Tensor) -> Tensor:
+            return hidden * factor
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient * factor
+
+    return Multiplied.apply
+
+
+class OneNameForTwo(Two):
+    functions = (staticmethod(multiplying(2.0)), staticmethod(multiplying(3.0)))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.rounded(self.layer(hidden)).sum()
+        twice, thrice = self.functions
+        return (twice(self.layer(hidden)) + thrice(hidden)).sum()
+
+
+class HoldsATensor(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return multiplying(self.other.weight)(self.layer(hidden)).sum()
 
 
 class OwnGenerator(Two):

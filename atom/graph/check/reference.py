@@ -108,9 +108,8 @@ def _backward(
     leaves = [(n, t) for n, t in zip(sub_model.inputs, inputs, strict=True) if t.requires_grad]
     ends = list(zip(sub_model.outputs, outputs, strict=True))
     roots = [(t, run.gradients[name]) for name, t in [*ends, *leaves] if name in run.gradients]
-    for path, name in sub_model.parameters:
-        if name in carried:
-            roots.append((module.get_parameter(path), carried[name]))
+    paths = {name: path for path, name in sub_model.parameters}
+    roots += [(module.get_parameter(p), carried[n]) for n, p in paths.items() if n in carried]
     if not roots:
         return
     # Not backward(): a leaf's `.grad` takes the leaf's strides, and sums over what flows on are

@@ -1,244 +1,355 @@
 """A layer, or a piece of one, as the text of an `nn.Module` class.
 
+Every call is printed as the operator that was traced, so the class computes what the graph says.
 Two layers that compute the same give the same text, whatever they are called in the model: local
 names come from the layer's own modules and operators, never from the whole graph. That is how
 identical layers come to share one class.
 """
 
-import base64
+import hashlib
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from atom.graph.digest import tensor_bytes
-from atom.graph.generate.expressions import TRACE_DEVICE, literal
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
-    LINE_LENGTH,
     assignment,
     identifier,
+    remark,
     returned,
     signature,
     unique,
 )
-from atom.graph.generate.statements import Statements, input_shapes
+from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
-from atom.graph.traced import Constant, Graph, is_getitem, repeats, with_nested
+from atom.graph.traced import (
+    FUNCTIONS,
+    Graph,
+    is_getitem,
+    is_region,
+    layer_path,
+    nested_graph,
+    operator_text,
+    repeats,
+    with_nested,
+)
 
-CHECKPOINT = "checkpoint"
-"""What the source calls `torch.utils.checkpoint.checkpoint`."""
+TRACE_DEVICE = torch.device("cpu")
+"""Models are traced on this device; in the program it stands for whichever device runs it."""
+
+RESERVED = frozenset(
+    "self torch nn aten checkpoint weight constants device functions".split()  # noqa: SIM905
+)
+"""What the source itself uses."""
+
+_KEEP_THE_NAME = {
+    "add", "clone", "contiguous", "div", "flatten", "masked_fill", "mul", "permute", "reshape",
+    "squeeze", "sub", "t", "to", "transpose", "unsqueeze", "view",
+}  # fmt: skip
+"""Operators after which a value is still what its name says; and those that work in place."""
 
 _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 """Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
 
-_FEW_ELEMENTS = 16
-_PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-"""Constants of these, if small, are written as numbers."""
-
-_RESERVED_ATTRIBUTES = {"device", *dir(nn.Module())}
+_RESERVED_ATTRIBUTES = frozenset(dir(nn.Module()))
 
 
 class LayerText:
-    """The printed class of one layer.
+    """The printed class of one layer: `lines`, without its head."""
 
-    `borrowed` parameters are not the class's own: an earlier layer of the same sub-model holds
-    them (tied weights), and `forward` takes them as its last arguments.
-    """
-
-    def __init__(self, graph: Graph, layer: Layer, borrowed: frozenset[str]) -> None:
-        self._graph = graph
-        self._layer = layer
-        self._whole = frozenset(layer.whole)
-        self._text = Statements(graph, layer, layer.calls, layer.outputs)
+    def __init__(self, graph: Graph, layer: Layer) -> None:
+        self.graph = graph
+        self.layer = layer
+        self.parameters: list[tuple[str, str]] = []
+        """(attribute, name in the layout), in order of first use."""
+        self.constants: dict[str, torch.Tensor] = {}
+        """By what the class calls them: the beginning of a hash of their values."""
+        self.names: dict[fx.Node, str] = {}
+        """How the class reaches parameters and constants: `self.weight`."""
         self._attributes = set(_RESERVED_ATTRIBUTES)
         self._methods: dict[str, tuple[str, list[str]]] = {}
-        """Of what backward computes again: name and lines, by what it computes."""
-        self.own: list[tuple[str, str]] = []
-        """(attribute, name in the layout), in order of first use."""
-        self.borrowed: list[str] = []
-        """Names in the layout, in the order of forward's last arguments."""
-        self._head: list[str] = []
-        self._arguments: list[str] = []
-        self._name_parameters(borrowed)
-        self._name_constants()
-        self._name_inputs()
+        """Name and lines of those that forward calls, by what they compute."""
+        made = [*self._parameter_lines(), *self._constant_lines()]
+        forward = _Method(self, layer.calls, layer.inputs, layer.outputs, layer.whole).lines(
+            "forward"
+        )
         self.lines = [
-            f"{INDENT}def __init__(self, device: torch.device) -> None:",
+            f"{INDENT}def __init__(self) -> None:",
             f"{BODY}super().__init__()",
-            *self._head,
+            *made,
             "",
-            *self._forward(),
+            *forward,
         ]
         for _, lines in self._methods.values():
             self.lines += ["", *lines]
 
-    @property
-    def key(self) -> str:
-        """Equal for layers that may share a class."""
-        return "\n".join([self._layer.kind, *self.lines])
+    def relative(self, path: str) -> str:
+        """A path in the model as seen from the layer."""
+        return path.removeprefix(f"{self.layer.prefix}.") if self.layer.prefix else path
 
-    def _name_parameters(self, borrowed: frozenset[str]) -> None:
-        arguments = []
-        for node in self._layer.parameters:
-            name = self._graph.parameters[node]
-            wanted = identifier(self._text.relative(name))
-            if name in borrowed:
-                self.borrowed.append(name)
-                arguments.append(self._text.take(node, wanted))
-                continue
-            attribute = unique(wanted, self._attributes)
-            self._text.names[node] = f"self.{attribute}"
-            self.own.append((attribute, name))
-            shape = [str(extent) for extent in self._graph.specs[node].shape]
-            frozen = ["trains=False"] if name in self._graph.frozen else []
-            self._head += assignment([f"self.{attribute}"], "weight", [*shape, *frozen])
-        self._borrowed_arguments = arguments
+    def method(self, wanted: str, body: "_Method") -> str:
+        """The name of a method that computes this; methods that compute the same are one."""
+        key = "\n".join(body.lines(""))
+        if key not in self._methods:
+            name = self._attribute(wanted)
+            self._methods[key] = name, body.lines(name)
+        return self._methods[key][0]
 
-    def _name_constants(self) -> None:
-        if _names_device(self._layer.calls):
-            self._head.append(f"{BODY}self.device = device")
-        for node in self._layer.constants:
-            constant = self._graph.constants[node]
-            wanted = _NUMBERED_BY_TORCH.sub("tensor", self._text.relative(constant.name))
-            attribute = unique(identifier(wanted), self._attributes)
-            self._text.names[node] = f"self.{attribute}"
-            self._head += _constant_lines(attribute, constant)
+    def _parameter_lines(self) -> Iterator[str]:
+        for node in self.layer.parameters:
+            name = self.graph.parameters[node]
+            attribute = self._attribute(identifier(self.relative(name)))
+            self.names[node] = f"self.{attribute}"
+            self.parameters.append((attribute, name))
+            shape = [str(extent) for extent in self.graph.specs[node].shape]
+            frozen = ["trains=False"] if name in self.graph.frozen else []
+            yield from assignment([self.names[node]], "weight", [*shape, *frozen])
 
-    def _name_inputs(self) -> None:
-        for node in self._layer.inputs:
-            self._arguments.append(self._text.take(node, self._input_name(node)))
-        self._arguments += self._borrowed_arguments
+    def _constant_lines(self) -> Iterator[str]:
+        for node in self.layer.constants:
+            constant = self.graph.constants[node]
+            tensor = constant.tensor.clone()
+            kind = f"{tensor.dtype}{list(tensor.shape)}{tensor.stride()}"
+            key = hashlib.sha256(kind.encode() + tensor_bytes(tensor)).hexdigest()[:32]
+            self.constants[key] = tensor
+            wanted = _NUMBERED_BY_TORCH.sub("tensor", self.relative(constant.name))
+            self.names[node] = f"self.{self._attribute(identifier(wanted))}"
+            shape = _shape_text(self.graph.specs[node], self.graph)
+            yield f'{BODY}{self.names[node]} = constants["{key}"]  # {shape}'
 
-    def _input_name(self, node: fx.Node) -> str:
+    def _attribute(self, wanted: str) -> str:
+        name = unique(wanted, self._attributes)
+        self._attributes.add(name)
+        return name
+
+
+class _Method:
+    """Calls of a layer as one method: its `forward`; or what backward computes again, run under a
+    checkpoint; or the nested graph of a region (`no_grad`, autocast).
+
+    A local name is free again once nobody reads its value: whatever is called alike then takes the
+    name over, and with it goes the memory.
+    """
+
+    def __init__(
+        self,
+        owner: LayerText,
+        calls: Sequence[fx.Node],
+        takes: Sequence[fx.Node],
+        gives: Sequence[fx.Node],
+        whole: Sequence[fx.Node] = (),
+    ) -> None:
+        self._owner = owner
+        self._graph = owner.graph
+        self._alone = _alone_in_module(whole or calls)
+        self._whole = frozenset(whole)
+        self._position = {node: position for position, node in enumerate(calls)}
+        self._gives = frozenset(gives)
+        self._names = dict(owner.names)
+        self._read_until: dict[str, float] = dict.fromkeys(RESERVED, math.inf)
+        """Local names → position of the call that last reads what they hold."""
+        self._now = -1
+        self._arguments = [self._take(node, self._argument_name(node)) for node in takes]
+        self._body = [
+            *remark(f"{self._names[node]}: {_value_text(node, self._graph)}" for node in takes),
+            *self._statements(calls),
+            *returned([self._names[node] for node in gives]),
+        ]
+
+    def lines(self, name: str) -> list[str]:
+        return [*signature(name, self._arguments), *self._body]
+
+    # ---- names
+
+    def _take(self, node: fx.Node, wanted: str) -> str:
+        """A local name for a value, like `wanted`, under which nothing is that is still read."""
+        alive = {name for name, until in self._read_until.items() if until > self._now}
+        name = self._names[node] = unique(wanted, alive)
+        self._read_until[name] = self._last_read(node)
+        return name
+
+    def _last_read(self, node: fx.Node) -> float:
+        reads = [self._position[user] for user in node.users if user in self._position]
+        return math.inf if node in self._gives else max(reads, default=-1)
+
+    def _argument_name(self, node: fx.Node) -> str:
         """The batch's word, or what an earlier piece of the same layer calls it, or x."""
         if node in self._graph.batch:
             return identifier(self._graph.batch[node])
         maker = node.args[0] if is_getitem(node) else node
+        if not self._whole and isinstance(maker, fx.Node):
+            return self._called_after(maker)
         if isinstance(maker, fx.Node) and maker in self._whole:
-            name = self._text.called_after(maker)
+            name = self._called_after(maker)
             return name if maker is node else f"{name}_{node.args[1]}"
         return "x"
 
-    def _forward(self) -> Iterator[str]:
-        yield from signature("forward", ["self", *self._arguments])
-        yield from input_shapes(self._graph, self._layer.inputs, self._arguments)
-        for span, run in groupby(self._layer.calls, self._graph.span_of.get):
-            calls = list(run)
-            yield from self._text.lines(calls, BODY) if span is None else self._checkpoint(calls)
-        yield from returned([self._text.names[node] for node in self._layer.outputs])
+    def _called_after(self, node: fx.Node) -> str:
+        """The name of what made a value: its module, or its operator."""
+        path = self._alone.get(node, "")
+        path = "" if path == self._owner.layer.prefix else self._owner.relative(path)
+        return identifier(path or str(getattr(node.target, "_opname", "value")))
+
+    def _result_name(self, node: fx.Node) -> str:
+        """The first argument's name, where nobody reads that after this call and no module gives
+        a better one: `x = aten.add.Tensor(x, projection)`."""
+        first = next(iter(node.args), None)
+        if node not in self._alone and isinstance(first, fx.Node) and _alike(first, node):
+            name = self._names.get(first, "self.")
+            if self._read_until.get(name, math.inf) <= self._now:
+                return name
+        return self._called_after(node)
+
+    # ---- statements
+
+    def _statements(self, calls: Sequence[fx.Node]) -> Iterator[str]:
+        spans = self._graph.span_of if self._whole else {}
+        for span, run in groupby(calls, spans.get):
+            nodes = list(run)
+            if span is not None:
+                yield from self._checkpoint(nodes)
+                continue
+            for node in nodes:
+                self._now = self._position[node]
+                if is_region(node):
+                    yield from self._region(node)
+                elif not is_getitem(node):
+                    yield from self._call(node)
+
+    def _call(self, node: fx.Node) -> Iterator[str]:
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload), f"not an operator: {target}"
+        function = str(target) if target.namespace == "aten" else f"torch.ops.{target}"
+        if target.namespace == FUNCTIONS:
+            function = f'functions["{operator_text(target)}"]'
+        arguments = [literal(value, self._names) for value in node.args]
+        arguments += [f"{key}={literal(value, self._names)}" for key, value in node.kwargs.items()]
+        picks = [user for user in node.users if is_getitem(user) and user in self._position]
+        if picks:
+            targets = self._unpacked(node, picks, len(node.meta["val"]))
+        else:
+            targets = [self._take(node, self._result_name(node))]
+        yield from assignment(targets, function, arguments, _value_text(node, self._graph))
+
+    def _unpacked(self, node: fx.Node, picks: Iterable[fx.Node], count: int) -> list[str]:
+        """`q, k, v = aten.split.Tensor(…)`: a local name per result, `_` for what nobody reads."""
+        targets = ["_"] * count
+        for pick in picks:
+            index = int(str(pick.args[1])) % count
+            if targets[index] == "_":
+                targets[index] = self._take(pick, f"{self._called_after(node)}_{index}")
+            else:
+                name = self._names[pick] = targets[index]
+                self._read_until[name] = max(self._read_until[name], self._last_read(pick))
+        return targets if count > 1 else [f"({targets[0]},)"]
+
+    def _region(self, node: fx.Node) -> Iterator[str]:
+        """`with torch.no_grad():` and `with torch.autocast(…):`, its nested graph as a method."""
+        settings = [value for value in node.args if not isinstance(value, fx.Node)]
+        nested, *given = [value for value in node.args if isinstance(value, fx.Node)]
+        nodes = list(nested_graph(nested).graph.nodes)
+        calls = [n for n in nodes if n.op == "call_function" and "_assert_" not in str(n.target)]
+        takes = [n for n in nodes if n.op == "placeholder"]
+        gives: Any = nodes[-1].args[0]
+        method = self._owner.method("region", _Method(self._owner, calls, takes, gives))
+        arguments = [self._names[value] for value in given]
+        picks = [user for user in node.users if is_getitem(user)]
+        targets = self._unpacked(node, picks, len(gives))
+        yield f"{BODY}with {_context(settings)}:"
+        yield from assignment(targets, f"self.{method}", arguments, indent=BODY + INDENT)
 
     def _checkpoint(self, calls: Sequence[fx.Node]) -> Iterator[str]:
         """`(loss,) = checkpoint(self.recomputed, x, …)`: the calls are a method."""
-        text, names = _RecomputedText(self._graph, self._layer, calls, self._text.names), self._text
-        if text.key not in self._methods:
-            name = unique("recomputed", self._attributes)
-            self._methods[text.key] = (name, text.lines(name))
+        inside = set(calls)
+        gives = [node for node in calls if _is_used_outside(node, self._graph, inside)]
+        read = dict.fromkeys(node for call in calls for node in call.all_input_nodes)
+        takes = [n for n in read if n not in inside and n.op != "get_attr"]
+        takes = [n for n in takes if n not in self._owner.names]
+        body = _Method(self._owner, calls, takes, gives)
+        again = all(repeats(inner) for call in calls for inner in with_nested(call))
         arguments = [
-            f"self.{self._methods[text.key][0]}",
-            *(names.names[node] for node in text.takes),
+            f"self.{self._owner.method('recomputed', body)}",
+            *(self._names[node] for node in takes),
             "use_reentrant=False",
-            *([] if text.is_random else ["preserve_rng_state=False"]),
+            *(["preserve_rng_state=False"] if again else []),
         ]
-        targets = [names.take(node, names.called_after(node)) for node in text.gives]
-        yield from assignment(
-            [f"({targets[0]},)"] if len(targets) == 1 else targets, CHECKPOINT, arguments
-        )
+        self._now = self._position[calls[-1]]
+        targets = [self._take(node, self._called_after(node)) for node in gives]
+        targets = [f"({targets[0]},)"] if len(targets) == 1 else targets
+        yield from assignment(targets, "checkpoint", arguments)
 
 
-def _names_device(calls: Iterable[fx.Node]) -> bool:
-    """Whether a call makes its result on the tracing device, nested graphs included."""
-    return any(
-        value == TRACE_DEVICE
-        for call in calls
-        for node in with_nested(call)
-        for value in (*node.args, *node.kwargs.values())
-        if isinstance(value, torch.device)
+def literal(value: Any, names: Mapping[fx.Node, str]) -> str:
+    """An argument: a local name, or a Python literal that gives the same value."""
+    match value:
+        case fx.Node():
+            return names[value]
+        case list() | tuple():
+            return "[" + ", ".join(literal(item, names) for item in value) + "]"
+        case torch.device():
+            return "device" if value == TRACE_DEVICE else f'torch.device("{value}")'
+        case float() if not math.isfinite(value):
+            return f'float("{value}")'
+        case bool() | int() | float() | complex() | str() | None:
+            return repr(value)
+        case torch.dtype() | torch.memory_format() | torch.layout():
+            return repr(value)
+    raise AssertionError(f"no literal for {value!r}")
+
+
+def _value_text(node: fx.Node, graph: Graph) -> str:
+    """`[2, 16]`, with the dtype where it is not the usual one, `3 x [2, 16]` of several."""
+    value = node.meta.get("val")
+    tensors = (
+        [value] if isinstance(value, torch.Tensor) else [v for v in value or () if v is not None]
+    )
+    texts = {_shape_text(ValueSpec(tuple(v.shape), v.dtype), graph) for v in tensors}
+    times = f"{len(tensors)} x " if tensors and value is not tensors[0] else ""
+    return f"{times}{texts.pop()}" if len(texts) == 1 else ""
+
+
+def _shape_text(spec: ValueSpec, graph: Graph) -> str:
+    dtype = str(spec.dtype).removeprefix("torch.")
+    usual = spec.dtype is graph.parameter_dtype
+    return str(list(spec.shape)) if usual else f"{dtype} {list(spec.shape)}"
+
+
+def _context(settings: Sequence[object]) -> str:
+    if len(settings) == 1:
+        return f"torch.set_grad_enabled({settings[0]})"
+    device_type, dtype, enabled, cache_enabled = settings
+    return (
+        f'torch.autocast("{device_type}", dtype={dtype}, enabled={enabled}, '
+        f"cache_enabled={cache_enabled})"
     )
 
 
-class _RecomputedText:
-    """What backward computes again: the method for one span of calls, run under a checkpoint.
-
-    Its names come from its own calls and arguments, so spans that compute the same (chunks of a
-    loss) are one method, called several times. `reached` says which values are the class's
-    attributes.
-    """
-
-    def __init__(
-        self, graph: Graph, layer: Layer, calls: Sequence[fx.Node], reached: dict[fx.Node, str]
-    ) -> None:
-        inside = set(calls)
-        self.gives = [node for node in calls if _is_used_outside(node, graph, inside)]
-        read = dict.fromkeys(
-            node
-            for call in calls
-            for node in call.all_input_nodes
-            if node not in inside and node.op != "get_attr"
-        )
-        passed = [node for node in read if not reached[node].startswith("self.")]
-        values = [node for node in passed if node not in graph.parameters]
-        self.takes = [*values, *(node for node in passed if node in graph.parameters)]
-        """Values, then parameters that the class has not itself."""
-        self.is_random = not all(repeats(inner) for call in calls for inner in with_nested(call))
-        text = Statements(graph, layer, calls, self.gives)
-        text.names.update({node: reached[node] for node in read if node not in passed})
-        arguments = [text.take(node, _wanted(graph, text, node)) for node in self.takes]
-        self._arguments = arguments
-        self._body = [
-            f'{BODY}"""Backward computes this again."""',
-            *input_shapes(graph, values, arguments),
-            *text.lines(calls, BODY),
-            *returned([text.names[node] for node in self.gives]),
-        ]
-
-    @property
-    def key(self) -> str:
-        """Equal for spans that may share a method."""
-        return "\n".join([*self._arguments, *self._body])
-
-    def lines(self, name: str) -> list[str]:
-        """The method's, under this name."""
-        return [*signature(name, ["self", *self._arguments]), *self._body]
+def _alone_in_module(calls: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """Calls that are all their module does (a Linear, a LayerNorm) take the module's name."""
+    paths: dict[str, list[fx.Node]] = {}
+    for node in calls:
+        stack = layer_path(node)
+        if stack:
+            paths.setdefault(stack[-1][0].partition("@")[0], []).append(node)
+    return {nodes[0]: path for path, nodes in paths.items() if len(nodes) == 1}
 
 
-def _wanted(graph: Graph, text: Statements, node: fx.Node) -> str:
-    if node in graph.parameters:
-        return identifier(text.relative(graph.parameters[node]))
-    if node in graph.batch:
-        return identifier(graph.batch[node])
-    return text.called_after(node.all_input_nodes[0] if is_getitem(node) else node)
+def _alike(before: fx.Node, after: fx.Node) -> bool:
+    """Whether one value is the other in a new form or with new numbers."""
+    old, new = before.meta.get("val"), after.meta.get("val")
+    operator = str(getattr(after.target, "_opname", " "))
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    keeps_name = operator in _KEEP_THE_NAME or operator[-1] == "_"
+    return keeps_name and old.numel() == new.numel()
 
 
 def _is_used_outside(node: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:
     return node is graph.loss or any(u in graph.call_set and u not in inside for u in node.users)
-
-
-def _constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
-    """The assignment of a constant's values in `__init__`; exact to the bit."""
-    tensor = constant.tensor
-    if tensor.numel() <= _FEW_ELEMENTS and _reads_back(tensor):
-        arguments = [literal(tensor.tolist(), {}), f"dtype={tensor.dtype}", "device=device"]
-        yield from assignment([f"self.{attribute}"], "torch.tensor", arguments)
-        return
-    text = base64.b64encode(tensor_bytes(tensor)).decode()
-    kind = [str(tensor.dtype), str(list(tensor.shape)), "device"]
-    width = LINE_LENGTH - len(BODY) - len(INDENT) - len('"",')
-    if len(text) <= width:
-        yield from assignment([f"self.{attribute}"], "constant", [f'"{text}"', *kind])
-        return
-    yield f"{BODY}self.{attribute} = constant("
-    for start in range(0, len(text), width):
-        comma = "," if start + width >= len(text) else ""
-        yield f'{BODY}{INDENT}"{text[start : start + width]}"{comma}'
-    yield from (f"{BODY}{INDENT}{argument}," for argument in kind)
-    yield f"{BODY})"
-
-
-def _reads_back(tensor: torch.Tensor) -> bool:
-    """Whether Python's literals for the elements give the same elements."""
-    plain = tensor.dtype in _PLAIN_DTYPES or not tensor.dtype.is_floating_point
-    return plain and not tensor.is_complex() and bool(torch.isfinite(tensor).all())

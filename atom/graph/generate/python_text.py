@@ -1,12 +1,11 @@
-"""Python statements as lines: whole where they fit, else one argument each.
+"""Python statements as lines: whole where they fit, else with their arguments apart.
 
-Knows text only: no torch, nothing that differs between Python versions. Statements are those that
-the printer writes: assignments of one call or one short expression, signatures, returns.
+Knows text only: no torch, nothing that differs between Python versions.
 """
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 LINE_LENGTH = 100
 """What statements are wrapped at; a single argument or target may be longer."""
@@ -19,61 +18,55 @@ _LONGEST_NAME = 28
 
 def assignment(
     targets: Sequence[str],
-    head: str,
-    arguments: Sequence[str] | None,
+    function: str,
+    arguments: Sequence[str],
     comment: str = "",
     indent: str = BODY,
 ) -> Iterator[str]:
-    """`targets = head(arguments)  # comment`, or `targets = head` without arguments; a comment
-    that the line has no room for stands before it."""
+    """`targets = function(arguments)  # comment`; several targets or `(one,)` unpack a tuple."""
     tail = f"  # {comment}" if comment else ""
-    left = f"{indent}{', '.join(targets)} = {head}"
-    if arguments is not None:
-        yield from _wrapped(f"{left}(", arguments, f"){tail}", indent)
-    elif fits(left + tail):
-        yield f"{left}{tail}"
-    else:
-        yield f"{indent}# {comment}"
-        yield left
+    yield from _wrapped(
+        f"{indent}{', '.join(targets)} = {function}(", arguments, f"){tail}", indent
+    )
 
 
-def signature(name: str, arguments: Sequence[str], indent: str = INDENT) -> Iterator[str]:
-    """`def name(arguments):`"""
-    yield from _wrapped(f"{indent}def {name}(", arguments, "):", indent)
+def signature(name: str, arguments: Sequence[str]) -> Iterator[str]:
+    """`def name(self, arguments):`"""
+    yield from _wrapped(f"{INDENT}def {name}(", ["self", *arguments], "):", INDENT)
 
 
-def returned(names: Sequence[str], indent: str = BODY) -> Iterator[str]:
+def returned(names: Sequence[str]) -> Iterator[str]:
     """`return (names)`: always a tuple."""
     if len(names) == 1:
-        yield f"{indent}return ({names[0]},)"
+        yield f"{BODY}return ({names[0]},)"
     else:
-        yield from _wrapped(f"{indent}return (", names, ")", indent)
+        yield from _wrapped(f"{BODY}return (", names, ")", BODY)
 
 
 def _wrapped(left: str, items: Sequence[str], right: str, indent: str) -> Iterator[str]:
     whole = f"{left}{', '.join(items)}{right}"
-    if not items or fits(whole):
+    if not items or len(whole) <= LINE_LENGTH:
         yield whole
         return
     yield left
-    yield from (f"{indent}{INDENT}{item}," for item in items)
+    together = f"{indent}{INDENT}{', '.join(items)}"
+    if len(together) <= LINE_LENGTH:
+        yield together
+    else:
+        yield from (f"{indent}{INDENT}{item}," for item in items)
     yield f"{indent}{right}"
 
 
-def remark(parts: Iterable[str], indent: str = BODY) -> Iterator[str]:
+def remark(parts: Iterable[str]) -> Iterator[str]:
     """A comment of its own: parts set apart by semicolons, filled into as many lines as needed."""
     line = ""
     for part in parts:
-        if line and not fits(f"{indent}# {line}; {part}"):
-            yield f"{indent}# {line}"
+        if line and len(f"{BODY}# {line}; {part}") > LINE_LENGTH:
+            yield f"{BODY}# {line}"
             line = ""
         line = f"{line}; {part}" if line else part
     if line:
-        yield f"{indent}# {line}"
-
-
-def fits(line: str) -> bool:
-    return len(line) <= LINE_LENGTH
+        yield f"{BODY}# {line}"
 
 
 def identifier(text: str) -> str:
@@ -87,23 +80,14 @@ def identifier(text: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-def unique(base: str, taken: set[str]) -> str:
-    """`base`, or with a number if that is taken; the result is taken from now on."""
+def unique(base: str, taken: Collection[str]) -> str:
+    """`base`, or with a number if that is taken."""
     name, number = base, 1
     while name in taken:
         name, number = f"{base}_{number}", number + 1
-    taken.add(name)
     return name
 
 
 def docstring_text(text: str) -> str:
     """Names come from the user's model: none may end the docstring it is printed in."""
     return text.replace("\\", "/").replace('"', "'")
-
-
-def shortened(text: str, width: int) -> str:
-    """At most `width` characters: of a longer text the beginning and the end."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"

@@ -21,10 +21,6 @@ from torch.nn.parameter import is_lazy
 from atom.graph.traced import CHECKPOINT_MARK
 from atom.graph.tracing.refusals import Refusal
 
-_REGISTERED = "torch._library.autograd"
-"""Where torch makes the functions of custom operators with a registered backward. Those stay one
-call in the graph, and with it their backward."""
-
 _HELD_APART = {"_parameters", "_buffers", "_modules"}
 
 
@@ -113,30 +109,13 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
 
 
 @contextmanager
-def refuse_lost_backward() -> Iterator[None]:
-    """Tracing inlines an `autograd.Function` as its forward and loses its backward, and a hook that
-    forward puts on a tensor's gradient: refuse them.
-
-    Raises: ModelError naming the function.
-    """
-    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
-    # and that would pass by. What it ends in is looked up here, at every call.
-    base: Any = torch.autograd.function._SingleLevelFunction
-
-    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__module__ == _REGISTERED:
-            return super(base, function).apply(*args, **kwargs)
-        raise Refusal.CUSTOM_BACKWARD.error(
-            function=f"{function.__module__}.{function.__qualname__}"
-        )
+def refuse_gradient_hooks() -> Iterator[None]:
+    """Tracing loses a hook that forward puts on a tensor's gradient. Raises: ModelError."""
 
     def hook(*_: Any, **__: Any) -> Any:
         raise Refusal.GRADIENT_HOOK.error(what="a tensor (Tensor.register_hook in forward)")
 
-    with (
-        replaced(base, {"apply": classmethod(apply)}),
-        replaced(torch.Tensor, {"register_hook": hook}),
-    ):
+    with replaced(torch.Tensor, {"register_hook": hook}):
         yield
 
 

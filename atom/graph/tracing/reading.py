@@ -11,14 +11,24 @@ from torch.export.graph_signature import InputKind
 
 from atom.graph.digest import graph_hash
 from atom.graph.ir import ParameterLayout
-from atom.graph.traced import Constant, Graph, Span, bind, is_getitem, is_random, is_region
+from atom.graph.traced import (
+    Constant,
+    Graph,
+    Span,
+    bind,
+    is_getitem,
+    is_random,
+    is_region,
+    operator_text,
+    with_nested,
+)
 from atom.graph.tracing.checkpoints import recomputed_spans
 from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refusals import Refusal, place_of
 
 SMALL_CONSTANT_BYTES = 64 * 1024
-"""Buffers up to this size are written into the generated source."""
+"""Buffers up to this size are held on the device beside the sub-models."""
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 """The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
@@ -129,6 +139,11 @@ class _Reading:
     ) -> None:
         for node in calls:
             _refuse_unfaithful(node)
+        functions: dict[str, Any] = {}
+        for node in (inner for call in calls for inner in with_nested(call)):
+            name = operator_text(node.target)
+            if functions.setdefault(name, node.target) is not node.target:
+                raise Refusal.CUSTOM_BACKWARD.error(function=name)
         spec = self.effects.specs.get(loss)
         if spec is None or spec.shape or not spec.dtype.is_floating_point or not spec.needs_grad:
             raise Refusal.NO_LOSS.error()

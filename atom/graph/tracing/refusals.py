@@ -51,10 +51,10 @@ class Refusal(enum.Enum):
         "with register_autograd)",
     )
     CUSTOM_BACKWARD = (
-        "the model uses {function}, a custom autograd.Function; tracing would lose its backward",
-        "write it with ordinary operations, or wrap it as a custom operator "
-        "(torch.library.custom_op with register_autograd); remove backward hooks of modules; "
-        "checkpoint with use_reentrant=False",
+        "the model uses {function}, an autograd.Function of PyTorch's own, or one that takes other "
+        "things than tensors and numbers, or has the name of another one",
+        "hand tensors and numbers to its apply; remove backward hooks of modules; checkpoint with "
+        "use_reentrant=False",
     )
     RANDOMNESS = (
         "the model's forward draws random numbers with {generator}; tracing would freeze them to "
@@ -86,8 +86,8 @@ class Refusal(enum.Enum):
         "use it as an attribute of its module, not from a list or dictionary",
     )
     LARGE = (
-        "the buffer {name} has {size_bytes} bytes; at most {most_bytes} are copied into the "
-        "program",
+        "the buffer {name} has {size_bytes} bytes; at most {most_bytes} are held beside the "
+        "sub-models",
         "compute it in forward from sizes (torch.arange, torch.tril), or make it a parameter with "
         "requires_grad=False",
     )

@@ -1,0 +1,93 @@
+"""Custom `torch.autograd.Function`s: each use is one call in the graph, which keeps its backward.
+
+Tracing would inline a function's forward and lose its backward. So, while a model is traced, every
+use becomes a call of an operator made for it, which applies the function itself, then and later.
+Arguments that are no tensors are part of the operator.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+from torch.library import Library
+
+from atom.graph.traced import FUNCTIONS
+from atom.graph.tracing.guards import replaced
+from atom.graph.tracing.refusals import Refusal
+
+_REGISTERED = "torch._library.autograd"
+"""Where torch makes the functions of custom operators with a registered backward. Those stay one
+call in the graph as they are."""
+
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.Size)
+_LIBRARY = Library(FUNCTIONS, "DEF")  # type: ignore[no-untyped-call]
+_operators: dict[tuple[type, str], Callable[..., Any]] = {}
+_numbers = count(1)
+
+
+@contextmanager
+def functions_as_calls() -> Iterator[None]:
+    """Raises: ModelError naming a function that takes other than tensors and numbers, or one of
+    PyTorch's own (a module's backward hook, a reentrant checkpoint)."""
+    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
+    # and that would pass by. What it ends in is looked up here, at every call.
+    base: Any = torch.autograd.function._SingleLevelFunction
+    inside = False
+
+    def apply(function: Any, *args: Any) -> Any:
+        nonlocal inside
+        if inside or function.__module__ == _REGISTERED:
+            return super(base, function).apply(*args)
+        inside = True
+        try:
+            return _call(function, args)
+        finally:
+            inside = False
+
+    with replaced(base, {"apply": classmethod(apply)}):
+        yield
+
+
+def _call(function: Any, args: tuple[Any, ...]) -> Any:
+    constants = [None if isinstance(arg, torch.Tensor) else (arg,) for arg in args]
+    if not all(_is_plain(each[0]) for each in constants if each) or not _stands_alone(function):
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise Refusal.CUSTOM_BACKWARD.error(function=name)
+    key = function, repr(constants)
+    if key not in _operators:
+        _operators[key] = _operator(function, constants)
+    results = _operators[key]([arg for arg in args if isinstance(arg, torch.Tensor)])
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[..., Any]:
+    def kernel(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter(tensors)
+        found = function.apply(*(next(given) if each is None else each[0] for each in constants))
+        return list(found) if isinstance(found, tuple) else [found]
+
+    text = f"{function.__module__}.{function.__qualname__}{constants}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    name = f"{re.sub(r'[^A-Za-z0-9]+', '_', function.__qualname__)}_{digest}"
+    overload = f"number_{next(_numbers)}"  # tells apart classes of one name, within this process
+    _LIBRARY.define(f"{name}.{overload}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(f"{name}.{overload}", kernel, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    made: Callable[..., Any] = getattr(getattr(getattr(torch.ops, FUNCTIONS), name), overload)
+    return made
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) in (tuple, list) else isinstance(value, _PLAIN)
+
+
+def _stands_alone(function: Any) -> bool:
+    """Not one of PyTorch's own, and holds no tensor or module that the graph would not see."""
+    methods = (getattr(function, name) for name in ("forward", "backward", "setup_context"))
+    cells = [cell for method in methods for cell in getattr(method, "__closure__", None) or ()]
+    held = any(isinstance(cell.cell_contents, torch.Tensor | nn.Module) for cell in cells)
+    return not held and not function.__module__.startswith("torch.")
