@@ -27,7 +27,7 @@ from sides import positive, publish
 from atom.base.errors import DeviceError
 from atom.daemon.fitting.device_choice import question
 from atom.graph.chain import Chain
-from atom.graph.profile import assume_graph
+from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config

@@ -29,7 +29,8 @@ from played import Played, Stand, thread_seconds
 from sides import machine, positive, publish
 
 from atom.base.errors import UserError
-from atom.graph.profile import Profile, measure_graph
+from atom.graph.profile.measured import measure_graph
+from atom.graph.profile.seconds import Profile
 from atom.graph.trace import trace
 from atom.placement.choice import Choice
 

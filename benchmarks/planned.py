@@ -9,7 +9,7 @@ import torch
 from atom.graph.chain import Chain
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.layers import layers_of
-from atom.graph.profile import OperationSeconds, Profile
+from atom.graph.profile.seconds import Profile, Seconds
 from atom.graph.traced import Graph
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import Question, choose
@@ -64,7 +64,7 @@ class Planner:
             gradient_element_bytes=self.gradient_bytes,
         )
 
-    def _chain(self, seconds: Sequence[OperationSeconds]) -> Chain:
+    def _chain(self, seconds: Sequence[Seconds]) -> Chain:
         return operation_chain(self.graph, seconds, fused=self.device.type == "cuda")
 
 

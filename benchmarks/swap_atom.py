@@ -24,7 +24,7 @@ from swap_setup import (
 from swap_traffic import Link
 
 from atom.base.clock import BootClock
-from atom.graph.profile import measure_graph
+from atom.graph.profile.measured import measure_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

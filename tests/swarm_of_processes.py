@@ -24,7 +24,7 @@ from atom.config.load import parse_run_text
 from atom.daemon.control_client import ControlClient
 from atom.graph.chain import Machine
 from atom.graph.costs.operation_chain import operation_chain
-from atom.graph.profile.assumed import typical_graph
+from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
@@ -402,7 +402,7 @@ def tightest_memory(run_text: str) -> int:
     source = GPT3Source(GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape()))
     batch = source.example_batch(run.batch.micro_batch_sequences)
     graph = trace(source.build(torch.float32), batch)
-    profile = typical_graph(graph, torch.device("cpu"))
+    profile = typical_graph(graph, torch.device("cpu"), Machine(1e10, 1e10))
     chain, limits = operation_chain(graph, profile.operations), Limits(1, 4, micro_batches=1)
     return enough_bytes(Question(chain, Machine(1e9, 1e9), limits))
 

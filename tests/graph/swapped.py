@@ -11,7 +11,7 @@ from traced_modules import Batch
 from atom.graph.check.reference import run_layer_major
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
-from atom.graph.profile.assumed import assume_graph
+from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
 from atom.placement.choosing import Question, choose, enough_bytes

@@ -16,7 +16,6 @@ from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, to
 from atom.base.errors import MismatchError, ModelError
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.profile import profile
 from atom.graph.program import bind, build_program, compile_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -278,14 +277,6 @@ def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:
     for cut in (None, [(0, 13)], [(0, 3), (4, 6), (7, 13)]):
         source = build_program(graph, cut).source
         assert len(source.splitlines()) < 200
-
-
-def test_profile_measures_each_class_once() -> None:
-    program = compile_program(TiedGPT(), tokens_and_targets())
-    seconds = profile(program, "cpu", repeats=3)
-    assert len(seconds) == len(program.sub_models)
-    assert seconds[1] is seconds[2] is seconds[3]
-    assert all(entry.forward_s > 0 and entry.backward_s >= 0 for entry in seconds)
 
 
 def test_names_that_are_no_identifiers() -> None:

@@ -16,7 +16,7 @@ from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.costs.operations import OperationCosts, operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.profile import OperationSeconds
+from atom.graph.profile.seconds import Seconds
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -55,7 +55,7 @@ def flops(costs: OperationCosts) -> tuple[float, float]:
 
 
 def chain_of(graph: Graph) -> Chain:
-    seconds = [OperationSeconds(0.25, 0.5)] * len(graph.calls)
+    seconds = [Seconds(0.25, 0.5)] * len(graph.calls)
     return operation_chain(graph, seconds)
 
 
@@ -251,7 +251,7 @@ def test_equal_layers_cost_the_same() -> None:
 def test_a_timing_is_needed_for_every_operation() -> None:
     graph = trace(gpt3(), tokens(*GPT3_NAMES))
     with pytest.raises(ValueError, match="3 timings for"):
-        operation_chain(graph, [OperationSeconds(1.0, 1.0)] * 3)
+        operation_chain(graph, [Seconds(1.0, 1.0)] * 3)
 
 
 def test_a_model_larger_than_any_memory() -> None:

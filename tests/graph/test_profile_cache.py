@@ -1,6 +1,5 @@
-"""Kept profiles: used when they are right, made anew and said so when they are not."""
+"""Kept measurements: used when they are right, made anew and said so when they are not."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,65 +9,64 @@ import torch
 from traced_modules import TiedGPT, tokens_and_targets
 
 from atom.graph.chain import Machine
-from atom.graph.profile import (
-    LayerProfile,
-    OperationSeconds,
-    Profile,
-    ProfileCache,
-    ProfileKey,
-)
+from atom.graph.profile import cache
+from atom.graph.profile.cache import Measurement, file_name, kept_profile
+from atom.graph.profile.measured import device_name
+from atom.graph.profile.seconds import Profile, Seconds
 from atom.graph.trace import trace
+from atom.graph.traced import Graph
 
-LAYER = LayerProfile("blocks.0", 0.5, 1.0, 64, 64, 256)
-PROFILE = Profile(
-    source="measured",
-    device_name="a processor",
-    layers=(LAYER,),
-    operations=(OperationSeconds(0.5, 1.0), OperationSeconds(1.5, 0.0)),
-    link=Machine(2e9, 1e9),
-)
-KEY = ProfileKey("ab" * 32, "cpu: a processor", "torch.float32", (), "2.9", 2)
+CPU = torch.device("cpu")
+LAYERS = tuple(Seconds(0.5 * number, 1.0) for number in range(5))
+LINK = Machine(2e9, 1e9)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(TiedGPT(), tokens_and_targets())
 
 
 class Measured:
-    """Counts how often a profile was made."""
+    """Counts how often it was measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: tuple[Seconds, ...] = LAYERS) -> None:
+        self.layers = layers
         self.times = 0
 
-    def __call__(self) -> Profile:
+    def __call__(self) -> Measurement:
         self.times += 1
-        return PROFILE
+        return self.layers, LINK
+
+    def asked(self, directory: Path, graph: Graph) -> tuple[Profile, str]:
+        profile, note = kept_profile(directory, graph, CPU, self)
+        assert (profile.layers, profile.link) == (self.layers, LINK)
+        return profile, note
 
 
-def ask(cache: ProfileCache, measured: Measured, key: ProfileKey = KEY) -> tuple[Profile, str]:
-    return cache.get(key, layers=1, operations=2, measure=measured)
+def path_in(directory: Path, graph: Graph) -> Path:
+    return directory / file_name(graph, CPU, device_name(CPU))
 
 
-def test_measured_once(tmp_path: Path) -> None:
-    cache, measured = ProfileCache(tmp_path / "profiles"), Measured()
-    assert ask(cache, measured) == (PROFILE, "")
-    assert ask(cache, measured) == (PROFILE, "")
+def test_measured_once(tmp_path: Path, graph: Graph) -> None:
+    measured = Measured()
+    first = measured.asked(tmp_path / "profiles", graph)
+    assert first == measured.asked(tmp_path / "profiles", graph)
+    assert first[1] == ""
     assert measured.times == 1
-    assert [path.name for path in (tmp_path / "profiles").iterdir()] == [KEY.file_name]
+    assert list((tmp_path / "profiles").iterdir()) == [path_in(tmp_path / "profiles", graph)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"graph_hash": "cd" * 32},
-        {"device": "cpu: another"},
-        {"precision": "torch.bfloat16"},
-        {"batch": (("tokens", "torch.int64", (2, 16)),)},
-        {"torch_version": "2.10"},
-        {"threads": 3},
-    ],
-)
-def test_another_question_has_another_answer(tmp_path: Path, change: dict[str, Any]) -> None:
-    cache, measured = ProfileCache(tmp_path), Measured()
-    ask(cache, measured)
-    ask(cache, measured, dataclasses.replace(KEY, **change))
-    assert measured.times == 2
+def test_another_question_has_another_answer(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [file_name(graph, CPU, "a processor"), file_name(graph, CPU, "another")]
+    names.append(file_name(graph, torch.device("cuda"), "another"))
+    other = trace(TiedGPT(), tokens_and_targets(length=8))
+    names.append(file_name(other, CPU, "a processor"))
+    names.append(file_name(trace(TiedGPT().half(), tokens_and_targets()), CPU, "a processor"))
+    monkeypatch.setattr(cache.torch, "get_num_threads", lambda: 99)
+    names.append(file_name(graph, CPU, "a processor"))
+    monkeypatch.setattr(cache.torch, "__version__", "1.0")
+    names.append(file_name(graph, CPU, "a processor"))
+    assert len(set(names)) == len(names)
 
 
 DAMAGED = [
@@ -77,72 +75,52 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("raw", DAMAGED)
-def test_a_damaged_file_is_made_anew_and_said_so(tmp_path: Path, raw: bytes) -> None:
-    cache, measured = ProfileCache(tmp_path), Measured()
-    (tmp_path / KEY.file_name).write_bytes(raw)
-    profile, note = ask(cache, measured)
-    assert profile == PROFILE
-    assert "measured anew" in note
-    assert ask(cache, measured) == (PROFILE, "")
+def test_a_damaged_file_is_made_anew_and_said_so(tmp_path: Path, graph: Graph, raw: bytes) -> None:
+    measured = Measured()
+    path_in(tmp_path, graph).write_bytes(raw)
+    assert "measured anew" in measured.asked(tmp_path, graph)[1]
+    assert measured.asked(tmp_path, graph)[1] == ""
     assert measured.times == 1
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"more": 1},
         {"layers": []},
+        {"layers": [[1.0, 1.0]] * 4},
+        {"layers": [[-1.0, 1.0]] * 5},
+        {"layers": [["much", 1.0]] * 5},
+        {"layers": [[1.0]] * 5},
         {"link": {"load": 1}},
-        {"link": {"load_bytes_per_s": 0.0, "gradient_bytes_per_s": 1.0}},
-        {"operations": [{"forward_s": -1.0, "backward_s": 0.0}] * 2},
-        {"operations": [{"forward_s": "1", "backward_s": 0.0}] * 2},
+        {"link": [0.0, 1.0]},
     ],
 )
-def test_what_is_no_profile_of_this_model_is_made_anew(
-    tmp_path: Path, change: dict[str, Any]
+def test_what_is_no_measurement_of_this_graph_is_made_anew(
+    tmp_path: Path, graph: Graph, change: dict[str, Any]
 ) -> None:
-    cache, measured = ProfileCache(tmp_path), Measured()
-    ask(cache, measured)
-    path = tmp_path / KEY.file_name
+    measured, path = Measured(), path_in(tmp_path, graph)
+    measured.asked(tmp_path, graph)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    profile, note = ask(cache, measured)
-    assert (profile, measured.times) == (PROFILE, 2)
-    assert str(path) in note
+    assert str(path) in measured.asked(tmp_path, graph)[1]
+    assert measured.times == 2
 
 
-def test_a_measurement_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def fails() -> Profile:
+def test_a_measurement_that_fails_leaves_nothing(tmp_path: Path, graph: Graph) -> None:
+    def fails() -> Measurement:
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        ProfileCache(tmp_path / "new").get(KEY, 1, 2, fails)
+        kept_profile(tmp_path / "new", graph, CPU, fails)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    bad = dataclasses.replace(PROFILE, operations=(OperationSeconds(float("nan"), 0.0),) * 2)
+def test_a_measurement_that_cannot_be_written_leaves_nothing(tmp_path: Path, graph: Graph) -> None:
+    bad = Measured((Seconds(float("nan"), 0.0),) * 5)
     with pytest.raises(ValueError, match="JSON"):
-        ProfileCache(tmp_path).get(KEY, 1, 2, lambda: bad)
+        kept_profile(tmp_path, graph, CPU, bad)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_place_to_write_to(tmp_path: Path) -> None:
+def test_no_place_to_write_to(tmp_path: Path, graph: Graph) -> None:
     (tmp_path / "file").write_text("in the way")
-    measured = Measured()
-    profile, note = ask(ProfileCache(tmp_path / "file"), measured)
-    assert profile == measured()
-    assert "cannot be kept" in note
-
-
-def test_the_key_of_a_graph() -> None:
-    graph = trace(TiedGPT(), tokens_and_targets())
-    key = ProfileKey.of(graph, "cpu")
-    assert key.graph_hash == graph.graph_hash
-    assert key.batch == (
-        ("tokens", "torch.int64", (2, 16)),
-        ("targets", "torch.int64", (2, 16)),
-    )
-    assert key.torch_version == torch.__version__
-    assert key.threads == torch.get_num_threads()
-    assert key.device.startswith("cpu: ")
-    assert key.file_name != dataclasses.replace(key, threads=99).file_name
+    assert "cannot be kept" in Measured().asked(tmp_path / "file", graph)[1]

@@ -11,7 +11,7 @@ from torch import nn
 
 from atom.config.load import parse_run_text
 from atom.daemon.fitting.device_choice import ends_alike, peer_bytes, question
-from atom.graph.profile.assumed import assume_graph
+from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

@@ -8,7 +8,7 @@ import torch
 from atom.daemon.fitting.device_choice import choice_text, question
 from atom.graph.chain import Chain
 from atom.graph.check.verify import verify_against_eager
-from atom.graph.profile.assumed import assume_graph
+from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -52,7 +52,7 @@ def test_with_memory_to_spare_nothing_is_computed_twice() -> None:
     choice = answer(PLENTY)
     assert choice.remembers
     assert choice.to_json(choice.program(graph()))["remembers"]
-    assert "checkpoint" not in choice.program(graph()).source
+    assert "checkpoint(" not in choice.program(graph()).source
     assert "its own checkpoints left out" in choice_text(choice, PLENTY)
     alone = choose(replace(asked(), chain=replace(asked().chain, remembering=None)))
     assert not alone.remembers

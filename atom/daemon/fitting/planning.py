@@ -239,7 +239,7 @@ def _device(
     cap = request.device_bytes or peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
-        has = int(assumed.memory_bytes.value)
+        has = assumed.memory_bytes
         if cap is not None and cap > has:
             raise DeviceError(
                 f"{format_bytes(cap)} of device memory are asked for; a {assumed.title} has "

@@ -14,12 +14,14 @@ from atom.config.places import cache_directory
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.chain import Machine
 from atom.graph.ir import ParameterLayout
-from atom.graph.layers import layers_of
-from atom.graph.profile.assumed import assume_graph, typical_graph
-from atom.graph.profile.cache import ProfileCache, ProfileKey
-from atom.graph.profile.measured import measure_graph
-from atom.graph.profile.seconds import Profile
-from atom.graph.profile.sub_models import Told
+from atom.graph.profile.cache import Measurement, kept_profile
+from atom.graph.profile.measured import Told, measure_layers, measure_link
+from atom.graph.profile.seconds import (
+    Profile,
+    assume_graph,
+    largest_layer_bytes,
+    typical_graph,
+)
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
@@ -53,9 +55,8 @@ def profile_of(
     """
     if assume is not None:
         return assume_graph(graph, assume)
-    cache = ProfileCache(cache_directory() / "profiles")
 
-    def measure() -> Profile:
+    def measure() -> Measurement:
         seconds = _measuring_s(graph, device)
         if seconds > patience_s:
             raise TooLong
@@ -64,16 +65,15 @@ def profile_of(
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
         return _measured(graph, device, told)
 
-    key = ProfileKey.of(graph, device)
-    profile, said = cache.get(key, len(layers_of(graph)), len(graph.calls), measure)
+    profile, said = kept_profile(cache_directory() / "profiles", graph, device, measure)
     if said:
         note(said)
     return profile
 
 
-def _measured(graph: Graph, device: torch.device, told: Told) -> Profile:
+def _measured(graph: Graph, device: torch.device, told: Told) -> Measurement:
     try:
-        return measure_graph(graph, device, repeats=REPEATS, told=told)
+        return measure_layers(graph, device, REPEATS, told=told), measure_link(device)
     except (RuntimeError, ValueError, IndexError) as problem:
         raise ModelError(
             f"{graph.model_name} does not run layer by layer on made-up inputs: {problem}",
@@ -92,17 +92,14 @@ def profile_or_guess(
         note("planning with typical rates: measuring the model's layers would take long here")
     except (ModelError, DeviceError) as problem:
         note(f"planning with typical rates: {problem}")
-    return typical_graph(graph, device)
+    return typical_graph(graph, device, measure_link(device))
 
 
 def _require_memory(graph: Graph, device: torch.device) -> None:
     """On a CPU a layer that does not fit would end the process. Raises: DeviceError."""
     if device.type != "cpu":
         return
-    layers = _reckoned(graph, device).layers
-    need_bytes = max(
-        2 * each.parameter_bytes + each.gradient_bytes + each.working_bytes for each in layers
-    )
+    need_bytes = largest_layer_bytes(graph, fused=False)
     free_bytes = usable_memory().available_bytes
     if need_bytes > free_bytes:
         raise DeviceError(
@@ -114,13 +111,8 @@ def _require_memory(graph: Graph, device: torch.device) -> None:
 
 def _measuring_s(graph: Graph, device: torch.device) -> float:
     """About how long measuring takes: every distinct layer, several times, at typical rates."""
-    layers = _reckoned(graph, device).layers
-    distinct = {(layer.forward_s, layer.backward_s) for layer in layers}
-    return (REPEATS + 1) * sum(forward_s + backward_s for forward_s, backward_s in distinct)
-
-
-def _reckoned(graph: Graph, device: torch.device) -> Profile:
-    return typical_graph(graph, device, Machine(1e10, 1e10))
+    distinct = set(typical_graph(graph, device, Machine(1.0, 1.0)).layers)
+    return (REPEATS + 1) * sum(layer.forward_s + layer.backward_s for layer in distinct)
 
 
 def _about(seconds: float) -> str:

@@ -8,13 +8,11 @@ from torch import fx
 from atom.graph.chain import Chain, Operation
 from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.layers import layers_of
-from atom.graph.profile.seconds import OperationSeconds
+from atom.graph.profile.seconds import Seconds
 from atom.graph.traced import Graph
 
 
-def operation_chain(
-    graph: Graph, seconds: Sequence[OperationSeconds], fused: bool = False
-) -> Chain:
+def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = False) -> Chain:
     """One operation per entry of `graph.calls`, with the seconds of a profile of this graph.
 
     `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
@@ -37,14 +35,14 @@ def operation_chain(
     return replace(chain, remembering=_chain(graph.remembering(), once, fused))
 
 
-def _chain(graph: Graph, seconds: Sequence[OperationSeconds], fused: bool) -> Chain:
+def _chain(graph: Graph, seconds: Sequence[Seconds], fused: bool) -> Chain:
     costs = operation_costs(graph, fused)
     layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
     operations = tuple(map(_operation, costs.operations, seconds, layers))
     return Chain(operations, costs.values, graph.forbidden_cuts)
 
 
-def _once(graph: Graph, call: fx.Node, seconds: OperationSeconds) -> OperationSeconds:
+def _once(graph: Graph, call: fx.Node, seconds: Seconds) -> Seconds:
     """Without the second forward of a call that is computed again."""
     if call not in graph.span_of:
         return seconds
@@ -52,7 +50,7 @@ def _once(graph: Graph, call: fx.Node, seconds: OperationSeconds) -> OperationSe
     return replace(seconds, backward_s=max(0.0, seconds.backward_s - seconds.forward_s))
 
 
-def _operation(cost: OperationCost, seconds: OperationSeconds, layer: str) -> Operation:
+def _operation(cost: OperationCost, seconds: Seconds, layer: str) -> Operation:
     """Named so that it can be found: by its module, else by the layer it is in."""
     return Operation(
         name=cost.name if " " in cost.name else f"{layer} {cost.name}",

@@ -1,116 +1,84 @@
-"""Profiles kept on disk: one small JSON file per question.
+"""Measurements kept on disk: one small JSON file per graph and device.
 
-A file is only ever a saving of time: one that cannot be read as a profile of this question is
+A file is only ever a saving of time: one that cannot be read as a measurement of this graph is
 measured anew, and whoever asked is told.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from atom.graph.chain import Machine
+from atom.graph.layers import layers_of
 from atom.graph.profile.measured import device_name
-from atom.graph.profile.seconds import LayerProfile, OperationSeconds, Profile
+from atom.graph.profile.seconds import Profile, Seconds, measured_graph
 from atom.graph.traced import Graph
 
-_FORMAT = 4
+_FORMAT = 5
+
+Measurement = tuple[tuple[Seconds, ...], Machine]
+"""Seconds per layer, and the link."""
 
 
-@dataclass(frozen=True)
-class ProfileKey:
-    """What a profile depends on. Equal keys, equal profiles (up to noise)."""
+def kept_profile(
+    directory: Path, graph: Graph, device: torch.device, measure: Callable[[], Measurement]
+) -> tuple[Profile, str]:
+    """From the kept measurement, or a new one that is kept from now on; and what there is to say.
 
-    graph_hash: str
-    device: str
-    """`assumed` devices are not kept: they cost nothing to make anew."""
-    precision: str
-    batch: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, dtype and shape of every entry."""
-    torch_version: str
-    threads: int
+    The note is empty when all is well, and also when there was no file; it says so if the new one
+    cannot be kept.
 
-    @classmethod
-    def of(cls, graph: Graph, device: torch.device | str) -> "ProfileKey":
-        """For measuring the graph on this machine, in this process."""
-        batch = (
-            (name, str(graph.specs[node].dtype), graph.specs[node].shape)
-            for node, name in graph.batch.items()
-        )
-        return cls(
-            graph_hash=graph.graph_hash,
-            device=f"{torch.device(device).type}: {device_name(device)}",
-            precision=str(graph.parameter_dtype),
-            batch=tuple(batch),
-            torch_version=torch.__version__,
-            threads=torch.get_num_threads(),
-        )
-
-    @property
-    def file_name(self) -> str:
-        text = json.dumps([_FORMAT, dataclasses.asdict(self)], sort_keys=True)
-        return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-class ProfileCache:
-    """Profiles by key, in a directory that is made when first written to."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def get(
-        self, key: ProfileKey, layers: int, operations: int, measure: Callable[[], Profile]
-    ) -> tuple[Profile, str]:
-        """The kept profile, or a new one that is kept from now on; and what there is to say.
-
-        `layers` and `operations` are how many the profile must have. The note is empty when all
-        is well, and also when there was no file; it says so if the new one cannot be kept.
-
-        Raises: whatever `measure` raises.
-        """
-        path, note = self._directory / key.file_name, ""
-        try:
-            profile = _profile(json.loads(path.read_bytes()))
-            if (len(profile.layers), len(profile.operations)) == (layers, operations):
-                return profile, ""
-            note = f"the kept profile {path} is of another model: measured anew"
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as problem:
+    Raises: whatever `measure` raises.
+    """
+    name = device_name(device)
+    path, note = directory / file_name(graph, device, name), ""
+    try:
+        layers, link = _read(path, len(layers_of(graph)))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as problem:
+        if not isinstance(problem, FileNotFoundError):
             note = f"the kept profile {path} cannot be used ({problem}): measured anew"
-        profile = measure()
+        layers, link = measure()
         try:
-            self._write(path, dataclasses.asdict(profile))
-        except OSError as problem:
-            note = f"the profile cannot be kept in {self._directory}: {problem.strerror}"
-        return profile, note
-
-    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
-        text = json.dumps(content, allow_nan=False, indent=1)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+            _write(path, layers, link)
+        except OSError as failure:
+            note = f"the profile cannot be kept in {directory}: {failure.strerror}"
+    return measured_graph(graph, device, name, layers, link), note
 
 
-def _profile(content: Any) -> Profile:
+def file_name(graph: Graph, device: torch.device, name: str) -> str:
+    """Of all that a measurement depends on. The graph's hash has its shapes and precision."""
+    key = [_FORMAT, graph.graph_hash, device.type, name, torch.__version__, torch.get_num_threads()]
+    return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path, layers: int) -> Measurement:
     """Raises: what Python raises for content that `_write` does not write."""
-    link = Machine(**content["link"])
-    layers = tuple(LayerProfile(**each) for each in content["layers"])
-    operations = tuple(OperationSeconds(**each) for each in content["operations"])
-    rates = link.load_bytes_per_s, link.gradient_bytes_per_s
-    times = [s for each in layers for s in (each.forward_s, each.backward_s)]
-    times += [s for each in operations for s in (each.forward_s, each.backward_s)]
-    if not (min(rates) > 0 and all(0 <= each < math.inf for each in (*rates, *times))):
+    content = json.loads(path.read_bytes())
+    seconds = [(float(forward), float(backward)) for forward, backward in content["layers"]]
+    load, gradients = map(float, content["link"])
+    numbers = [load, gradients, *(number for each in seconds for number in each)]
+    if not (min(load, gradients) > 0 and all(0 <= number < math.inf for number in numbers)):
         raise ValueError("a rate or a time that cannot be")
-    return Profile(**{**content, "layers": layers, "operations": operations, "link": link})
+    if len(seconds) != layers:
+        raise ValueError("it is of another model")
+    return tuple(Seconds(*each) for each in seconds), Machine(load, gradients)
+
+
+def _write(path: Path, layers: tuple[Seconds, ...], link: Machine) -> None:
+    content = {
+        "layers": [(each.forward_s, each.backward_s) for each in layers],
+        "link": (link.load_bytes_per_s, link.gradient_bytes_per_s),
+    }
+    text = json.dumps(content, allow_nan=False, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,45 +1,81 @@
-"""A graph's profile, measured: one layer at a time, so that no model is too large."""
+"""Seconds of layers and rates of copies, measured on the device that will run them.
+
+One layer at a time, with made-up weights and inputs, so that no model is too large. Each sample
+begins as an engine's does: its inputs were made just now, its parameters were not used for a while.
+A loop over one layer keeps those in the processor's caches, and on a CPU comes out up to a tenth
+faster than the layer ever is among others. So something else goes through the caches before each
+sample.
+"""
 
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Machine
-from atom.graph.profile.assumed import costs_by_layer, layer_profile, reckoned_s
-from atom.graph.profile.devices import TYPICAL
-from atom.graph.profile.seconds import OperationSeconds, Profile
-from atom.graph.profile.sub_models import Stopwatch, Told, measure_link, now, profile
-from atom.graph.program import build_program
-from atom.graph.traced import Graph, bind
+from atom.graph.ir import Program, SubModel
+from atom.graph.layers import Layer, layers_of
+from atom.graph.profile.seconds import Profile, Seconds, measured_graph
+from atom.graph.program import bind, build_program, load
+from atom.graph.traced import Graph
+from atom.graph.traced import bind as arguments
+
+Stopwatch = Callable[[torch.device], float]
+"""Seconds since whenever, read once the device has done what it was given."""
+Told = Callable[[int, int], None]
+"""(done, of how many); as many: that is the end; of 0: it broke off."""
+_ENOUGH_S = 0.2
+"""Small layers are measured more often than asked, until they have run this long."""
+_MOST_REPEATS = 40
+_PATTERN_ELEMENTS = 2**20
+_BUFFER_BYTES = 64 * 2**20
+_CACHES_BYTES = 16 * 2**20
+"""More than one core's own. What all share may be larger; a small model stays there in earnest."""
+
+
+def now(device: torch.device) -> float:
+    """The usual stopwatch: a steady clock."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def measure_graph(
     graph: Graph,
     device: torch.device | str,
-    repeats: int = 5,
     link: Machine | None = None,
     stopwatch: Stopwatch = now,
-    told: Told = lambda done, total: None,
 ) -> Profile:
-    """Runs every distinct layer forward and backward on the device, each alone. Its calls share
-    its seconds, as a usual device would take them.
+    """A profile measured here. Raises: DeviceError if a layer does not fit the device."""
+    device = torch.device(device)
+    link = link or measure_link(device, stopwatch=stopwatch)
+    layers = measure_layers(graph, device, stopwatch=stopwatch)
+    return measured_graph(graph, device, device_name(device), layers, link)
 
-    Parameters and inputs are made up; at any time those of one layer exist. Without `link`, the
-    rates of copies to and from the device are measured too. `stopwatch` is read by the thread that
-    works: one that counts a thread's own seconds leaves out what other programs took meanwhile.
-    `told`: how many layers are measured, and of how many.
+
+def measure_layers(
+    graph: Graph,
+    device: torch.device,
+    repeats: int = 5,
+    stopwatch: Stopwatch = now,
+    told: Told = lambda done, total: None,
+) -> tuple[Seconds, ...]:
+    """Runs every distinct layer forward and backward on the device, each alone; at any time the
+    parameters and inputs of one exist. Medians.
+
+    `stopwatch` is read by the thread that works: one that counts a thread's own seconds leaves out
+    what other programs took meanwhile. `told`: how many layers are measured, and of how many.
 
     Raises: DeviceError if a layer does not fit the device.
     """
-    device = torch.device(device)
-    link = link or measure_link(device, stopwatch=stopwatch)
     try:
-        program, bounds = build_program(graph), index_bounds(graph)
-        timings = profile(program, device, repeats, bounds, stopwatch, told)
+        return _measure(graph, device, repeats, stopwatch, told)
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"a layer of {graph.model_name} does not fit the device with its activations",
@@ -49,27 +85,173 @@ def measure_graph(
         if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-    typical = TYPICAL["cpu" if device.type == "cpu" else "cuda"]
-    layers, operations = [], list[OperationSeconds]()
-    by_layer = costs_by_layer(graph, fused=device.type == "cuda")
-    for (layer, costs), timing in zip(by_layer, timings, strict=True):
-        layers.append(layer_profile(graph, layer, costs, timing.forward_s, timing.backward_s))
-        forward, backward = zip(*(reckoned_s(cost, typical) for cost in costs), strict=True)
-        shares = _shares(timing.forward_s, forward), _shares(timing.backward_s, backward)
-        operations += map(OperationSeconds, *shares)
-    return Profile("measured", device_name(device), tuple(layers), tuple(operations), link)
 
 
-def _shares(total: float, weights: Sequence[float]) -> list[float]:
-    whole = sum(weights)
-    if whole == 0:
-        return [total / len(weights)] * len(weights)
-    return [total * weight / whole for weight in weights]
+def _measure(
+    graph: Graph, device: torch.device, repeats: int, stopwatch: Stopwatch, told: Told
+) -> tuple[Seconds, ...]:
+    program, layers = build_program(graph), layers_of(graph)
+    measured: dict[Hashable, Seconds] = {}
+    keys = [_key(program, sub_model) for sub_model in program.sub_models]
+    distinct = len(set(keys))
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            parts = zip(keys, layers, program.sub_models, load(program, device), strict=True)
+            for key, layer, sub_model, make in parts:
+                if key not in measured:
+                    told(len(measured), distinct)
+                    bound = index_bound(graph, layer)
+                    bench = _Bench(program, sub_model, make(), device, bound, stopwatch)
+                    measured[key] = bench.measure(repeats)
+                    del bench
+    finally:
+        told(len(measured), distinct if len(measured) == distinct else 0)
+    return tuple(measured[key] for key in keys)
 
 
-def device_name(device: torch.device | str) -> str:
-    """The model of a processor: what a measurement is good for."""
+def _key(program: Program, sub_model: SubModel) -> Hashable:
+    """Equal for layers that do the same to values that look the same."""
+    values = (program.values[name] for name in sub_model.inputs)
+    inputs = tuple((value.shape, value.dtype, value.needs_grad) for value in values)
+    shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
+    return sub_model.class_name, inputs, shapes
+
+
+def index_bound(graph: Graph, layer: Layer) -> int:
+    """Below what integers must stay to be valid in all tables that the layer looks up. A table
+    looked up at one row only is faster than it is in earnest, so zeros are a last resort."""
+    return min((rows for call in layer.calls for rows in _rows(graph, call)), default=1)
+
+
+def _rows(graph: Graph, call: fx.Node) -> Iterator[int]:
+    name = str(getattr(call.target, "_opname", ""))
+    table = call.args[0] if call.args else None
+    if isinstance(table, fx.Node) and table in graph.specs:
+        shape = graph.specs[table].shape
+        if name == "embedding":
+            yield shape[0]
+        if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd"):
+            yield shape[min(1, len(shape) - 1)]
+        if name in ("gather", "index_select"):
+            yield shape[int(str(arguments(call)["dim"]))]
+
+
+class _Bench:
+    """One layer on the device, with made-up parameters and inputs."""
+
+    def __init__(
+        self,
+        program: Program,
+        layer: SubModel,
+        module: nn.Module,
+        device: torch.device,
+        index_bound: int,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._program, self._layer, self._module, self._device = program, layer, module, device
+        self._index_bound, self._stopwatch = index_bound, stopwatch
+        self._something_else = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
+        bind(module, layer, self._parameters())
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+                parameter.register_post_accumulate_grad_hook(_adder(total))  # type: ignore[no-untyped-call]
+
+    def measure(self, repeats: int) -> Seconds:
+        self._once()  # chooses kernels and fills caches
+        samples: list[tuple[float, float]] = []
+        while len(samples) < repeats or (
+            sum(map(sum, samples)) < _ENOUGH_S and len(samples) < _MOST_REPEATS
+        ):
+            samples.append(self._once())
+        return Seconds(*map(median, zip(*samples, strict=True)))
+
+    def _once(self) -> tuple[float, float]:
+        self._something_else.add_(1)
+        inputs = [self._input(name) for name in self._layer.inputs]
+        start = self._stopwatch(self._device)
+        outputs = self._module(*inputs)
+        between = self._stopwatch(self._device)
+        roots = [output for output in outputs if output.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        begin = self._stopwatch(self._device)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        return between - start, self._stopwatch(self._device) - begin
+
+    def _parameters(self) -> Mapping[str, torch.Tensor]:
+        layout, dtype = self._program.layout.by_name, self._program.parameter_dtype
+        return {
+            name: _made_up(layout[name].numel, dtype, self._device).view(layout[name].shape)
+            for _, name in self._layer.parameters
+        }
+
+    def _input(self, name: str) -> torch.Tensor:
+        spec = self._program.values[name]
+        if spec.dtype.is_floating_point:
+            value = torch.rand(spec.shape, device=self._device).to(spec.dtype)
+        else:
+            bound = 1 if spec.dtype is torch.bool else self._index_bound
+            value = torch.randint(0, bound, spec.shape, dtype=spec.dtype, device=self._device)
+        return value.requires_grad_(spec.needs_grad)
+
+
+def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Small numbers of both signs, flat. A pattern repeated: drawing billions takes minutes, and
+    equal ones give results so small that a CPU computes them many times slower."""
+    pattern = torch.empty(min(numel, _PATTERN_ELEMENTS), device=device).uniform_(-0.05, 0.05)
+    return pattern.to(dtype).repeat(-(-numel // max(1, pattern.numel())))[:numel]
+
+
+def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """Each gradient is added up as soon as it is there, and dropped."""
+
+    def add(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+    return add
+
+
+def measure_link(
+    device: torch.device | str,
+    repeats: int = 5,
+    buffer_bytes: int = _BUFFER_BYTES,
+    stopwatch: Stopwatch = now,
+) -> Machine:
+    """Plain copies of flat buffers, one way after the other.
+
+    On a GPU between its memory and page-locked host memory. Where the device is the CPU, by a
+    background thread, as loads are there: a copy in, and float32 sums out.
+    """
     device = torch.device(device)
+    elements = max(1, buffer_bytes // torch.float32.itemsize)
+    host = torch.ones(elements, pin_memory=device.type == "cuda")
+    there = torch.ones(elements, device=device)
+
+    def gradients_out() -> None:
+        if device.type == "cpu":
+            host.add_(there)
+        else:
+            host.copy_(there, non_blocking=True)
+
+    def rate(action: Callable[[], object]) -> float:
+        action()  # touches the memory
+        samples = []
+        for _ in range(repeats):
+            start = stopwatch(device)
+            action()
+            samples.append(max(stopwatch(device) - start, 1e-9))
+        return elements * torch.float32.itemsize / median(samples)
+
+    with ThreadPoolExecutor(1, "atom-profile") as background:
+        load_rate = background.submit(rate, lambda: there.copy_(host, non_blocking=True)).result()
+        return Machine(load_rate, background.submit(rate, gradients_out).result())
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a processor: what a measurement is good for."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     information = Path("/proc/cpuinfo")
@@ -78,49 +260,3 @@ def device_name(device: torch.device | str) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-_SAME_VALUES = {
-    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "flatten",
-    "contiguous", "to", "clone", "detach", "alias", "select", "pad",
-}  # fmt: skip
-
-
-def index_bounds(graph: Graph) -> dict[str, int]:
-    """By name, below what every batch entry and value of integers that only looks up must stay, so
-    that made-up ones are valid. A table looked up at one row only is faster than it is in earnest,
-    so zeros are a last resort.
-    """
-    bounds = {}
-    for node in (*graph.batch, *graph.calls):
-        spec = graph.specs.get(node)
-        if spec is not None and not spec.dtype.is_floating_point:
-            bound = _value_bound(node, graph)
-            if bound is not None:
-                bounds[graph.value_name(node)] = bound
-    return bounds
-
-
-def _value_bound(node: fx.Node, graph: Graph) -> int | None:
-    """What every user of a value allows; None if one of them is not known to look up."""
-    bounds = [_argument_bound(user, node, graph) for user in node.users if user in graph.call_set]
-    known = [bound for bound in bounds if bound is not None]
-    return min(known) if known and len(known) == len(bounds) else None
-
-
-def _argument_bound(user: fx.Node, argument: fx.Node, graph: Graph) -> int | None:
-    """What one call allows of an argument."""
-    name = str(getattr(user.target, "_opname", ""))
-    if name in _SAME_VALUES:
-        return _value_bound(user, graph)
-    table = user.args[0] if user.args else None
-    if not isinstance(table, fx.Node) or table not in graph.specs:
-        return None
-    shape = graph.specs[table].shape
-    if name == "embedding" and user.args[1] is argument:
-        return shape[0]
-    if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd") and user.args[1] is argument:
-        return shape[min(1, len(shape) - 1)]
-    if name in ("gather", "index_select") and bind(user).get("index") is argument:
-        return shape[int(str(bind(user)["dim"]))]
-    return None

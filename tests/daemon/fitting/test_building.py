@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from atom.daemon.fitting import cutting
-from atom.graph.profile.assumed import typical_graph
+from atom.graph.chain import Machine
+from atom.graph.profile.seconds import typical_graph
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3
 
@@ -29,6 +30,8 @@ def test_only_what_was_measured_is_told_of_the_boxs_speed(
         seconds = folder.found(GPT3).built.cutter.micro_batch_s
         assert seconds is not None
         assert seconds > 0
-    monkeypatch.setattr(cutting, "profile_or_guess", lambda *given: typical_graph(*given[:2]))
+    monkeypatch.setattr(
+        cutting, "profile_or_guess", lambda *given: typical_graph(*given[:2], Machine(1e10, 1e10))
+    )
     with folder_in(guessed) as folder:
         assert folder.found(GPT3).built.cutter.micro_batch_s is None

@@ -8,8 +8,8 @@ import torch
 from atom.base.errors import ModelError
 from atom.daemon.fitting import profiling
 from atom.daemon.fitting.profiling import profile_of, profile_or_guess
-from atom.graph.profile.seconds import Profile
-from atom.graph.profile.sub_models import SubModelSeconds, _Bench
+from atom.graph.profile.measured import _Bench
+from atom.graph.profile.seconds import Profile, Seconds
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3Config
@@ -75,7 +75,7 @@ def test_layers_that_do_not_run_on_made_up_inputs(
     def fails(*_: object, **__: object) -> Profile:
         raise RuntimeError("index out of range")
 
-    monkeypatch.setattr(profiling, "measure_graph", fails)
+    monkeypatch.setattr(profiling, "measure_layers", fails)
     notes: list[str] = []
     assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
     assert "index out of range" in notes[-1]
@@ -88,7 +88,7 @@ def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
 ) -> None:
     measure, steps = _Bench.measure, list[tuple[int, int]]()
 
-    def fails_later(bench: _Bench, repeats: int) -> SubModelSeconds:
+    def fails_later(bench: _Bench, repeats: int) -> Seconds:
         if len(steps) > 1:
             raise RuntimeError("index out of range")
         return measure(bench, repeats)
