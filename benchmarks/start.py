@@ -13,6 +13,7 @@ measured. Memory is taken to be as fast as it was the second time, and as the fi
 
 import argparse
 import functools
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from sides import machine, positive, publish
 from atom.graph.ir import ParameterLayout
 from atom.graph.program import build_program
 from atom.graph.trace import trace
-from atom.models.gpt3 import GPT3, SIZES, GPT3Config, initial_value, parameter_count
+from atom.models.gpt3 import GPT3, SIZES, GPT3Config, initial_value, parameter_shapes
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
@@ -119,7 +120,7 @@ def _publish(
     options: argparse.Namespace, elements: int, sized: Sized, taken: dict[str, Taken]
 ) -> None:
     target = GPT3Config.build(size=TARGET, vocabulary_size=VOCABULARY)
-    wanted = parameter_count(target)
+    wanted = sum(map(math.prod, parameter_shapes(target).values()))
     there = sized.host_bytes(wanted)
     core_rates = {
         **{name: sized.host_bytes(elements) / taken[name].cores_s for name in (FIRST, AGAIN)},

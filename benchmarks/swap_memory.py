@@ -7,6 +7,7 @@ the global norm of the float32 sums, clipping, fused AdamW on float32 masters, a
 of the masters for the next forward. 18 bytes of device memory per parameter in 16 bits.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from swap_setup import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from atom.models.gpt3 import GPT3, STANDARD_DEVIATION, parameter_count
+from atom.models.gpt3 import GPT3, STANDARD_DEVIATION, parameter_shapes
 
 BYTES_PER_PARAMETER = 18
 """Master, two moments and gradient sum in float32; the working copy in 16 bits."""
@@ -162,7 +163,8 @@ def _require_memory(setup: Setup) -> None:
     if setup.device != "cuda":
         return
     has = torch.cuda.get_device_properties(0).total_memory
-    needs = parameter_count(setup.config) * BYTES_PER_PARAMETER + WORKING_BYTES
+    parameters = sum(map(math.prod, parameter_shapes(setup.config).values()))
+    needs = parameters * BYTES_PER_PARAMETER + WORKING_BYTES
     if needs > has:
         raise SideMissing(
             f"needs about {needs / 1e9:.0f} GB of GPU memory, this one has {has / 1e9:.0f} GB"

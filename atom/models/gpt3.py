@@ -76,16 +76,14 @@ class GPT3Config:
         dropout: float = 0.0,
     ) -> "GPT3Config":
         """A named size, or the numbers. Raises: ValueError if neither or both are given."""
-        if size is not None:
-            if size not in SIZES:
-                raise ValueError(f"size {size!r} is none of {', '.join(SIZES)}")
-            if (layers, heads, model_dim) != (None, None, None):
-                raise ValueError("give either a size, or layers, heads and model_dim")
+        given = (layers, heads, model_dim)
+        if size is not None and given == (None, None, None) and size in SIZES:
             numbers = SIZES[size]
-        elif layers is None or heads is None or model_dim is None:
-            raise ValueError("without a size, layers, heads and model_dim are all needed")
-        else:
+        elif size is None and layers and heads and model_dim:
             numbers = cls(layers, heads, model_dim)
+        else:
+            known = ", ".join(SIZES)
+            raise ValueError(f"either a size ({known}), or layers, heads and model_dim: {given}")
         return dataclasses.replace(
             numbers,
             sequence_tokens=sequence_tokens or numbers.sequence_tokens,
@@ -257,11 +255,6 @@ def parameter_shapes(config: GPT3Config) -> dict[str, tuple[int, ...]]:
     """Name → shape of every parameter, in order of first use. Allocates nothing."""
     model = GPT3(config, device="meta")
     return {name: tuple(value.shape) for name, value in model.named_parameters()}
-
-
-def parameter_count(config: GPT3Config) -> int:
-    """Numbers to train; the tied head is counted once."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -1,18 +1,60 @@
-"""The GPT-3 family as a source of models."""
+"""The GPT-3 family as a source of models, and in the form of `transformers`' GPT-2.
+
+The same arithmetic under other names: GPT-2 keeps the weights of its linear layers transposed. With
+the same kernels in the same order the logits are equal in every bit. Needs no `transformers`.
+"""
 
 import dataclasses
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atom.models.gpt2_form import gpt2_outside, require_gpt2
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value, parameter_shapes
 from atom.models.huggingface_config import read_config
-from atom.models.outside import Outside
-from atom.models.source import Batch, InitialValue, ModelSource
+from atom.models.source import Batch, InitialValue, ModelSource, Outside, Place, SourceError
 
 SHRINK_LAYERS = 2
+PREFIX = "transformer."
+_TABLES = {
+    "embedding.tokens": "wte",
+    "embedding.positions": "wpe",
+    "final_norm": "ln_f",
+}
+_IN_BLOCK = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.projection": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.expand": "mlp.c_fc",
+    "feed_forward.contract": "mlp.c_proj",
+}
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_MASKS = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$")
+"""Constants that early versions of the library wrote down with the weights."""
+_SAME_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Names of one function."""
+_FIXED: Mapping[str, Any] = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    **_FIXED,
+}
+"""What a config.json that leaves a key out means by it."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +97,68 @@ class GPT3Source:
 
     def inspect(self, seed: int) -> None:
         """Nothing to see: it is our own."""
+
+
+def gpt2_outside(config: GPT3Config) -> Outside:
+    """A folder of `GPT2LMHeadModel`."""
+    places = []
+    for name, shape in parameter_shapes(config).items():
+        owner, _, kind = name.rpartition(".")
+        block = _BLOCK.fullmatch(owner)
+        inner = f"h.{block[1]}.{_IN_BLOCK[block[2]]}" if block else _TABLES[owner]
+        transposed = block is not None and len(shape) == 2
+        outer_shape = shape[::-1] if transposed else shape
+        places.append(Place(f"{PREFIX}{inner}.{kind}", name, outer_shape, transposed))
+    table = places[0]
+    head = Place("lm_head.weight", table.parameter, table.shape)
+    return Outside(
+        tuple(places),
+        gpt2_config(config),
+        aliases=(head,),
+        prefix=PREFIX,
+        ignored=lambda name: _MASKS.search(name) is not None,
+    )
+
+
+def gpt2_config(config: GPT3Config) -> dict[str, Any]:
+    """Its config.json. `gelu_pytorch_tanh` is PyTorch's own kernel, as ours."""
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocabulary_size,
+        "n_positions": config.sequence_tokens,
+        "n_embd": config.model_dim,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": 4 * config.model_dim,
+        "activation_function": "gelu_pytorch_tanh",
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **_FIXED,
+    }
+
+
+def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
+    """Whether a folder's config.json describes this very model.
+
+    Raises: SourceError naming the first key that does not.
+    """
+    if found.get("model_type") != "gpt2":
+        raise SourceError(
+            f"the folder's model_type is {found.get('model_type')!r}, and gpt3 is gpt2 there",
+            'set [model] huggingface = "FOLDER/config.json" instead of family',
+        )
+    given = {**_DEFAULTS, **found}
+    if given["n_inner"] is None and given["n_embd"] == config.model_dim:
+        given["n_inner"] = 4 * config.model_dim
+    if str(given["activation_function"]) in _SAME_ACTIVATIONS:
+        given["activation_function"] = gpt2_config(config)["activation_function"]
+    for key, wanted in gpt2_config(config).items():
+        if key in _DEFAULTS and given[key] != wanted:
+            raise SourceError(
+                f"the folder's model has {key} = {given[key]!r}, the run's {wanted!r}",
+                'change the run file, or set [model] huggingface = "FOLDER/config.json"',
+            )

@@ -20,8 +20,7 @@ from atom.models.first_values import reset
 from atom.models.huggingface_config import DROPPED_KEYS
 from atom.models.installing import install_extra
 from atom.models.on_meta import parameters_on_meta
-from atom.models.outside import Outside, outside_of
-from atom.models.source import SourceError
+from atom.models.source import Outside, SourceError, outside_of
 
 ROUNDING = 1e-4
 """Relative; kernels may round a token differently in another neighbourhood."""

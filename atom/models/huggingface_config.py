@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 from atom.models.source import SourceError
@@ -54,12 +53,8 @@ def read_config(text: str) -> dict[str, Any]:
             "the config asks for quantized weights, which cannot be trained",
             "take out quantization_config",
         )
-    _check_depth(content)
     _check_model_type(content)
-    _check_layers(content)
-    _check_texts(content)
-    kept = _without_choices(content)
-    assert isinstance(kept, dict)
+    kept: dict[str, Any] = _kept(content, "", MAX_DEPTH)
     return kept
 
 
@@ -80,48 +75,24 @@ def _check_model_type(content: Mapping[str, Any]) -> None:
         )
 
 
-def _check_depth(content: Any) -> None:
-    """What follows calls itself for each level, as do others who are given the config."""
-    level = [content]
-    for _ in range(MAX_DEPTH + 1):
-        dicts = [value.values() for value in level if isinstance(value, dict)]
-        lists = [value for value in level if isinstance(value, list)]
-        level = [*chain(*dicts, *lists)]
-    if level:
+def _kept(value: Any, key: str, depth: int) -> Any:
+    """What describes the model, checked before anything is built from it. Raises: SourceError."""
+    if depth < 0:
         raise SourceError(
             f"the config is nested more than {MAX_DEPTH} deep", "name the config.json of one model"
         )
-
-
-def _check_layers(content: Mapping[str, Any]) -> None:
-    """Before anything is built from them: configs make lists of that many entries."""
-    for key, value in content.items():
-        if isinstance(value, dict):
-            _check_layers(value)
-        elif "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
-            raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
-
-
-def _check_texts(value: Any) -> None:
-    """Errors show some of them."""
-    if isinstance(value, dict):
-        _check_texts([*value, *value.values()])
-    elif isinstance(value, list):
-        for inner in value:
-            _check_texts(inner)
-    elif isinstance(value, str) and _CONTROL.search(value):
-        raise SourceError("the config holds control characters", "take them out of its texts")
-
-
-def _without_choices(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            key: _without_choices(inner)
-            for key, inner in value.items()
-            if not key.startswith("_") and key not in DROPPED_KEYS and inner is not None
+            _kept(name, "", depth): _kept(inner, name, depth - 1)
+            for name, inner in value.items()
+            if not name.startswith("_") and name not in DROPPED_KEYS and inner is not None
         }
     if isinstance(value, list):
-        return [_without_choices(inner) for inner in value]
+        return [_kept(inner, "", depth - 1) for inner in value]
+    if isinstance(value, str) and _CONTROL.search(value):  # errors show some of them
+        raise SourceError("the config holds control characters", "take them out of its texts")
+    if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:  # lists get that long
+        raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
     too_large = isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER
     if too_large or (isinstance(value, float) and not math.isfinite(value)):
         raise SourceError(f"the config holds {value}", f"whole numbers are at most {MAX_NUMBER}")

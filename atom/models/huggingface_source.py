@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from atom.models import huggingface
 from atom.models.first_values import FirstValues
 from atom.models.huggingface_config import read_config
-from atom.models.outside import Outside
-from atom.models.source import Batch, InitialValue, ModelSource, SourceError, materialised
+from atom.models.source import Batch, InitialValue, ModelSource, Outside, SourceError, materialised
 
 SHRINK_LAYERS = 2
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from atom.models.first_values import FirstValues, reset, seeded
 from atom.models.on_meta import drop_values
-from atom.models.outside import Outside, outside_of
 from atom.models.own_code import OwnCode, load_factory, place_in
-from atom.models.source import Batch, InitialValue, ModelSource, SourceError
+from atom.models.source import Batch, InitialValue, ModelSource, Outside, SourceError, outside_of
 
 TEXT_ENTRIES = (("tokens", "targets"), ("input_ids", "labels"))
 """What a module without a dataset takes, int64 [sequences, sequence_tokens]: each token with the

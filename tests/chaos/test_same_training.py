@@ -89,7 +89,7 @@ def train_plainly(
     for head, commit in zip(heads, commits, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(rate, commit.value.round)
-        tokens, targets = dataset.batch(samples_of(dataset, head, commit))
+        tokens, targets = dataset.batch(samples_of(dataset, head, commit)).values()
         loss = model(tokens, targets)
         optimizer.zero_grad()
         loss.backward()

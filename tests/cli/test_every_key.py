@@ -72,7 +72,8 @@ def no_choice(first: str) -> tuple[tuple[str, str], ...]:
 
 
 RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
-    "run.name": (NO_TEXT, ('"Tiny Run"', 'cannot be "Tiny Run"'), ('""', 'cannot be ""')),
+    "run.name": (NO_TEXT, ('"Tiny Run"', 'cannot be "Tiny Run"'), ('""', 'cannot be ""'),
+                 ('"-x"', 'cannot be "-x"'), (f'"{"x" * 64}"', "cannot be")),
     "run.rounds": no_count(2**31),
     "run.seed": (("-1", "greater than or equal to 0, not -1"), (str(2**63), "less than"),
                  ("1.0", "should be a valid integer, not 1.0")),
@@ -150,7 +151,8 @@ PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
                        ('"0.0.0.0:99999"', "'99999'"), ('"::1:80"', "is not a host"),
                        (f'"{LONG}:80"', "is not a host")),
     "network.data_port": (*NO_PORT, ('"80"', 'should be a valid integer, not "80"')),
-    "network.announce": (('["a b"]', "'a b' is not a host"), ('"a"', "should be a valid array"),
+    "network.announce": (('["a b"]', "'a b' is not a host"), (str(["a"] * 9), "at most 8 items"),
+                         ('"a"', "should be a valid array"),
                          ('["a..b"]', "'a..b' is not a host"), ('["a:0x1"]', "'0x1'")),
     "network.upload": NO_CAP,
     "network.download": NO_CAP,

@@ -233,9 +233,10 @@ def test_equal_text_gives_equal_batches_and_digests(tmp_path: Path) -> None:
     assert one.digest == two.digest
     assert one.vocabulary_size == 256
     positions = [0, 5, len(one.train), 3 * len(one.train) + 1]
-    for mine, theirs in zip(one.batch(positions), two.batch(positions), strict=True):
-        assert mine.shape == (4, 4)
-        assert torch.equal(mine, theirs)
+    mine, theirs = one.batch(positions), two.batch(positions)
+    for name, value in mine.items():
+        assert value.shape == (4, 4)
+        assert torch.equal(value, theirs[name])
 
 
 def test_the_digest_names_tokens_split_and_windows(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_the_digest_names_tokens_split_and_windows(tmp_path: Path) -> None:
 
 def test_an_epoch_shows_every_training_token_once(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
-    _, targets = dataset.batch(range(len(dataset.train)))
+    targets = dataset.batch(range(len(dataset.train)))["targets"]
     assert sorted(targets.flatten().tolist()) == list(range(1, 1 + 4 * len(dataset.train)))
 
 
@@ -263,12 +264,13 @@ def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> No
     assert count == 12
     seen = []
     for index in range(4):
-        tokens, targets = dataset.validation_batch(index, 3)
-        assert torch.equal(tokens, other_seed.validation_batch(index, 3)[0])
+        tokens, targets = dataset.validation_batch(index, 3).values()
+        assert torch.equal(tokens, other_seed.validation_batch(index, 3)["tokens"])
         assert min(tokens.min(), targets.min()).item() >= 150
         seen += tokens[:, 0].tolist()
     assert len(set(seen)) == count
-    assert torch.equal(dataset.validation_batch(4, 3)[0], dataset.validation_batch(0, 3)[0])
+    again, first = (dataset.validation_batch(index, 3)["tokens"] for index in (4, 0))
+    assert torch.equal(again, first)
 
 
 def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:

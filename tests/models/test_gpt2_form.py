@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from atom.models.gpt2_form import PREFIX, gpt2_config, gpt2_outside, require_gpt2
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
+from atom.models.gpt3_source import PREFIX, gpt2_config, gpt2_outside, require_gpt2
 from atom.models.source import SourceError
 
 CONFIG = GPT3Config(3, 4, 32, sequence_tokens=24, vocabulary_size=300)

@@ -19,7 +19,7 @@ dataset = open_dataset(
     stdlib_corpus(Limits(100_000)), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
     cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
 )
-assert dataset.batch([0, 1])[0].shape == (2, 64)
+assert dataset.batch([0, 1])["tokens"].shape == (2, 64)
 """
 
 

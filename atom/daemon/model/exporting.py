@@ -22,8 +22,7 @@ from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
 from atom.graph.ir import ParameterLayout
-from atom.models.outside import Outside, Place
-from atom.models.source import ModelSource
+from atom.models.source import ModelSource, Outside, Place
 from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 NO_CONFIG = (

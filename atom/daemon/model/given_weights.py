@@ -17,8 +17,7 @@ from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import Recipe
 from atom.daemon.model.weight_files import WeightFiles
 from atom.models.huggingface_config import MAX_CONFIG_BYTES
-from atom.models.outside import Outside, Place
-from atom.models.source import InitialValue, ModelSource
+from atom.models.source import InitialValue, ModelSource, Outside, Place
 
 CONFIG = "config.json"
 _SHOWN = 3

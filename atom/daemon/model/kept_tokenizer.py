@@ -10,7 +10,7 @@ from atom.config.run_file import RunFile
 from atom.config.sources import TextSources
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.corpus import DataError
-from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer, separator_in
+from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -109,5 +109,5 @@ def _settings(tokenizer: Path, run: RunFile) -> dict[str, Any]:
         "model_max_length": run.model.sequence_tokens,
         "clean_up_tokenization_spaces": False,
     }
-    separator = separator_in(tokenizer)
+    separator = JsonTokenizer(tokenizer).separator_text
     return settings if separator is None else {**settings, "eos_token": separator}

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from atom.base.errors import ConfigError
 from atom.base.home import expand_home
 from atom.config.run_file import RunFile
 from atom.models.data.dataset import Dataset
-from atom.models.data.samples import OwnSamples, Samples, TextSamples
+from atom.models.data.samples import OwnSamples, Samples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
@@ -78,7 +79,7 @@ def open_samples(run: RunFile, source: ModelSource, text: Dataset | None) -> Sam
             f"the run's tokenizer {text.vocabulary_size}",
             "use the model's own tokenizer.json, or raise the vocabulary in its config",
         )
-    return TextSamples(text, source.text_batch)
+    return replace(text, to_batch=source.text_batch)
 
 
 def _config_text(path: Path) -> str:

@@ -1,17 +1,18 @@
 """The training and validation set of a run: tokens cut into windows, as batches."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from atom.models.data.corpus import Corpus, DataError, Progress, silent
+from atom.models.data.corpus import Amount, Corpus, DataError, Progress, silent
 from atom.models.data.sampler import Permutation, Sampler
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import load_tokenizer
+from atom.models.source import Batch
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,13 @@ class Windows:
         return self.tokens[start : start + self.sequence_tokens + 1].to(torch.int64)
 
 
+def tokens_and_targets(tokens: Tensor, targets: Tensor) -> Batch:
+    return {"tokens": tokens, "targets": targets}
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """A tokenised corpus, split and cut. Peers with equal digests see equal samples."""
+    """A tokenised corpus, split and cut: the `Samples` of a text."""
 
     train: Windows
     validation: Windows
@@ -59,12 +64,25 @@ class Dataset:
     tokenizer_digest: str
     """sha256 hex of the tokenizer."""
 
-    def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(tokens, targets) of the samples at `positions`, each int64 [len(positions), S]."""
-        return self.train.batch([self.sampler.window_at(position) for position in positions])
+    to_batch: Callable[[Tensor, Tensor], Batch] = tokens_and_targets
+    """Tokens and targets, each int64 [sequences, S], as the model takes them."""
 
-    def validation_batch(self, index: int, sequences: int) -> tuple[Tensor, Tensor]:
-        """The index-th validation batch: int64 [sequences, S] twice, on every peer the same.
+    @property
+    def amount(self) -> Amount:
+        train, held_out = self.train, self.validation
+        return Amount(len(train.tokens), len(train), len(held_out) and len(held_out.tokens))
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.train.sequence_tokens
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        """The samples at `positions` of the run, in this order."""
+        windows = [self.sampler.window_at(position) for position in positions]
+        return self.to_batch(*self.train.batch(windows))
+
+    def validation_batch(self, index: int, sequences: int) -> Batch:
+        """The index-th validation batch of so many sequences, on every peer the same.
 
         Spread over the whole validation text; starts again when that is used up.
         Raises: ValueError if the run holds no validation text back.
@@ -74,7 +92,8 @@ class Dataset:
             raise ValueError("this run holds no validation text back")
         order = Permutation.keyed(count, "validation")
         first = index * sequences
-        return self.validation.batch([order(i % count) for i in range(first, first + sequences)])
+        windows = [order(i % count) for i in range(first, first + sequences)]
+        return self.to_batch(*self.validation.batch(windows))
 
 
 def open_dataset(

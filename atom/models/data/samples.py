@@ -1,15 +1,14 @@
-"""What a run trains on, as micro-batches: windows of text, or the samples of an own dataset."""
+"""What a run trains on, as micro-batches: the windows of its text (`dataset.py`), or the samples of
+an own dataset."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from atom.models.data.corpus import Amount
-from atom.models.data.dataset import Dataset
 from atom.models.data.sampler import Permutation, Sampler
 from atom.models.source import Batch, SourceError
 
@@ -39,37 +38,6 @@ class Samples(Protocol):
 
         Raises: ValueError if the run holds nothing back.
         """
-
-
-@dataclass(frozen=True)
-class TextSamples:
-    """Windows of a run's text, as the model takes them."""
-
-    dataset: Dataset
-    to_batch: Callable[[Tensor, Tensor], Batch]
-
-    @property
-    def sampler(self) -> Sampler:
-        return self.dataset.sampler
-
-    @property
-    def digest(self) -> str:
-        return self.dataset.digest
-
-    @property
-    def amount(self) -> Amount:
-        train, held_out = self.dataset.train, self.dataset.validation
-        return Amount(len(train.tokens), len(train), len(held_out) and len(held_out.tokens))
-
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.dataset.train.sequence_tokens
-
-    def batch(self, positions: Sequence[int]) -> Batch:
-        return self.to_batch(*self.dataset.batch(positions))
-
-    def validation_batch(self, index: int, sequences: int) -> Batch:
-        return self.to_batch(*self.dataset.validation_batch(index, sequences))
 
 
 class OwnSamples:

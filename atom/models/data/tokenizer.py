@@ -114,11 +114,6 @@ def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
 
 
-def separator_in(path: Path) -> str | None:
-    """The text of a tokenizer.json's end of text, if it has one. Raises: DataError."""
-    return JsonTokenizer(path).separator_text
-
-
 def byte_level_tokenizer() -> str:
     """The text of a tokenizer.json that gives the same numbers as `ByteTokenizer`: 256 tokens, no
     merges."""

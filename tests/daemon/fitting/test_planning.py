@@ -1,6 +1,7 @@
 """Plans of run and peer files: what a box is told before it joins."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from atom.config.load import load_peer_file
 from atom.daemon.fitting import profiling
 from atom.daemon.fitting.device_choice import cut_arenas
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
-from atom.models.gpt3 import GPT3Config, parameter_count
+from atom.models.gpt3 import GPT3Config, parameter_shapes
 from atom.swap.device_slots import staging_bytes
 
 PEERS = Path(__file__).parents[3] / "peers"
@@ -114,7 +115,7 @@ def plan(
 def test_a_plan_adds_up(tmp_path: Path) -> None:
     planned = plan(tmp_path, '[device]\nmemory = "600 kB"\n[host]\nmemory = "1 MB"\n')
     config = GPT3Config(6, 2, 32, sequence_tokens=16, vocabulary_size=256)
-    assert planned.parameters == parameter_count(config)
+    assert planned.parameters == sum(map(math.prod, parameter_shapes(config).values()))
     assert planned.host.have_bytes == 10**6
     tied, landing = planned.host.arenas[-2:]
     assert tied == ("sums of parameters tied across sub-models", 4 * 256 * 32)

@@ -9,7 +9,6 @@ from atom.config.data_section import Data
 from atom.daemon.model.data_check import check_data
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
-from atom.models.data.samples import TextSamples
 from atom.swarm.records.manifest import Manifest
 
 
@@ -19,13 +18,12 @@ def a_manifest(data_digest: str, amount: tuple[int, int, int] | None = None) -> 
     )  # fmt: skip
 
 
-def samples_of(text: str, folder: Path, held_out: float = 0.0) -> TextSamples:
+def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Dataset:
     (folder / "text.txt").write_text(text)
-    dataset: Dataset = open_dataset(
+    return open_dataset(
         text_corpus([folder / "text.txt"]), "bytes", validation_fraction=held_out,
         sequence_tokens=8, seed=1, cache_folder=folder,
     )  # fmt: skip
-    return TextSamples(dataset, lambda tokens, targets: {})
 
 
 @pytest.mark.parametrize(
