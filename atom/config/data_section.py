@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atom.config.section import WORDS, Bytes, Count, Fraction, PathText, Section, refuse
+from atom.config.section import WORDS, Bytes, Fraction, PathText, Section, refuse
 
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
-_TEXT_KEYS = ("tokenizer", "tokenizer_sha256", "max_bytes", "max_documents")
+_TEXT_KEYS = ("tokenizer", "tokenizer_sha256", "max_bytes")
 _TABLE_KEYS = ("path", "name", "split", "revision", "text_field")
 
 
@@ -35,9 +35,6 @@ class Data(Section):
     """Share of the tokens, at the end, that is held back for validation."""
     max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Use only this much of the text, from its start: "8 MB"."""
-
-    max_documents: Count | None = None
-    """Use only so many documents, from the start: files or rows that are not empty."""
     text_field: Name | None = None
     """Column of a table that holds the text; omitted: "text"."""
 

@@ -20,7 +20,6 @@ from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.graph.program import build_program
 from atom.graph.trace import trace
-from atom.models.data.corpus import Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
@@ -57,7 +56,7 @@ def train_plainly(
     """Weights by name and the loss of every round, trained on the samples of `commits`."""
     run = run_from_text(manifest.run_file)
     dataset = open_dataset(
-        stdlib_corpus(Limits(run.data.max_bytes)),
+        stdlib_corpus(run.data.max_bytes),
         run.data.tokenizer,
         validation_fraction=run.data.validation_fraction,
         sequence_tokens=run.model.sequence_tokens,

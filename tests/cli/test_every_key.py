@@ -104,7 +104,6 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "data.tokenizer_sha256": NO_DIGEST,
     "data.validation_fraction": (*no_number("-0.1", "1.0"), ("0", "needs text that is held back")),
     "data.max_bytes": (*NO_SIZE, ('"0 B"', "greater than or equal to 1, not")),
-    "data.max_documents": no_count(2**31),
     "data.text_field": (NO_TEXT, ('""', "at least 1 character"), *NO_WORDS,
                         ('"text"', "has no text_field")),
     "batch.global_sequences": no_count(2**24),

@@ -55,7 +55,6 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (f"{MODULE}\nsequence_tokens = 8", OWN, "model.sequence_tokens: the module brings", ""),
         (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: the module brings", "remove"),
         (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: the module brings", "remove"),
-        (MODULE, f"{OWN}\nmax_documents = 9", "data.max_documents: the module brings", "remove"),
         (MODULE, f"{STDLIB}\ntext_field = 'a'", "data.text_field: source", "remove"),
         (FAMILY, f"{OWN}\nsplit = 'a'", 'data.split: source = "module" has no split', "remove"),
         (FAMILY, f"{STDLIB}\nname = 'a'", "data.name: source", 'use source = "datasets"'),

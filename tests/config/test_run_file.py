@@ -12,7 +12,6 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.models.data.corpus import Limits
 from atom.models.data.dataset import open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.gpt3 import SIZES, GPT3Config
@@ -47,7 +46,7 @@ def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
     run = load_run_file(READY / "demo.toml")
     sources = text_sources(run, PeerFile(), None)
     dataset = open_dataset(
-        stdlib_corpus(Limits(run.data.max_bytes)),
+        stdlib_corpus(run.data.max_bytes),
         sources.tokenizer,
         validation_fraction=run.data.validation_fraction,
         sequence_tokens=run.model.sequence_tokens,

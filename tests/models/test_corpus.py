@@ -8,12 +8,10 @@ import pytest
 
 from atom.models.data.corpus import (
     BLOCK_BYTES,
-    EVERYTHING,
     SURVEYING,
     Corpus,
     DataError,
     Document,
-    Limits,
     Reading,
     row_document,
 )
@@ -46,9 +44,9 @@ def test_folders_are_read_in_the_order_of_relative_paths(tmp_path: Path) -> None
 
 def test_reading_a_text_is_told_in_bytes_of_all_there_are(tmp_path: Path) -> None:
     write(tmp_path, a="1" * 300, b="2" * 700)
-    for limits, about in ((EVERYTHING, 1000), (Limits(max_bytes=500), 500)):
+    for most, about in ((None, 1000), (500, 500)):
         told: list[tuple[str, int, int]] = []
-        text_corpus([tmp_path], limits).survey(lambda *at, told=told: told.append(at))
+        text_corpus([tmp_path], most).survey(lambda *at, told=told: told.append(at))
         assert told[0] == (SURVEYING, 300, about)
         assert told[-1] == (SURVEYING, about, about)
 
@@ -60,14 +58,14 @@ def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None
     assert names(corpus, tmp_path) == ["z.md", "w.txt", "y.txt"]
 
 
-@pytest.mark.parametrize("limits", [EVERYTHING, Limits(max_bytes=3)])
+@pytest.mark.parametrize("most", [None, 3])
 def test_a_text_that_cannot_be_read_is_no_trouble_with_the_disk(
-    tmp_path: Path, limits: Limits
+    tmp_path: Path, most: int | None
 ) -> None:
     write(tmp_path, a="abcdef")
     (document,) = text_corpus([tmp_path]).read()
     (tmp_path / "a").unlink()
-    stale = Corpus(lambda: iter([document]), limits)
+    stale = Corpus(lambda: iter([document]), most)
     with pytest.raises(DataError, match="a cannot be read: No such file"):
         stale.survey()
 
@@ -106,7 +104,7 @@ def test_the_digest_names_contents_not_places(tmp_path: Path) -> None:
 def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
     write(tmp_path, a="abc", b="dé€", c="never")
     for cap, text in ((5, "abcd"), (6, "abcdé"), (8, "abcdé"), (9, "abcdé€"), (3, "abc")):
-        corpus = text_corpus([tmp_path], Limits(max_bytes=cap))
+        corpus = text_corpus([tmp_path], cap)
         content = b"".join(contents(corpus))
         assert content.decode() == text
         assert corpus.survey().done_bytes == len(content)
@@ -115,23 +113,17 @@ def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cap", [1, 2, 3, 4, 5])
 def test_no_character_is_cut_wherever_the_cap_falls(tmp_path: Path, cap: int) -> None:
     write(tmp_path, a="a", b="\U0001f600b")
-    corpus = text_corpus([tmp_path], Limits(max_bytes=cap))
+    corpus = text_corpus([tmp_path], cap)
     assert contents(corpus) == ([b"a"] if cap < 5 else [b"a", "\U0001f600".encode()])
 
 
-def test_only_so_many_documents_are_used(tmp_path: Path) -> None:
-    write(tmp_path, a="1", b="", c="2", d="3")
-    assert contents(text_corpus([tmp_path], Limits(max_documents=2))) == [b"1", b"2"]
-
-
-@pytest.mark.parametrize("limits", [Limits(max_bytes=3), Limits(max_documents=2)])
-def test_what_lies_behind_the_limits_is_not_asked_for(limits: Limits) -> None:
+def test_what_lies_behind_the_limit_is_not_asked_for() -> None:
     def endless() -> Iterator[Document]:
         for text in ("ab", "", "c"):
             yield row_document("a row", text)
         raise DataError("more was asked for")
 
-    assert contents(Corpus(endless, limits)) == [b"ab", b"c"]
+    assert contents(Corpus(endless, 3)) == [b"ab", b"c"]
 
 
 def test_long_files_come_in_blocks(tmp_path: Path) -> None:
@@ -174,7 +166,7 @@ def test_the_standard_library_has_text_and_no_tests() -> None:
     folders = {part for name in listed for part in Path(name).parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "__pycache__"}
     assert all(name.endswith(".py") for name in listed)
-    assert stdlib_corpus(Limits(50_000)).survey().done_bytes == 50_000
+    assert stdlib_corpus(50_000).survey().done_bytes == 50_000
 
 
 def test_what_distributions_package_apart_changes_no_text(tmp_path: Path) -> None:

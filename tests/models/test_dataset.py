@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atom.models.data import token_file
-from atom.models.data.corpus import SURVEYING, Corpus, DataError, Limits, silent
+from atom.models.data.corpus import SURVEYING, Corpus, DataError, silent
 from atom.models.data.dataset import Dataset, Windows, open_dataset, split_tokens
 from atom.models.data.files import text_corpus
 from atom.models.data.token_file import LOCK, TOKENISING, cached_tokens
@@ -295,7 +295,7 @@ def test_the_digest_of_plain_text_is_that_of_every_version(
 ) -> None:
     (tmp_path / "a.txt").write_text("first\n" * 50)
     (tmp_path / "b.md").write_text("zweite Zeile é €\n" * 50)
-    corpus = text_corpus([tmp_path], Limits(cap))
+    corpus = text_corpus([tmp_path], cap)
     dataset = open_dataset(
         corpus, "bytes", validation_fraction=0.25, sequence_tokens=4, seed=7,
         cache_folder=tmp_path / ".cache",

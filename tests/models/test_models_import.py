@@ -12,11 +12,10 @@ warnings.simplefilter("ignore")
 import tempfile
 from pathlib import Path
 import atom.models.gpt3
-from atom.models.data.corpus import Limits
 from atom.models.data.dataset import open_dataset
 from atom.models.data.files import stdlib_corpus
 dataset = open_dataset(
-    stdlib_corpus(Limits(100_000)), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
+    stdlib_corpus(100_000), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
     cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
 )
 assert dataset.batch([0, 1])["tokens"].shape == (2, 64)

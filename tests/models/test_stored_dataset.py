@@ -14,7 +14,6 @@ from atom.models.data.corpus import (
     Corpus,
     DataError,
     DataUnreachable,
-    Limits,
     NoRoomForData,
     Reading,
 )
@@ -95,7 +94,7 @@ def contents(corpus: Corpus) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["saved", "splits", "files", "packed", *SAVED_FORMS])
 def test_local_folders_give_their_texts(folders: Path, tmp_path: Path, kind: str) -> None:
-    corpus = StoredDataset(str(folders / kind)).corpus(Limits())
+    corpus = StoredDataset(str(folders / kind)).corpus()
     assert contents(corpus) == [text.encode() for text in TEXTS if text]
     for index, text in enumerate(TEXTS):
         (tmp_path / f"{index}.txt").write_text(text)
@@ -104,14 +103,14 @@ def test_local_folders_give_their_texts(folders: Path, tmp_path: Path, kind: str
 
 def test_another_split_and_a_limit(folders: Path) -> None:
     stored = StoredDataset(str(folders / "splits"), split="test")
-    assert contents(stored.corpus(Limits())) == [b"one"]
+    assert contents(stored.corpus()) == [b"one"]
     stored = StoredDataset(str(folders / "files"))
-    assert contents(stored.corpus(Limits(max_documents=2))) == [b"one", "zwei é".encode()]
+    assert contents(stored.corpus(8)) == [b"one", b"zwei "]
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
-    corpus = StoredDataset(str(folders / "known"), split=split).corpus(Limits())
+    corpus = StoredDataset(str(folders / "known"), split=split).corpus()
     assert contents(corpus) == [b"one", b"two"]
 
 
@@ -133,7 +132,7 @@ def test_what_is_wrong_is_named(
 ) -> None:
     folder = tmp_path if kind == "." else folders / kind
     with pytest.raises(DataError) as caught:
-        contents(StoredDataset(str(folder), **changes).corpus(Limits()))
+        contents(StoredDataset(str(folder), **changes).corpus())
     assert said in caught.value.message
     assert hint in caught.value.hint
     assert not isinstance(caught.value, DataUnreachable)
@@ -143,13 +142,13 @@ def test_what_is_wrong_is_named(
 def test_files_without_a_byte_are_told_as_empty(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(DataError, match="all empty"):
-        StoredDataset(str(tmp_path)).corpus(Limits()).survey()
+        StoredDataset(str(tmp_path)).corpus().survey()
 
 
 def test_what_the_library_wraps_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\nnonsense\n')
     with pytest.raises(DataError, match="JSON parse error: Invalid value"):
-        contents(StoredDataset(str(tmp_path)).corpus(Limits()))
+        contents(StoredDataset(str(tmp_path)).corpus())
 
 
 def test_a_library_without_room_for_its_copy_is_told_as_that(
@@ -160,19 +159,19 @@ def test_a_library_without_room_for_its_copy_is_told_as_that(
 
     monkeypatch.setattr(datasets.arrow_writer.ArrowWriter, "finalize", full)
     with pytest.raises(NoRoomForData, match=r"copied to .*hf: No space left") as caught:
-        contents(StoredDataset(str(folders / "files")).corpus(Limits()))
+        contents(StoredDataset(str(folders / "files")).corpus())
     assert "HF_HOME" in caught.value.hint
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="needs the package `datasets`") as caught:
-        contents(HUB.corpus(Limits()))
+        contents(HUB.corpus())
     assert install_extra("data") in caught.value.hint
 
 
 def test_a_commit_of_the_hub_is_asked_for(hub: Hub, tmp_path: Path) -> None:
-    corpus = HUB.corpus(Limits(max_documents=3))
+    corpus = HUB.corpus(21)
     tokens = cached_tokens(corpus, ByteTokenizer(), tmp_path).tokens
     assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
     assert set(hub.asked) == {("owner/name", None, REVISION)}
@@ -181,9 +180,9 @@ def test_a_commit_of_the_hub_is_asked_for(hub: Hub, tmp_path: Path) -> None:
 def test_a_hub_that_breaks_off_is_told_and_may_be_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.breaks = True
     with pytest.raises(DataUnreachable, match="the hub is gone"):
-        cached_tokens(HUB.corpus(Limits()), ByteTokenizer(), tmp_path / "c")
+        cached_tokens(HUB.corpus(), ByteTokenizer(), tmp_path / "c")
     hub.breaks = False
-    tokens = cached_tokens(HUB.corpus(Limits(20)), ByteTokenizer(), tmp_path / "c").tokens
+    tokens = cached_tokens(HUB.corpus(20), ByteTokenizer(), tmp_path / "c").tokens
     assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nline".encode()
 
 
@@ -191,7 +190,7 @@ def test_a_hub_that_breaks_off_is_told_and_may_be_asked_again(hub: Hub, tmp_path
 def test_a_hubs_dataset_opens_its_own_files_only(hub: Hub, file: str) -> None:
     hub.files.append(file)
     with pytest.raises(DataError, match="not its own"):
-        contents(HUB.corpus(Limits()))
+        contents(HUB.corpus())
 
 
 def test_a_folder_of_a_hubs_name_is_not_read_for_it(
@@ -200,7 +199,7 @@ def test_a_folder_of_a_hubs_name_is_not_read_for_it(
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="something else in this folder"):
-        contents(HUB.corpus(Limits()))
+        contents(HUB.corpus())
 
 
 def test_the_newest_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from atom.models.data.corpus import (
     Corpus,
     DataError,
     DataUnreachable,
-    Limits,
     NoRoomForData,
     Progress,
 )
@@ -89,12 +88,11 @@ def _named(problem: ValueError, what: str) -> UserError:
 
 def _corpus(data: Data, sources: TextSources) -> Corpus:
     """Raises: DataError."""
-    limits = Limits(data.max_bytes, data.max_documents)
     if data.source == "datasets":
-        return _stored(data, sources).corpus(limits)
+        return _stored(data, sources).corpus(data.max_bytes)
     if data.source == "python-stdlib":
-        return stdlib_corpus(limits)
-    return text_corpus(sources.paths, limits)
+        return stdlib_corpus(data.max_bytes)
+    return text_corpus(sources.paths, data.max_bytes)
 
 
 def _stored(data: Data, sources: TextSources) -> StoredDataset:

@@ -100,22 +100,12 @@ def row_document(where: str, text: str) -> Document:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much of the texts is used, from their start."""
-
-    max_bytes: int | None = None
-    max_documents: int | None = None
-
-
-EVERYTHING = Limits()
-
-
-@dataclass(frozen=True)
 class Corpus:
     """Documents that can be read again and again. Empty ones are none."""
 
     read: Callable[[], Iterator[Document]]
-    limits: Limits = EVERYTHING
+    max_bytes: int | None = None
+    """Only so much of the texts is used, from their start."""
     about_bytes: Callable[[], int] = lambda: 0
     """Of the files that `read` reads: how large they are, for who waits; 0: not known."""
 
@@ -133,8 +123,8 @@ class Corpus:
         return reading
 
     def _about_bytes(self) -> int:
-        found, most = self.about_bytes(), self.limits.max_bytes
-        return found if most is None else min(found, most)
+        found = self.about_bytes()
+        return found if self.max_bytes is None else min(found, self.max_bytes)
 
 
 class Reading:
@@ -151,12 +141,12 @@ class Reading:
         self.done_bytes = 0
 
     def texts(self) -> Iterator[Iterator[bytes]]:
-        """Each text's blocks, to be read to their end before the next. What lies behind the limits
+        """Each text's blocks, to be read to their end before the next. What lies behind the limit
         is not asked for.
 
         Raises: DataError for what holds no text, is not there, or cannot be read.
         """
-        left = self._corpus.limits.max_bytes
+        left = self._corpus.max_bytes
         for document in self._corpus.read():
             wanted = document.size_bytes
             if left is not None:
@@ -168,7 +158,7 @@ class Reading:
                 yield self._counted(document.blocks(wanted))
                 self._finished.update(self._document.digest())
                 self._document = hashlib.sha256()
-            if left == 0 or self.documents == self._corpus.limits.max_documents:
+            if left == 0:
                 return
 
     def digest(self) -> str:

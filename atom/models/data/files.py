@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from atom.models.data.corpus import (
-    EVERYTHING,
     Corpus,
     DataError,
     Document,
-    Limits,
     reads,
 )
 
@@ -38,7 +36,7 @@ _STDLIB_SKIPPED_FILES = frozenset({"turtle.py"})
 _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
 
 
-def text_corpus(paths: Sequence[str | Path], limits: Limits = EVERYTHING) -> Corpus:
+def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Corpus:
     """Files, folders (every file below that is not hidden) and globs, in the order given.
 
     Within a folder or glob the order is that of the relative path. A file named twice counts once.
@@ -54,10 +52,10 @@ def text_corpus(paths: Sequence[str | Path], limits: Limits = EVERYTHING) -> Cor
             if file.name.lower().endswith(PACKED_SUFFIXES + TABLE_SUFFIXES):
                 raise DataError(f"{file} is packed or a table, not plain text", _AS_TABLE)
             found.setdefault(file.resolve(), file)
-    return _corpus(tuple(found.values()), limits)
+    return _corpus(tuple(found.values()), max_bytes)
 
 
-def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corpus:
+def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Corpus:
     """The source of Python's standard library: real text that every machine with Python has.
 
     Without tests, installed packages and files that differ from machine to machine.
@@ -67,11 +65,11 @@ def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corp
     sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
         raise DataError(f"this Python has no source of its standard library in {root}")
-    return _corpus(sources, limits)
+    return _corpus(sources, max_bytes)
 
 
-def _corpus(files: Sequence[Path], limits: Limits) -> Corpus:
-    return Corpus(partial(_documents, files), limits, partial(size_of_files, files))
+def _corpus(files: Sequence[Path], max_bytes: int | None) -> Corpus:
+    return Corpus(partial(_documents, files), max_bytes, partial(size_of_files, files))
 
 
 def size_of_files(files: Iterable[Path]) -> int:

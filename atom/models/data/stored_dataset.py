@@ -19,7 +19,6 @@ from atom.models.data.corpus import (
     DataError,
     DataUnreachable,
     Document,
-    Limits,
     NoRoomForData,
     row_document,
 )
@@ -51,12 +50,12 @@ class StoredDataset:
     def is_local(self) -> bool:
         return Path(self.path).is_absolute()
 
-    def corpus(self, limits: Limits) -> Corpus:
+    def corpus(self, max_bytes: int | None = None) -> Corpus:
         """Raises: DataError if a folder is not there."""
         if self.is_local and not Path(self.path).is_dir():
             hint = "name a folder, or OWNER/NAME of the hub"
             raise DataError(f"no such folder: {self.path}", hint)
-        return Corpus(partial(_documents, self), limits, self._about_bytes)
+        return Corpus(partial(_documents, self), max_bytes, self._about_bytes)
 
     def _about_bytes(self) -> int:
         """Tables in memory form, or files that hold texts: more than the texts, but not much."""
