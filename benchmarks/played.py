@@ -9,11 +9,10 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from atom.graph.chain import Machine
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
-from atom.placement.choice import Choice, durations
+from atom.placement.choice import Choice
 from atom.placement.memory import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
@@ -54,7 +53,6 @@ class Stand:
         )
         crossings = crossings_of(choice.pieces)
         self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement, crossings)
-        self._carrying = durations(choice.pieces, Machine(1.0, 1.0), precision.itemsize).carrying
         self._events = _Events()
         self._device = _device(device, precision)
         program = choice.program(graph)
@@ -81,7 +79,7 @@ class Stand:
         self._device.close()
 
     def _replayed(self, seconds: Mapping[Observed, list[float]]) -> float:
-        took = _durations(self._shape, seconds, self._carrying)
+        took = _durations(self._shape, seconds)
         return simulate(training_pass(self._shape), self._shape, took).seconds
 
 
@@ -123,9 +121,7 @@ class _Events:
             self.own_seconds[event].append(end_s.own_s - start_s.own_s)
 
 
-def _durations(
-    shape: Shape, seconds: Mapping[Observed, list[float]], carrying: frozenset[int]
-) -> Durations:
+def _durations(shape: Shape, seconds: Mapping[Observed, list[float]]) -> Durations:
     """Means over micro-batches, so that sums come out as they were."""
     sub_models, micro_batches = range(shape.sub_models), range(shape.micro_batches)
     forward = [mean(mean(seconds[Forward(s, c)]) for c in micro_batches) for s in sub_models]
@@ -136,7 +132,6 @@ def _durations(
         forward_s=tuple(forward),
         backward_s=tuple(max(w - a, 0.0) for w, a in zip(whole, again, strict=True)),
         gradient_out_s=tuple(mean(seconds[GradientOut(s)]) for s in sub_models),
-        carrying=carrying,
     )
 
 

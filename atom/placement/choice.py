@@ -18,7 +18,7 @@ from atom.placement.memory import (
 )
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
-from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS
+from atom.swap.device_slots import FLOAT32_BYTES
 from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Shape, training_pass
 from atom.swap.timeline import Durations, Timeline, simulate
@@ -57,7 +57,7 @@ class Choice:
 
     @property
     def waits_s(self) -> dict[str, float]:
-        """Of a pass, in which the device does not compute, by what it waits for."""
+        """What the device waits for in the pass: by reason (`atom.swap.pass_shares`)."""
         return PassShares.of(self.timeline).waits_s
 
     def seconds_under_step(self, elements_per_s: float) -> float:
@@ -69,12 +69,10 @@ class Choice:
     def to_json(self, program: Program) -> dict[str, Any]:
         """`program`: as it is chosen. Seconds and bytes are of one micro-batch, but for `pass` and
         memory."""
-        resident, kept = self.arrangement.resident, self.arrangement.kept
-        waiting = self.waiting
-        timeline = self.timeline
+        arrangement, timeline, parts = self.arrangement, self.timeline, program.sub_models
         return {
             "micro_batches": self.micro_batches,
-            "slots": self.arrangement.slots,
+            "slots": arrangement.slots,
             "remembers": self.remembers,
             "host_bytes": self.host_bytes,
             "device_memory": asdict(self.memory) | {"total_bytes": self.memory.total_bytes},
@@ -87,21 +85,19 @@ class Choice:
             },
             "sub_models": [
                 {
-                    "name": sub_model.name,
-                    "class": sub_model.class_name,
-                    "operations": [sub_model.first_call, sub_model.end_call],
+                    "name": parts[s].name,
+                    "class": parts[s].class_name,
+                    "operations": [parts[s].first_call, parts[s].end_call],
                     "parameter_elements": piece.elements,
                     "forward_s": piece.forward_s,
                     "backward_s": piece.backward_s,
                     "activation_bytes": piece.activation_bytes,
                     "out_bytes": piece.out_bytes,
-                    "resident": s in resident,
-                    "activations_kept": s in kept,
-                    "values_offloaded": s in waiting,
+                    "resident": s in arrangement.resident,
+                    "activations_kept": s in arrangement.kept,
+                    "values_offloaded": s in self.waiting,
                 }
-                for s, (sub_model, piece) in enumerate(
-                    zip(program.sub_models, self.pieces, strict=True)
-                )
+                for s, piece in enumerate(self.pieces)
             ],
         }
 
@@ -124,9 +120,7 @@ class Cut:
     def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
         """`limits` say how many micro-batches a pass has."""
         pieces = pieces_of(chain, ends)
-        each = limits.element_bytes, limits.gradient_element_bytes
-        took = durations(pieces, machine, *each)
-        return cls(tuple(ends), Reckoning(pieces, limits), took)
+        return cls(tuple(ends), Reckoning(pieces, limits), _durations(pieces, machine, limits))
 
     def least_s(self, arrangement: Arrangement) -> float:
         """A pass takes no less: as each lane by itself. Quickly reckoned."""
@@ -156,21 +150,15 @@ class Cut:
         )
 
 
-def durations(
-    pieces: Sequence[Piece],
-    machine: Machine,
-    element_bytes: int,
-    gradient_element_bytes: int = FLOAT32_BYTES,
-) -> Durations:
+def _durations(pieces: Sequence[Piece], machine: Machine, limits: Limits) -> Durations:
     """What each event of a schedule takes."""
+    element_bytes, gradient_bytes = limits.element_bytes, limits.gradient_element_bytes
+    sent = _sent(pieces, carried=element_bytes == FLOAT32_BYTES)
     return Durations(
         load_s=tuple(p.elements * element_bytes / machine.load_bytes_per_s for p in pieces),
         forward_s=tuple(p.forward_s for p in pieces),
         backward_s=tuple(p.backward_s for p in pieces),
-        gradient_out_s=tuple(
-            p.elements * gradient_element_bytes / machine.gradient_bytes_per_s for p in pieces
-        ),
-        carrying=_carrying(pieces) if element_bytes == FLOAT32_BYTES else frozenset(),
+        gradient_out_s=tuple(n * gradient_bytes / machine.gradient_bytes_per_s for n in sent),
         value_in_s=1 / machine.load_bytes_per_s,
         value_out_s=1 / machine.load_bytes_per_s,
     )
@@ -189,12 +177,12 @@ def _ready_s(pieces: Sequence[Piece], elements_per_s: float) -> tuple[float, ...
     return tuple(ready_s)
 
 
-def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
-    """Those whose backward continues a sum that may still be on its way to the host: of a parameter
-    that one of the next few sub-models uses too."""
-    carrying = set()
-    for s, piece in enumerate(pieces):
-        near = pieces[s + 1 : s + GRADIENT_SLOTS]
-        if any(piece.parameters.keys() & other.parameters.keys() for other in near):
-            carrying.add(s)
-    return frozenset(carrying)
+def _sent(pieces: Sequence[Piece], carried: bool) -> list[int]:
+    """Per piece, elements of gradients that leave with it. `carried`: what several use leaves with
+    the first of them alone."""
+    sent, before = list[int](), set[str]()
+    for piece in pieces:
+        names = piece.parameters.keys() - before if carried else piece.parameters.keys()
+        sent.append(sum(piece.parameters[name] for name in names))
+        before |= piece.parameters.keys()
+    return sent

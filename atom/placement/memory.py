@@ -128,7 +128,8 @@ class DeviceMemory:
     resident_bytes: int
     """Weights that stay."""
     gradient_bytes: int
-    """Two float32 slots of the largest sub-model, and what they are rounded in on their way out."""
+    """Two float32 slots of the largest sub-model, what they are rounded in on their way out, and in
+    float32 the sums of what several sub-models use."""
     activation_bytes: int
     """Of the sub-model at work that takes most, its parameters' gradients included, which autograd
     holds in the parameters' precision until they are added to the float32 slot."""
@@ -140,14 +141,7 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> int:
-        return (
-            self.slot_bytes
-            + self.resident_bytes
-            + self.gradient_bytes
-            + self.activation_bytes
-            + self.kept_bytes
-            + self.boundary_bytes
-        )
+        return sum(vars(self).values())
 
 
 @dataclass
@@ -188,13 +182,23 @@ class Reckoning:
         return DeviceMemory(
             slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
             resident_bytes=sum(resident) * element_bytes,
-            gradient_bytes=gradient_slot_bytes(
+            gradient_bytes=self._carried_bytes
+            + gradient_slot_bytes(
                 max(p.elements for p in pieces), self.limits.gradient_element_bytes
             ),
             activation_bytes=max(working),
             kept_bytes=self.limits.micro_batches * kept,
             boundary_bytes=boundary_bytes,
         )
+
+    @cached_property
+    def _carried_bytes(self) -> int:
+        """Of sums that go on from one sub-model to the next: of what several use, in float32."""
+        if self.limits.element_bytes != FLOAT32_BYTES:
+            return 0
+        uses = Counter(name for piece in self.pieces for name in piece.parameters)
+        sizes = {name: n for piece in self.pieces for name, n in piece.parameters.items()}
+        return sum(sizes[name] for name, count in uses.items() if count > 1) * FLOAT32_BYTES
 
     def _boundary_bytes(self, arrangement: Arrangement) -> int:
         once = sum(piece.shared_bytes for piece in self.pieces)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +12,7 @@ from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.host_sums import Gate
-from atom.swap.parameter_gradients import ParameterGradients, Terms
+from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import Shape
 from atom.swap.segment import Computed, MicroBatch
 
@@ -27,7 +27,10 @@ class RunningPass:
     """The loss is multiplied by it before the backward, gradients are divided by it in float32."""
     gate: Gate | None = None
     """None: no gradients are wanted."""
-    terms: Terms = field(default_factory=Terms)
+    first: bool = False
+    """Of its round: it replaces what the gradient arena held."""
+    seed: int = 0
+    """Where the noise comes from that sums in bfloat16 are rounded with."""
 
     @property
     def training(self) -> bool:

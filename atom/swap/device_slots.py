@@ -96,6 +96,9 @@ class DeviceSlots:
     then the residents', [its own elements] each."""
     gradients: tuple[torch.Tensor, ...]
     """[largest sub-model's elements] each, float32."""
+    carried: dict[str, torch.Tensor]
+    """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
+    float32, where they go on from one to the next."""
     arrangements: dict[str, Arrangement]
     """By the source hash of the programs that the slots were made for."""
     boundary: BoundaryMemory
@@ -126,9 +129,11 @@ class DeviceSlots:
         sizes = [_weight_elements(*each) for each in arranged]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
         largest = max(_elements(program) for program in programs)
+        carried = dict(each for p in programs for each in carried_elements(p, precision).items())
         made = cls(
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
+            {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
             {program.source_hash: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
@@ -150,7 +155,7 @@ class DeviceSlots:
         device.take_again(self._on_device())
 
     def _on_device(self) -> list[torch.Tensor]:
-        return [*self.weights, *self.gradients, *self.boundary.ring]
+        return [*self.weights, *self.gradients, *self.carried.values(), *self.boundary.ring]
 
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""
@@ -176,6 +181,7 @@ def device_bytes(
     weights = sum(_weight_elements(program, arrangement))
     ring = boundary_shape(program, arrangement, micro_batches).ring_slot_bytes
     sums = gradient_slot_bytes(_elements(program), gradients.itemsize)
+    sums += sum(carried_elements(program, precision).values()) * FLOAT32_BYTES
     slots = weights * precision.itemsize + sums
     return slots + ring_slots(micro_batches) * ring
 
@@ -191,6 +197,23 @@ def bounce_bytes(leaving_bytes: int, elements: int = BOUNCE_ELEMENTS) -> int:
     if leaving_bytes == FLOAT32_BYTES:
         return 0
     return min(elements, BOUNCE_ELEMENTS) * leaving_bytes
+
+
+def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
+    """Per parameter the sub-models that use it, ascending."""
+    users: dict[str, list[int]] = {}
+    for sub_model in sub_models:
+        for name in dict.fromkeys(name for _, name in sub_model.parameters):
+            users.setdefault(name, []).append(sub_model.index)
+    return users
+
+
+def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]:
+    """Of parameters whose sums go on from one sub-model to the next, padded."""
+    if precision != torch.float32:
+        return {}
+    users, by_name = users_of_parameters(program.sub_models), program.layout.by_name
+    return {n: padded_elements(by_name[n].numel) for n, used in users.items() if len(used) > 1}
 
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:

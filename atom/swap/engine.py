@@ -23,7 +23,7 @@ from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import Gate, NotFinite
-from atom.swap.parameter_gradients import ParameterGradients, Terms
+from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
     Backward,
     Event,
@@ -135,7 +135,7 @@ class Engine:
         self._gate = Gate()
         with voided_by_memory():
             begun = self._begin(micro_batches, seeds, self._gate)
-            current = replace(begun, terms=Terms(first, seeds[0]))
+            current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
 
@@ -162,12 +162,6 @@ class Engine:
     def leaving(self) -> bool:
         """Have gradients of the latest training pass been sent to the arena?"""
         return self._gate.expects
-
-    def release(self) -> None:
-        """It runs no further pass: host memory that no other engine uses is the system's."""
-        made = self.__dict__.get("_gradients")
-        if made is not None:
-            made.release()
 
     def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
         """How many sequences a micro-batch has: the first dimension of its first entry."""
@@ -268,9 +262,9 @@ class Engine:
                     self._computation.backward(part, current, micro_batch, self._gradients)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
-                gate, terms = current.gate, current.terms
+                gate, terms = current.gate, (current.first, current.seed)
                 gate.expects = True
-                self._gradients.send(sub_model, gate, terms, self._report(event))
+                self._gradients.send(sub_model, gate, *terms, self._report(event))
             case ValuesOut(_, micro_batch):
                 self._traffic.send(event, current.batches[micro_batch], self._report(event))
             case ValuesIn():

@@ -7,7 +7,7 @@ the engine and its devices:
 * a load: everything computed before it was issued (its slot may have been in use till then), and
   the step under way, until it has updated what is loaded;
 * computing: the load of that sub-model; and for its first backward the gradient slot, whose last
-  sums must have reached the host (all slots, where a tied parameter's sum is carried on);
+  sums must have reached the host;
 * a gradient-out: the backward before it;
 * values that leave, or come back: everything computed before. As a third leaves, computing waits
   until the first is out; a visit waits for what comes back for it.
@@ -52,9 +52,6 @@ class Durations:
     """Without recomputation."""
     gradient_out_s: tuple[float, ...]
     """For the sum over all micro-batches, until it is added to the host's."""
-    carrying: frozenset[int] = frozenset()
-    """Sub-models that continue a sum of the one right behind them, of a tied parameter: they wait
-    until it has come to the host."""
     value_in_s: float = 0.0
     """Per byte of a value that comes back from the host."""
     value_out_s: float = 0.0
@@ -210,14 +207,9 @@ class _Lanes:
             seconds = again + self.durations.backward_s[s]
             start = max(start, self.back_s.pop((s, event.micro_batch), 0.0))
             if event.micro_batch == 0:
-                start = max(start, self._gradient_slot_free_s(s))
+                start = max(start, self.gradient_slots_s[s % GRADIENT_SLOTS])
         self.device_s = start + seconds
         return Span(event, start, self.device_s)
-
-    def _gradient_slot_free_s(self, sub_model: int) -> float:
-        if sub_model in self.durations.carrying:
-            return max(self.gradient_slots_s)
-        return self.gradient_slots_s[sub_model % GRADIENT_SLOTS]
 
     def _gradient_out(self, event: GradientOut) -> Span:
         start = max(self.link_out_s, self.device_s)

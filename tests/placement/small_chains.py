@@ -82,6 +82,10 @@ def held_bytes(
     held = slots * max([0, *swapped]) * element_bytes
     held += sum(elements[s] for s in resident) * element_bytes
     held += 2 * max(elements) * 4
+    if element_bytes == 4:  # sums that go on from one to the next
+        names = [{k: v for o in p for k, v in o.parameters.items()} for p in pieces]
+        sizes = {k: v for each in names for k, v in each.items()}
+        held += sum(4 * v for k, v in sizes.items() if sum(k in each for each in names) > 1)
     for value in chain.values:
         home = [
             s for s, (a, b) in enumerate(zip(starts, ends, strict=True)) if a <= value.made_by < b

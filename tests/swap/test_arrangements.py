@@ -208,7 +208,8 @@ def test_an_evaluation_cut_otherwise_leaves_the_residents_alone(resident: str) -
 def test_slots_take_what_was_announced(slots: int, resident: str, precision: torch.dtype) -> None:
     arranged = arrangement(slots, resident, "none")
     trainer = Trainer(arranged, precision)
-    allocated = [*trainer.slots.weights, *trainer.slots.gradients]
+    sums = [*trainer.slots.gradients, *trainer.slots.carried.values()]
+    allocated = [*trainer.slots.weights, *sums]
     announced = device_bytes(trainer.program, precision, arranged)
     assert sum(slot.nbytes for slot in allocated) == announced
     if resident == "all":

@@ -322,7 +322,8 @@ def test_slots_take_what_was_announced() -> None:
     arrangement = everything(program)
     rig = Rig(program, arrangement)
     boundary = rig.slots.boundary
-    allocated = [*rig.slots.weights, *rig.slots.gradients, *boundary.ring]
+    sums = [*rig.slots.gradients, *rig.slots.carried.values()]
+    allocated = [*rig.slots.weights, *sums, *boundary.ring]
     announced = device_bytes(program, torch.float32, arrangement, MOST)
     assert sum(slot.nbytes for slot in allocated) == announced
     assert len(boundary.ring) == MOST + 1

@@ -81,8 +81,12 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
     assert real <= memory.activation_bytes + memory.boundary_bytes < 1.2 * real
 
 
-@pytest.mark.parametrize("model", ["masked", "viewing"])
-def test_offloading_takes_micro_batches_off_the_device(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "share"),
+    [("translating", 0.4), ("masked", 0.6), ("viewing", 0.8), ("skipping", 0.9)],
+)
+def test_offloading_takes_micro_batches_off_the_device(model: str, share: float) -> None:
+    """Less where skips are long: they stay until their last user has had them."""
     arrangement = everything(program_of(model, "layers"))
     each = real_bytes(model, "layers", Arrangement(), 3) - real_bytes(
         model, "layers", Arrangement(), 1
@@ -90,7 +94,7 @@ def test_offloading_takes_micro_batches_off_the_device(model: str) -> None:
     offloaded = real_bytes(model, "layers", arrangement, 3) - real_bytes(
         model, "layers", arrangement, 1
     )
-    assert offloaded < 0.7 * each
+    assert offloaded < share * each
 
 
 def test_a_value_of_several_users_lives_together_with_its_gradient() -> None:

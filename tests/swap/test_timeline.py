@@ -94,16 +94,6 @@ def test_a_backward_waits_for_its_gradient_slot() -> None:
     assert waits(timeline)[-1] == Wait(0, GRADIENTS, 12, 109)
 
 
-def test_a_tied_parameter_waits_for_every_gradient_slot() -> None:
-    columns = alike(3, 2, 1, 2, 100)
-    durations = Durations(
-        columns.load_s, columns.forward_s, columns.backward_s, columns.gradient_out_s,
-        carrying=frozenset({0}),
-    )  # fmt: skip
-    timeline = simulated(Shape(3, 1), durations)
-    assert (Backward(0, 0), 209, 212) in times(timeline)
-
-
 def test_offloaded_values_by_hand() -> None:
     """Four bytes between neighbours, everything resident."""
     crossings = tuple(Crossing(s, (s + 1,), 4, 4) for s in range(5))
@@ -182,9 +172,8 @@ def passes(draw: st.DrawFn) -> tuple[list[Event], Shape, Durations]:
 def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
     seconds = st.integers(0, 20).map(float)
     column = st.lists(seconds, min_size=sub_models, max_size=sub_models).map(tuple)
-    carrying = draw(st.frozensets(st.integers(0, sub_models - 1)))
     values = (draw(st.integers(0, 3).map(float)) for _ in range(2))
-    return Durations(*(draw(column) for _ in range(4)), carrying, *values)
+    return Durations(*(draw(column) for _ in range(4)), *values)
 
 
 @given(passes())
@@ -228,7 +217,7 @@ def test_nothing_begins_before_what_it_needs_nor_later(
         if isinstance(event, Backward):
             needs.append(back.get((s, event.micro_batch), 0.0))
         if isinstance(event, Backward) and event.micro_batch == 0:
-            slots = [t for t in sent if s in durations.carrying or (t - s) % GRADIENT_SLOTS == 0]
+            slots = [t for t in sent if (t - s) % GRADIENT_SLOTS == 0]
             needs += [sent[t] for t in slots]
         assert span.start_s == max(needs)
         lane_end[span.lane] = span.end_s
@@ -259,7 +248,6 @@ def test_more_work_never_makes_a_pass_shorter(
                 (durations.gradient_out_s, more.gradient_out_s),
             )
         ),
-        durations.carrying | more.carrying,
         durations.value_in_s + more.value_in_s,
         durations.value_out_s + more.value_out_s,
     )

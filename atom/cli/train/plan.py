@@ -64,20 +64,22 @@ def _require_room(plan: Plan) -> None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """JSON-serialisable; bytes are integers."""
-    host, disk, device = plan.host, plan.disk, plan.device
+    host, disk = plan.host, plan.disk
     return {
         "run": plan.run,
         "model": plan.model,
         "precision": plan.precision,
         "parameters": plan.parameters,
         "fits": plan.fits,
-        "host": {
-            "arenas": dict(host.arenas),
-            "total_bytes": host.total_bytes,
-            "have_bytes": host.have_bytes,
-        },
+        "host": dataclasses.asdict(host)
+        | {"arenas": dict(host.arenas), "total_bytes": host.total_bytes},
         "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},
-        "device": dataclasses.asdict(device),
+        "device": {
+            "title": plan.device,
+            "budget_bytes": plan.question.limits.device_bytes,
+            "seconds_from": plan.profile.source,
+            "link_bytes_per_s": plan.profile.link.load_bytes_per_s,
+        },
         "work": dataclasses.asdict(plan.work),
         "surroundings": dataclasses.asdict(plan.surroundings),
         "round": _round_json(plan),

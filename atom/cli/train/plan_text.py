@@ -19,8 +19,6 @@ _WAITS = {
     "link": "weights",
     "gradients": "gradients to leave",
     "values": "values between sub-models",
-    "optimizer": "a step",
-    "host": "the host",
     "end": "the last gradients",
 }
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
@@ -39,12 +37,12 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
 
 
 def _headline(plan: Plan) -> Text:
-    tokens = plan.tokens_per_sequence
+    tokens = plan.work.sequence_tokens
     each = f"x {tokens:,} tokens" if tokens > 1 else "samples"
     return Text.assemble(
         (plan.run, "name"),
         f"   {plan.model}, {plan.parameters:,} parameters in {plan.precision}, micro-batches of "
-        f"{plan.micro_batch_sequences} {each}",
+        f"{plan.work.micro_batch_sequences} {each}",
     )
 
 
@@ -65,7 +63,7 @@ def _fit(plan: Plan) -> RenderableType:
     per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
     table.add_row("", Text("needs", "quiet"), Text("has", "quiet"), "")
     rows = [
-        (f"device ({plan.device.title})", memory.total_bytes, plan.device.budget_bytes, ""),
+        (f"device ({plan.device})", memory.total_bytes, plan.question.limits.device_bytes, ""),
         ("host memory", host.total_bytes, host.have_bytes, per_parameter),
         ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
     ]
@@ -141,15 +139,15 @@ def _pass_title(plan: Plan) -> str:
 
 
 def _pass(plan: Plan) -> RenderableType:
-    timeline, device = plan.choice.timeline, plan.device
-    assumed = f"reckoned from the data sheet of {device.title}"
-    measured = "measured here, layer by layer"
+    timeline, profile = plan.choice.timeline, plan.profile
+    source = "measured here, layer by layer"
+    if profile.source == "assumed":
+        source = f"reckoned from the data sheet of {plan.device}"
     table = _grid()
-    source = assumed if device.seconds_from == "assumed" else measured
     table.add_row("takes", _seconds(timeline.seconds), f"seconds are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the time"
     table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
-    rate, loads_s = device.link_bytes_per_s, timeline.busy_s("load")
+    rate, loads_s = profile.link.load_bytes_per_s, timeline.busy_s("load")
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
     table.add_row("loads", _seconds(loads_s), loaded)
     table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
@@ -180,7 +178,7 @@ def _round(plan: Plan) -> RenderableType:
     table.add_row("utilisation", f"{round_.utilisation:.0%}", _share_of(round_))
     a_day = _line_bytes(round_.line_bytes_per_day)
     table.add_row("line a day", a_day, "up and as much down")
-    gain, unit = plan.gain, "tokens" if plan.tokens_per_sequence > 1 else "samples"
+    gain, unit = plan.gain, "tokens" if plan.work.sequence_tokens > 1 else "samples"
     without = f"; without this peer {gain.without:,.0f}" if gain.without else ""
     table.add_row("the swarm", f"{gain.swarm:,.0f}", f"{unit}/s over whole rounds{without}")
     alone = f"{unit}/s; the swarm makes {gain.times_alone:.2g} times as many"

@@ -16,7 +16,6 @@ from atom.placement.choosing import Question
 from atom.placement.memory import Limits
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import working_copy_bytes
-from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
@@ -123,7 +122,6 @@ def cut_arenas(
     """Host memory that a cut costs: (what, bytes). `leaving`: as what gradients leave."""
     lands = on_gpu or leaving != torch.float32
     arenas = [
-        ("sums of parameters tied across sub-models", carrier_bytes(program)),
         ("gradients on their way from the device", staging_bytes(program, leaving) if lands else 0),
         ("values between sub-models", choice.host_bytes),
     ]

@@ -58,8 +58,6 @@ DEFAULT_PEERS = 4
 GPU_RESERVE = 0.9
 """Of an assumed device's memory: the rest is the driver's and the display's."""
 
-Note = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -88,13 +86,6 @@ class HostPlan:
     def total_bytes(self) -> int:
         return sum(size for _, size in self.arenas)
 
-    @property
-    def boundary_bytes(self) -> int | None:
-        """For values between sub-models. None where not even the replica fits: then only the
-        verdict matters."""
-        left = self.have_bytes - self.total_bytes
-        return int(left * BOUNDARY_SHARE) if left > 0 else None
-
 
 @dataclass(frozen=True)
 class DiskPlan:
@@ -113,17 +104,6 @@ class DiskPlan:
 
 
 @dataclass(frozen=True)
-class DevicePlan:
-    """What computes, and where its seconds come from."""
-
-    title: str
-    budget_bytes: int
-    seconds_from: str
-    """`measured` here, or `assumed` from the table."""
-    link_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """What a box would do for a run."""
 
@@ -131,16 +111,14 @@ class Plan:
     model: str
     precision: str
     parameters: int
-    micro_batch_sequences: int
-    tokens_per_sequence: int
-    """1 for a run whose module brings samples of its own."""
     graph: Graph
     program: Program
     profile: Profile
     question: Question
     host: HostPlan
     disk: DiskPlan
-    device: DevicePlan
+    device: str
+    """What computes."""
     choice: Choice
     work: Work
     surroundings: Surroundings
@@ -155,7 +133,7 @@ class Plan:
         return host and self.disk.total_bytes <= self.disk.have_bytes
 
 
-def plan_run(request: PlanRequest, note: Note) -> Plan:
+def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     """Plans from the two files. `note` is told what takes long or is not as expected.
 
     Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
@@ -168,12 +146,13 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
     host = HostPlan(tuple(replica_arenas(run, graph.layout)), have_bytes)
-    device, profile = _device(request, peer, graph, host, note)
-    on_gpu = request.assume is not None or device.title != "cpu"
-    most = most_micro_batches(run)
-    leaving = gradients(run)
-    offer = (device.budget_bytes, most, on_gpu, host.boundary_bytes)
-    asked = question(graph, profile, *offer, leaving)
+    device, device_bytes, profile = _device(request, peer, graph, host, note)
+    on_gpu = request.assume is not None or device != "cpu"
+    most, leaving = most_micro_batches(run), gradients(run)
+    left = host.have_bytes - host.total_bytes
+    # Where not even the replica fits, only the verdict matters.
+    waiting_bytes = int(left * BOUNDARY_SHARE) if left > 0 else None
+    asked = question(graph, profile, device_bytes, most, on_gpu, waiting_bytes, leaving)
     choice = choose(asked)
     program = choice.program(graph)
     arenas = (*host.arenas, *cut_arenas(program, choice, on_gpu, leaving))
@@ -187,8 +166,6 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         model=model,
         precision=run.model.precision,
         parameters=sum(spec.numel for spec in graph.layout.specs),
-        micro_batch_sequences=run.batch.micro_batch_sequences,
-        tokens_per_sequence=work.sequence_tokens,
         graph=graph,
         program=program,
         profile=profile,
@@ -234,8 +211,9 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 
 
 def _device(
-    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Note
-) -> tuple[DevicePlan, Profile]:
+    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Callable[[str], None]
+) -> tuple[str, int, Profile]:
+    """What computes, how much of its memory may be used, and its seconds."""
     cap = request.device_bytes or peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
@@ -256,8 +234,7 @@ def _device(
         finally:
             opened.close()
         profile, title = profile_of(graph, kind, None, note), str(kind)
-    rate = profile.link.load_bytes_per_s
-    return DevicePlan(title, budget, profile.source, rate), profile
+    return title, budget, profile
 
 
 def work_of(run: RunFile, graph: Graph, request: PlanRequest) -> Work:

@@ -146,7 +146,7 @@ class ReplicaEngines:
 
         Raises: as `Replica` does; then everything is as before.
         """
-        before, boundaries = {self.training, self.evaluation}, self._slots.boundary.host
+        boundaries = self._slots.boundary.host
         with self._in_use:
             self._give_back()
             self._device.give_back_host(boundaries)
@@ -159,8 +159,6 @@ class ReplicaEngines:
             self._given_back = False
             if self._preempted:
                 self._give_back()
-        for engine in before:
-            engine.release()
 
     def _make(
         self, program: Program, evaluation: Program | None, settings: ReplicaSettings

@@ -126,13 +126,13 @@ def test_a_joiner_is_refused(
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
-    """Weights, moments, gradients and two averages, in float32, and the tied embedding's sums; with
-    int8 what it takes away, and the averages as they travel."""
+    """Weights, moments, gradients and two averages, in float32; with int8 what it takes away, and
+    the averages as they travel."""
     folder.codec(codec)
     founder = folder.found("founder")
     elements = founder.replica.elements
     averages, lost = 2 * codec_named(codec).wire_bytes(elements), int(codec == "int8")
-    needs = 4 * ((4 + lost) * elements + VOCABULARY * WIDTH) + averages
+    needs = 4 * (4 + lost) * elements + averages
     with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
         folder.enter(founder, host=f"{needs - 1} B")
     folder.boxes.pop().state.unlock()
