@@ -19,10 +19,9 @@ Some things are taken in one move though the daemon takes several, and nothing i
 from collections.abc import Iterator
 
 from . import cast
-from .acceptor import accepted_in, highest_promised
 from .cast import VoterKey
 from .ledger import Ledger
-from .rules import Rules, is_confirmed_dead
+from .rules import Rules, accepted_in, highest_promised, is_confirmed_dead
 from .state import (
     ALIVE,
     NOTHING,

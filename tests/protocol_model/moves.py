@@ -7,10 +7,9 @@ refusals, aborts and suspicions only say when to try again.
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from .acceptor import highest_promised
 from .acts import Acts, numbers_heard
 from .ledger import Ledger
-from .rules import Rules
+from .rules import Rules, highest_promised
 from .state import ALIVE, DEAD, LEFT, NOTHING, Attempt, Peers, Promised, State, replaced
 from .tidy import is_led, tidied
 

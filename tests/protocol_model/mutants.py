@@ -6,10 +6,9 @@ commits that it makes.
 
 from dataclasses import dataclass
 
-from .acceptor import Slotted
 from .bounds import Bounds
 from .cast import BallotKey, VoterKey
-from .rules import Rules
+from .rules import Rules, Slotted
 from .state import Attempt, Peer, Peers, Promised, Survivors, Voters, lives
 
 

@@ -6,16 +6,32 @@ from functools import cache
 from itertools import chain, combinations
 
 from atom.swarm.chain.membership import voters_next
+from atom.swarm.chain.messages import Accepted as RealAccepted
+from atom.swarm.chain.messages import Promise
 from atom.swarm.records.lease import Lease
+from atom.training.round.attempt import value_to_finish
 from atom.training.round.electorate import Electorate, electorate
+from atom.training.round.round_state import Acceptor
+from atom.training.round.round_state import Slot as RealSlot
 from tests.training.round.shown_leases import lease, view
 
-from . import acceptor, cast
-from .acceptor import Slotted
+from . import cast
 from .cast import BallotKey, VoterKey
 from .ledger import Ledger
-from .state import ALIVE, LEFT, Attempt, Peer, Peers, Promised, Survivors, Voters
+from .state import (
+    ALIVE,
+    LEFT,
+    Accepted,
+    Attempt,
+    Peer,
+    Peers,
+    Promised,
+    Slot,
+    Survivors,
+    Voters,
+)
 
+Slotted = tuple[Slot, ...]
 GRACE_SECONDS = 12.0
 Seen = tuple[tuple[int, int, int], ...]
 """Leases: peer, incarnation, head."""
@@ -83,13 +99,13 @@ class Rules:
 
     def promise(self, slots: Slotted, survivors: Survivors, ballot: BallotKey) -> Slotted | None:
         """The slots with that promise in them; None if it is refused."""
-        return acceptor.promise(slots, self.slot_of(survivors), ballot)
+        return _promised(slots, self.slot_of(survivors), ballot)
 
     def accept(
         self, slots: Slotted, survivors: Survivors, ballot: BallotKey, value: int
     ) -> Slotted | None:
         """The slots with that value accepted; None if it may not be."""
-        return acceptor.accept(slots, self.slot_of(survivors), ballot, value)
+        return _accepted(slots, self.slot_of(survivors), ballot, value)
 
     def takes_part(self, peer: Peer, head: int) -> bool:
         """Whether a call at that head concerns this peer."""
@@ -99,7 +115,7 @@ class Rules:
 
     def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
         """The value that these promises oblige to finish."""
-        return acceptor.to_finish(promises)
+        return _to_finish(promises)
 
     def voters_next(
         self, electors: Voters, head: int, members: Voters, leaving: frozenset[int], dead: Voters
@@ -151,3 +167,73 @@ def is_confirmed_dead(voter: VoterKey, peers: Peers) -> bool:
     """Said goodbye, or lives on as another incarnation: what `View.dead` truthfully holds."""
     peer = peers[voter[0]]
     return peer.status == LEFT or (peer.status == ALIVE and peer.incarnation != voter[1])
+
+
+# ---- the real acceptor, asked with the model's tuples: it only compares ballots and keeps values
+
+
+@cache
+def _promised(slots: Slotted, which: Survivors, ballot: BallotKey) -> Slotted | None:
+    real = _thaw(slots)
+    return _frozen(real) if real.slot(which).promise(ballot) else None
+
+
+@cache
+def _accepted(slots: Slotted, which: Survivors, ballot: BallotKey, value: int) -> Slotted | None:
+    real = _thaw(slots)
+    if real.survivors_of(ballot) != which or not real.slot(which).may_accept(ballot):
+        return None
+    real.slot(which).accept(ballot, value)
+    return _frozen(real)
+
+
+@cache
+def highest_promised(slots: Slotted) -> BallotKey | tuple[()]:
+    return _thaw(slots).highest_promised or ()
+
+
+def accepted_in(slots: Slotted, which: Survivors) -> Accepted:
+    return next((slot[2] for slot in slots if slot[0] == which), ())
+
+
+def _thaw(slots: Slotted) -> Acceptor:
+    """The real acceptor; it only compares ballots, so the model's tuples will do."""
+    real = Acceptor()
+    for which, promised, accepted in slots:
+        real.by_survivors[which] = RealSlot(
+            promised or None, RealAccepted(*accepted) if accepted else None
+        )
+    return real
+
+
+def _frozen(real: Acceptor) -> Slotted:
+    return tuple(
+        sorted(
+            (which, slot.promised or (), (slot.accepted.ballot, slot.accepted.value))
+            if slot.accepted
+            else (which, slot.promised or (), ())
+            for which, slot in real.by_survivors.items()
+            if slot.promised or slot.accepted
+        )
+    )
+
+
+@cache
+def _to_finish(promises: tuple[Promised, ...]) -> int | None:
+    real = {cast.voter(p.voter): _real_promise(p) for p in promises}
+    accepted = value_to_finish(real)
+    return None if accepted is None else accepted.value
+
+
+def _real_promise(promised: Promised) -> Promise:
+    before, after = promised.before_branch, promised.accepted
+    return Promise(
+        parent=b"",
+        ballot=(),
+        accepted=RealAccepted(*after) if after else None,
+        accepted_before_branch=RealAccepted(*before) if before else None,
+        sequences=1,
+        loss_sum=1.0,
+        state_digest=b"",
+        leaving=promised.leaving,
+    )

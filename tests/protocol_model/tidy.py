@@ -11,10 +11,9 @@ do all that the other can. Ballots that somebody accepted count as known, so non
 
 from functools import cache
 
-from .acceptor import highest_promised
 from .cast import BallotKey
 from .ledger import Ledger
-from .rules import Rules
+from .rules import Rules, highest_promised
 from .state import ALIVE, DEAD, NOTHING, Attempt, Peers, Slot, State, Survivors, lives, replaced
 
 

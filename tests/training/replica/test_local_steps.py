@@ -273,44 +273,31 @@ def test_an_offer_in_vain_is_in_the_next_one_with_what_came_since(new_replica: N
     assert replica.sequences == 4 * SEQUENCES
 
 
-def test_of_an_earlier_offer_that_was_taken_the_rest_stays(new_replica: NewReplica) -> None:
-    """Half of the sequences were in the mean: about half of the way is kept, and of the count."""
+@pytest.mark.parametrize(
+    ("taken", "unstepped", "kept"),
+    [(2, 0, 0.5), (2, 1, 0.5), (0, 0, 1.0)],
+    ids=["an earlier offer was taken", "a pass that no step has used is no part of it", "left out"],
+)
+def test_what_a_round_did_not_take_of_the_latest_offer_is_in_the_next_one(
+    new_replica: NewReplica, taken: int, unstepped: int, kept: float
+) -> None:
+    """Of the way as large a share as of the sequences."""
     replica, other = new_replica(), new_replica()
     train(replica, 1, 0, 2)
-    mean = mean_of([replica])
+    train(other, 1, 1, 4)
+    mean = mean_of([replica if taken else other])
     train_on(replica, 1, (2, 3))
     own = mean_of([replica])
-    take(replica, mean, 1, ours=2 * SEQUENCES)
-    take(other, mean, 1, ours=0)
+    train_on(replica, 1, range(4, 4 + unstepped))
+    take(replica, mean, 1, ours=taken * SEQUENCES)
+    take(other, mean, 1, ours=0 if taken else None)
     assert same(replica, other)
     way = theta(replica) - weights_in_place(replica)
-    torch.testing.assert_close(way, own / 2, rtol=1e-4, atol=1e-6)
-    assert replica.sequences == 2 * SEQUENCES
-
-
-def test_of_an_earlier_offer_only_what_is_stepped_counts(new_replica: NewReplica) -> None:
-    """A pass that no step has used yet is no part of Δ."""
-    replica = new_replica()
-    train(replica, 1, 0, 2)
-    mean = mean_of([replica])
-    train_on(replica, 1, (2, 3))
-    own = mean_of([replica])
-    train_on(replica, 1, (4,))
-    take(replica, mean, 1, ours=2 * SEQUENCES)
-    way = theta(replica) - weights_in_place(replica)
-    torch.testing.assert_close(way, own / 2, rtol=1e-4, atol=1e-6)
-    assert replica.sequences == 3 * SEQUENCES
-
-
-def test_left_out_with_an_offer_it_offers_the_same_again(new_replica: NewReplica) -> None:
-    replica, other = new_replica(), new_replica()
-    train(replica, 1, 0, 2)
-    own = mean_of([replica])
-    train(other, 1, 1, 4)
-    take(replica, mean_of([other]), 1, ours=0)
+    torch.testing.assert_close(way, kept * own, rtol=1e-4, atol=1e-6)
+    assert replica.sequences == (4 - taken + unstepped) * SEQUENCES
     replica.start_round(b"next")
-    torch.testing.assert_close(mean_of([replica]), own, rtol=0.0, atol=1e-6)
-    assert replica.sequences == 2 * SEQUENCES
+    if not unstepped:
+        torch.testing.assert_close(mean_of([replica]), way, rtol=0.0, atol=1e-6)
 
 
 def test_under_an_offer_all_that_was_done_is_saved(new_replica: NewReplica) -> None:

@@ -1,20 +1,23 @@
-"""The worker's thread: passes while nothing holds it, commands in between."""
+"""The worker's thread: passes while nothing holds it, commands in between; and its samples."""
 
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from atom.base.errors import ModelError, ShortageError
+from atom.models.data.sampler import Sampler
 from atom.models.source import SourceError
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica import worker as worker_module
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
-from atom.training.replica.worker import Pause
+from atom.training.replica.worker import BatchLoader, Pause
 from tests.training.worker_scene import WAIT_S, ShouldStop, WorkerScene
 
 
@@ -213,3 +216,60 @@ def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene
     assert scene.voided.get(timeout=WAIT_S) is void
     assert scene.replica.passes == [6, 2, 2, 2]
     assert scene.loader.back == [], "the next one takes the samples that follow"
+
+
+# ---- which samples it draws, from one round to the next
+
+
+MEMBERS = ("a", "b", "c")
+MICRO_BATCH = 2
+
+
+def head(cursor: int, members: tuple[str, ...] = MEMBERS) -> Any:
+    return SimpleNamespace(cursor=cursor, members=members)
+
+
+def drawn(loader: BatchLoader, micro_batches: int) -> list[int]:
+    return [int(place) for batch in loader.draw(micro_batches) for place in batch["tokens"]]
+
+
+@pytest.fixture
+def loader() -> BatchLoader:
+    """Peer b's; a batch names the positions that it was drawn from."""
+    samples: Any = SimpleNamespace(
+        sampler=Sampler(1000, 7),
+        tokens_per_sample=16,
+        batch=lambda positions: {"tokens": torch.tensor(positions)},
+    )
+    loader = BatchLoader(samples, "b", MICRO_BATCH)
+    loader.deal(head(0))
+    return loader
+
+
+def test_a_round_is_dealt_from_its_first_on(loader: BatchLoader) -> None:
+    assert drawn(loader, 2) == [1, 4, 7, 10]
+    loader.deal(head(30))
+    assert drawn(loader, 1) == [31, 34]
+
+
+@pytest.mark.parametrize("longest", [2, 4, 10])
+def test_who_goes_on_draws_nothing_twice(loader: BatchLoader, longest: int) -> None:
+    """The round took two sequences of ours, and so many of the one that gave most."""
+    before = drawn(loader, 4)
+    loader.deal(head(3 * longest), goes_on=True)
+    assert drawn(loader, 1)[0] == max(before[-1] + 3, 3 * longest + 1)
+
+
+def test_with_other_members_it_begins_beyond_what_it_drew(loader: BatchLoader) -> None:
+    before = drawn(loader, 4)
+    loader.deal(head(6, ("b", "c")), goes_on=True)
+    after = drawn(loader, 2)
+    assert after == [24, 26, 28, 30]
+    assert before[-1] < after[0]
+
+
+def test_a_guest_that_became_a_member_begins_with_its_first(loader: BatchLoader) -> None:
+    loader.deal(head(0, ("a", "c")))
+    drawn(loader, 4)
+    loader.deal(head(12), goes_on=True)
+    assert drawn(loader, 1) == [13, 16]
