@@ -35,7 +35,6 @@ from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
-from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
 from atom.swap.pass_shares import PassShares
 from atom.swap.state_form import StateForm
@@ -105,7 +104,6 @@ class Atom:
         settings = ReplicaSettings(
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
             state_form=StateForm(self.setup.layout), gradients=self.gradients,
-            compilation=Compilation(_insist) if self.setup.compiled else None,
         )  # fmt: skip
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
         self.took["allocate_s"] = time.perf_counter() - began
@@ -186,10 +184,6 @@ class Atom:
     def close(self) -> None:
         self.replica.finish_step()
         self.device.close()
-
-
-def _insist(kind: str, why: str) -> None:
-    raise RuntimeError(f"{kind} runs uncompiled: {why}")
 
 
 def open_device(setup: Setup) -> Device:

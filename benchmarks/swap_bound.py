@@ -8,7 +8,7 @@ optimizer: no exact way of training can be faster with these kernels.
 from typing import Any
 
 import torch
-from swap_memory import Recomputed, compile_parts, draw
+from swap_memory import Recomputed, draw
 from swap_setup import SEED, MicroBatches, Setup
 from torch import nn
 
@@ -24,8 +24,6 @@ class ComputeBound:
         generator = torch.Generator(self.device).manual_seed(SEED)
         for name, parameter in self.model.named_parameters():
             draw(name, generator)(parameter)
-        if setup.compiled:
-            compile_parts(self.model)
         again = Recomputed(self.model.blocks[0])
         self.model.blocks = nn.ModuleList([again] * setup.config.layers)
 

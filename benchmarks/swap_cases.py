@@ -41,23 +41,12 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """A side that Atom is compared with. Compiled: both sides are."""
-
-    side: str
-    compiled: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.side}, compiled" if self.compiled else self.side
-
-
-@dataclass(frozen=True)
 class Case:
     name: str
     kind: Kind
     targets: tuple[Target, ...]
-    rivals: tuple[Rival, ...] = ()
+    rivals: tuple[str, ...] = ()
+    """Sides that Atom is compared with."""
     size: str = "2.7b"
     micro_batches: int = 8
     sequences: int = 2
@@ -97,16 +86,13 @@ class Case:
         return self.micro_batches * self.sequences * self.tokens_per_sequence
 
 
-def of(rival: Rival, share: float) -> Target:
-    return Target(f"speed beside {rival.label}", f"speed beside {rival.label}", share)
+def of(rival: str, share: float) -> Target:
+    return Target(f"speed beside {rival}", f"speed beside {rival}", share)
 
 
 def gpu(limit_bytes: float) -> Target:
     return Target("GPU memory, GB", "gpu_gb", limit_bytes / GB, at_most=True)
 
-
-EAGER, COMPILED = Rival(MEMORY), Rival(MEMORY, compiled=True)
-STAGE_2, STAGE_3, SHARDED, COMPUTE = Rival(ZERO_2), Rival(ZERO_3), Rival(FSDP), Rival(BOUND)
 
 CASES = (
     Case(
@@ -120,18 +106,18 @@ CASES = (
     Case(
         "2.7b-32k", Kind.STEPS,
         (
-            of(EAGER, 0.98), of(COMPILED, 0.98), of(STAGE_2, 2.4), of(STAGE_3, 2.4), gpu(6 * GB),
+            of(MEMORY, 0.98), of(ZERO_2, 2.4), of(ZERO_3, 2.4), gpu(6 * GB),
             Target("compute stream busy", "busy", 0.97),
         ),
-        (EAGER, COMPILED, STAGE_2, STAGE_3, SHARDED),
+        (MEMORY, ZERO_2, ZERO_3, FSDP),
     ),
     Case(
         "2.7b-8k", Kind.STEPS,
-        (Target("seconds per step", "step_s", 0.70, at_most=True), of(STAGE_3, 5.0)),
-        (EAGER, COMPILED, STAGE_3), micro_batches=2,
+        (Target("seconds per step", "step_s", 0.70, at_most=True), of(ZERO_3, 5.0)),
+        (MEMORY, ZERO_3), micro_batches=2,
     ),
     Case(
-        "2.7b-16k", Kind.STEPS, (of(EAGER, 0.90),), (EAGER, COMPILED), micro_batches=4
+        "2.7b-16k", Kind.STEPS, (of(MEMORY, 0.90),), (MEMORY,), micro_batches=4
     ),
     Case(
         "exactness", Kind.EXACTNESS,
@@ -145,32 +131,32 @@ CASES = (
         micro_batches=4, steps=2,
     ),
     Case(
-        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,),
+        "2.7b-32k-3gb", Kind.STEPS, (of(MEMORY, 0.95), gpu(3 * GB)), (MEMORY,),
         micro_batches=16, sequences=1, gpu_bytes=3 * GB,
     ),
-    Case("spare-memory", Kind.SPARE, (of(EAGER, 1.0),), (EAGER,)),
+    Case("spare-memory", Kind.SPARE, (of(MEMORY, 1.0),), (MEMORY,)),
     Case(
         "2.7b-8k-half", Kind.STEPS,
         (Target("seconds per step", "step_s", 0.50, at_most=True),),
-        (EAGER,), micro_batches=2, layout="half",
+        (MEMORY,), micro_batches=2, layout="half",
     ),
     Case(
         "6.7b-32k", Kind.STEPS,
         (
-            of(EAGER, 0.95), of(COMPUTE, 0.90), gpu(10 * GB),
+            of(MEMORY, 0.95), of(BOUND, 0.90), gpu(10 * GB),
             Target("host memory, GB", "host_gb", 134.2, at_most=True),
             Target("seconds until ready", "ready_s", 60.0, at_most=True),
         ),
-        (COMPUTE, EAGER), size="6.7b", gpu_bytes=10 * GB, layout="split",
+        (BOUND, MEMORY), size="6.7b", gpu_bytes=10 * GB, layout="split",
     ),
     Case(
-        "13b-8k-half", Kind.STEPS, (of(COMPUTE, 0.90),), (COMPUTE,),
+        "13b-8k-half", Kind.STEPS, (of(BOUND, 0.90),), (BOUND,),
         size="13b", micro_batches=2, gpu_bytes=20 * GB, layout="half",
         gradients="bfloat16", steps=2,
     ),
 )  # fmt: skip
 TINY_CASE = Case(
-    "tiny", Kind.STEPS, (), (EAGER, SHARDED), size="tiny", micro_batches=4, gpu_bytes=None
+    "tiny", Kind.STEPS, (), (MEMORY, FSDP), size="tiny", micro_batches=4, gpu_bytes=None
 )
 BY_NAME = {case.name: case for case in (*CASES, TINY_CASE)}
 OURS = ATOM, EXACTNESS, RATES

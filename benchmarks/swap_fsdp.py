@@ -55,8 +55,6 @@ class FullyShardedOffload:
         }
         self.model = host_model(setup, torch.float32)
         for number, block in enumerate(self.model.blocks):
-            if setup.compiled:
-                block.compile()
             self.model.blocks[number] = fully_shard(Recomputed(block), **policy)
         fully_shard(self.model, **policy)
         self.optimizer = torch.optim.AdamW(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sides import Timing
-from swap_cases import GB, PASSES, Case, Kind, Rival
+from swap_cases import GB, PASSES, Case, Kind
 from swap_company import Answer, Child, Company, OutOfTime, SideFailed
 from swap_setup import Setup
 from swap_sides import ATOM, EXACTNESS, HUNGRY, MEMORY, RATES
@@ -87,34 +87,33 @@ def measure(case: Case, company: Company, options: Options) -> Measured:
 def _steps(measured: Measured, company: Company, options: Options) -> None:
     """Atom beside each rival in turn; those that fill the host by themselves, at the end."""
     rivals = _rivals(measured.case, options)
-    beside = [rival for rival in rivals if rival.side not in HUNGRY]
+    beside = [rival for rival in rivals if rival not in HUNGRY]
     for rival in beside or [None]:
-        compiled = rival is not None and rival.compiled
-        pair = {_ours(compiled): _atom(measured.case, options, compiled)}
+        pair = {ATOM: _atom(measured.case, options)}
         if rival is not None:
-            pair[rival.label] = _other(measured.case, options, rival)
+            pair[rival] = _other(measured.case, options, rival)
         _pairing(measured, company, options, pair)
     for rival in rivals:
-        if rival.side in HUNGRY:
+        if rival in HUNGRY:
             setup = _other(measured.case, options, rival)
-            _pairing(measured, company, options, {rival.label: setup})
+            _pairing(measured, company, options, {rival: setup})
 
 
 def _spare(measured: Measured, company: Company, options: Options) -> None:
     case = measured.case
     for rival in _rivals(case, options):
-        _pairing(measured, company, options, {rival.label: _other(case, options, rival)})
+        _pairing(measured, company, options, {rival: _other(case, options, rival)})
     cap = case.gpu_bytes
     twin = measured.sides.get(MEMORY)
     if twin is not None and "gpu_reserved_bytes" in twin.memory:
         cap = twin.memory["gpu_reserved_bytes"]
     company.only()
-    _pairing(measured, company, options, {ATOM: _atom(case, options, False, cap)})
+    _pairing(measured, company, options, {ATOM: _atom(case, options, cap)})
 
 
 def _accumulate(measured: Measured, company: Company, options: Options) -> None:
     case = measured.case
-    setup = _atom(case, options, compiled=False)
+    setup = _atom(case, options)
     for label, passes in (("atom, 1 pass", 1), (f"atom, {PASSES} passes", PASSES)):
         _pairing(measured, company, options, {label: setup}, case.micro_batches * passes)
     one, many = (measured.sides.get(f"atom, {n}") for n in ("1 pass", f"{PASSES} passes"))
@@ -201,10 +200,9 @@ def _started(measured: Measured, company: Company, setups: dict[str, Setup]) -> 
 def _figures(measured: Measured) -> None:
     """Speeds beside the rivals (above one: Atom is faster), and what the targets need else."""
     for rival in measured.case.rivals:
-        ours, theirs = _ours(rival.compiled), rival.label
-        if ours in measured.sides and theirs in measured.sides:
-            speed = measured.sides[theirs].step.median_s / measured.sides[ours].step.median_s
-            measured.figures[f"speed beside {theirs}"] = speed
+        if ATOM in measured.sides and rival in measured.sides:
+            speed = measured.sides[rival].step.median_s / measured.sides[ATOM].step.median_s
+            measured.figures[f"speed beside {rival}"] = speed
     if ATOM in measured.sides:
         result = measured.sides[ATOM]
         measured.figures["step_s"] = result.step.median_s
@@ -215,12 +213,8 @@ def _figures(measured: Measured) -> None:
             measured.figures["gpu_gb"] = result.memory["gpu_reserved_bytes"] / GB
 
 
-def _rivals(case: Case, options: Options) -> list[Rival]:
-    return [r for r in case.rivals if options.sides is None or r.side in options.sides]
-
-
-def _ours(compiled: bool) -> str:
-    return Rival(ATOM, compiled).label
+def _rivals(case: Case, options: Options) -> list[str]:
+    return [r for r in case.rivals if options.sides is None or r in options.sides]
 
 
 def _precision(case: Case, options: Options) -> str:
@@ -228,14 +222,13 @@ def _precision(case: Case, options: Options) -> str:
     return options.precision if case.layout == "exact" else "bfloat16"
 
 
-def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) -> Setup:
+def _atom(case: Case, options: Options, cap: int | None = None) -> Setup:
     return Setup(
         ATOM,
         case.size,
         case.sequences,
         _precision(case, options),
         options.device,
-        compiled,
         case.micro_batches,
         options.gpu_bytes or cap or case.gpu_bytes,
         case.layout,
@@ -244,17 +237,16 @@ def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) 
     )
 
 
-def _other(case: Case, options: Options, rival: Rival) -> Setup:
+def _other(case: Case, options: Options, rival: str) -> Setup:
     """Only who accumulates in ways of its own is told of the micro-batches: others are kept from
     one case to the next."""
-    counted = case.micro_batches if rival.side in HUNGRY else 1
+    counted = case.micro_batches if rival in HUNGRY else 1
     precision = _precision(case, options)
     return Setup(
-        rival.side,
+        rival,
         case.size,
         case.sequences,
         precision,
         options.device,
-        rival.compiled,
         counted,
     )

@@ -57,8 +57,6 @@ class InMemory:
         self.model = random_model(setup)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.pairs = [_Pair(parameter, setup.dtype) for parameter in parameters]
-        if setup.compiled:
-            compile_parts(self.model)
         for number, block in enumerate(self.model.blocks):
             self.model.blocks[number] = Recomputed(block)
         masters = [pair.master for pair in self.pairs]
@@ -91,14 +89,6 @@ class InMemory:
 
     def close(self) -> None:
         """Nothing outlives the process."""
-
-
-def compile_parts(model: GPT3) -> None:
-    """What Atom's side compiles too: blocks, the embedding, a chunk of the loss."""
-    for module in (model.embedding, *model.blocks):
-        module.compile(dynamic=False)
-    chunk = torch.compile(model._loss_sum, dynamic=False)
-    model._loss_sum = chunk  # type: ignore[method-assign]
 
 
 class _Pair:

@@ -40,7 +40,6 @@ class Setup:
     precision: str
     device: str
     """"cpu" or "cuda"."""
-    compiled: bool = False
     micro_batches: int = 1
     """The most in one pass (Atom's own side; the others know no passes)."""
     gpu_bytes: int | None = None

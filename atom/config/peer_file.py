@@ -44,8 +44,6 @@ class Device(Section):
     """Device memory that sub-models may fill: "8 GiB"; "auto": what is free."""
     cpu_threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads for computing on the CPU; omitted: PyTorch decides."""
-    compile: bool = False
-    """Whether sub-models go through torch.compile."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
     """How long a turn is, where daemons of several runs use the device; it ends with a round."""
     power_watts: Watts | None = Field(default=None, alias="power", gt=0)

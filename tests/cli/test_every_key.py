@@ -140,7 +140,6 @@ PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "device.kind": (NO_TEXT, ('"gpu"', 'cannot be "gpu"'), ('"cuda:x"', 'cannot be "cuda:x"')),
     "device.memory": (*NO_SIZE, ('"0 B"', "should be greater than 0"), ('"lots"', "'lots' is not")),
     "device.cpu_threads": no_count(1024),
-    "device.compile": (NO_SWITCH, ("1", "should be a valid boolean, not 1")),
     "device.slot": (("60", "60 has no unit"), ('"1 day"', "'1 day' is not a quantity"),
                     ('"0 s"', "should be ")),
     "device.power": (("200", "200 has no unit"), ('"2 kWh"', "'2 kWh' is not a quantity"),

@@ -32,7 +32,6 @@ from atom.graph.program import build_program
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
-from atom.swap.compiled import Compilation, Told
 from atom.swap.device import Device
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.replica import ReplicaSettings
@@ -46,8 +45,6 @@ class Callbacks:
     """One line of what is being done."""
     progress: Progress
     """How far a long step is."""
-    uncompiled: Told
-    """Later: which sub-models could not be compiled, if the peer wants them to be, and why."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +149,7 @@ class Cutter:
         return True
 
     def _settings(self, choice: Choice) -> ReplicaSettings:
-        run, o, note = self._recipe.run, self._recipe.run.optimizer, self._callbacks.note
-        compiles = self._peer.device.compile
-        if compiles:
-            note("sub-models are compiled as they are first run: the first pass takes minutes")
+        run, o = self._recipe.run, self._recipe.run.optimizer
         return ReplicaSettings(
             rate=RateSettings(
                 learning_rate=o.learning_rate,
@@ -173,7 +167,6 @@ class Cutter:
             dropout_seed=self._seed,
             state_form=state_form(run),
             gradients=gradients(run),
-            compilation=Compilation(self._callbacks.uncompiled) if compiles else None,
         )
 
 

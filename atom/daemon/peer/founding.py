@@ -264,12 +264,7 @@ def _make(
     if manifest is not None:
         check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
-
-    def uncompiled(kind: str, why: str) -> None:
-        console.note(f"{kind} runs uncompiled: {why}")
-        box.events.emit("uncompiled", sub_model=kind, reason=why)
-
-    callbacks = Callbacks(console.note, console.progress, uncompiled)
+    callbacks = Callbacks(console.note, console.progress)
     return (
         recipe,
         samples,

@@ -19,9 +19,8 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.compiled import Compilation
 from atom.swap.device import Device
-from atom.swap.device_slots import DeviceSlots, Factory
+from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
@@ -46,8 +45,6 @@ class ReplicaSettings:
     state_form: StateForm = StateForm.EXACT
     gradients: torch.dtype = torch.float32
     """In which numbers they leave the device and are summed: float32, or bfloat16."""
-    compilation: Compilation | None = None
-    """How the training program's sub-models are compiled; None: they run as they are printed."""
     update_rule: Callable[..., UpdateRule] = EveryStep
     """What a round averages, and what follows from it: an `UpdateRule`'s class, or that with its
     options."""
@@ -165,11 +162,6 @@ class ReplicaEngines:
     ) -> None:
         programs = [program, *([evaluation] if evaluation else [])]
         _require_one_model(programs, self.store)
-        factories: list[Sequence[Factory]] = [
-            load(each, self._device.torch_device) for each in programs
-        ]
-        if settings.compilation is not None:
-            factories[0] = settings.compilation.of(factories[0])
         slots = DeviceSlots.allocate(
             programs,
             self._device,
@@ -180,8 +172,8 @@ class ReplicaEngines:
         )
         # From here on the device expects the gradients of these.
         engines = [
-            Engine(each, made, self.store, slots, self._device)
-            for each, made in zip(programs, factories, strict=True)
+            Engine(each, load(each, self._device.torch_device), self.store, slots, self._device)
+            for each in programs
         ]
         self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
 
