@@ -5,8 +5,7 @@ trace      module → graph (traced: what a graph is; tracing/: how its traps ar
 layers     graph → layers and pieces of layers, at legal cuts
 costs/     graph → bytes and kernels of every operation
 profile/   graph → seconds: measured here, or assumed for a device of a table
-partition/ costs, seconds and a budget → cut (pure)
 generate/  graph and cut → Python source
 program    graph and cut → program; source → modules
-check/     sub-models run plainly, and compared with the module bit by bit
+verify     sub-models run plainly, and compared with the module bit by bit
 """

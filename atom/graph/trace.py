@@ -16,11 +16,11 @@ from torch.export import ExportedProgram
 
 from atom.base.errors import ModelError
 from atom.graph.traced import Graph
-from atom.graph.tracing.attention_masks import masks_as_in_eager
 from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.guards import (
     PythonState,
     marked_checkpoints,
+    masks_as_in_eager,
     mode_of_use,
     plain_context,
     quiet,

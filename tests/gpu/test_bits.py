@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atom.graph.check.reference import run_layer_major
 from atom.graph.ir import Program
 from atom.graph.program import build_program, load
 from atom.graph.trace import trace
+from atom.graph.verify import run_layer_major
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device

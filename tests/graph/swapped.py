@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from traced_modules import Batch
 
-from atom.graph.check.reference import run_layer_major
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
+from atom.graph.verify import run_layer_major
 from atom.placement.choosing import Question, choose, enough_bytes
 from atom.placement.memory import Limits
 from atom.swap.device import CpuDevice

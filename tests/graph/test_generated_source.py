@@ -14,11 +14,11 @@ import torch
 from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, tokens_and_targets
 
 from atom.base.errors import MismatchError, ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import bind, build_program, compile_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
+from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config
 
 PRINT_HASHES = "import test_generated_source as here; print(here.some_hashes())"

@@ -23,12 +23,12 @@ from traced_modules import (
 )
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
+from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, GPT3Config
 
 TINY = GPT3Config(2, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=0.1)

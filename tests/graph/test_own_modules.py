@@ -15,9 +15,9 @@ from traced_modules import (
 )
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import build_program
 from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
 
 Run = Callable[..., Result]
 

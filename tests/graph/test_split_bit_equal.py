@@ -8,10 +8,10 @@ from torch import nn
 from traced_modules import ZOO, Batch, CountsCalls, TiedGPT, hidden_states, tokens_and_targets
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.layers import layers_of
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, GPT3Config
 
 

@@ -18,7 +18,6 @@ from traced_modules import (
     LearnedBias,
     Normalised,
     NotALoss,
-    Rounds,
     TiedGPT,
     hidden_states,
     tokens_and_targets,
@@ -61,9 +60,9 @@ from untraceable_modules import (
 )
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import build_program
 from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
 
 
 def on_meta(make: type[nn.Module]) -> nn.Module:
@@ -191,7 +190,7 @@ def test_evaluation_mode_is_a_graph_of_its_own() -> None:
 
 
 def test_the_guards_are_gone_afterwards() -> None:
-    model, hidden = Rounds(), hidden_states()["hidden"]
+    model, hidden = HandsAModule(), hidden_states()["hidden"]
     with pytest.raises(ModelError):
         trace(model, {"hidden": hidden})
     model(hidden).backward()

@@ -11,10 +11,10 @@ from torch import nn
 from traced_modules import Batch
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
+from atom.graph.verify import verify_against_eager
 
 transformers = pytest.importorskip("transformers")
 from transformers_zoo import MODELS, TOKENS, batch, make, tokens  # noqa: E402
@@ -146,7 +146,7 @@ def test_the_library_is_as_it_was_afterwards() -> None:
 
 def test_tracing_does_not_import_the_library() -> None:
     script = (
-        "import sys, torch; from torch import nn; from atom.graph.check.verify import *;"
+        "import sys, torch; from torch import nn; from atom.graph.verify import *;"
         "from atom.graph.program import compile_program;"
         "model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(0), nn.Linear(4, 1), nn.Flatten(0));"
         "model.append(nn.AvgPool1d(1)); model.forward = lambda input: model[0](input).sum();"

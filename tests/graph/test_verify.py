@@ -9,13 +9,15 @@ from traced_modules import TiedGPT, hidden_states, tokens_and_targets
 from untraceable_modules import OtherDtype, Two
 
 from atom.base.errors import ModelError
-from atom.graph.check.verify import (
-    Subject,
+from atom.graph.program import compile_program
+from atom.graph.verify import (
+    NOTHING,
+    SHRUNK,
+    WHOLE,
     decide_startup_check,
     parameter_bytes,
     verify_against_eager,
 )
-from atom.graph.program import compile_program
 
 _NOISE = itertools.count(1)
 
@@ -156,13 +158,13 @@ def test_a_batch_that_does_not_fit_is_refused_first() -> None:
 def test_what_is_compared_at_start_up() -> None:
     whole, small = 1000, 10
     decide = decide_startup_check
-    assert decide(whole, small, limit_bytes=40)[0] is Subject.SHRUNK
-    assert decide(whole, small, limit_bytes=10_000)[0] is Subject.SHRUNK
-    assert decide(whole, None, limit_bytes=4000)[0] is Subject.WHOLE
-    assert decide(small, small, limit_bytes=40)[0] is Subject.WHOLE
+    assert decide(whole, small, limit_bytes=40)[0] == SHRUNK
+    assert decide(whole, small, limit_bytes=10_000)[0] == SHRUNK
+    assert decide(whole, None, limit_bytes=4000)[0] == WHOLE
+    assert decide(small, small, limit_bytes=40)[0] == WHOLE
     for left_out in (decide(whole, small, limit_bytes=39), decide(whole, None, limit_bytes=3999)):
         subject, reason = left_out
-        assert subject is Subject.NOTHING
+        assert subject == NOTHING
         assert "NOT compared" in reason
     assert "3.9 KiB" in reason
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
+from atom.graph.verify import verify_against_eager
 from atom.models.huggingface_config import (
     MAX_CONFIG_BYTES,
     MAX_DEPTH,

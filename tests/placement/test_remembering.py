@@ -7,10 +7,10 @@ import torch
 
 from atom.daemon.fitting.device_choice import choice_text, question
 from atom.graph.chain import Chain
-from atom.graph.check.verify import verify_against_eager
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
+from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose

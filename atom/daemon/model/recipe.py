@@ -15,15 +15,15 @@ from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Progress
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.check.verify import (
-    Subject,
+from atom.graph.program import build_program, compile_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.graph.verify import (
+    WHOLE,
     decide_startup_check,
     parameter_bytes,
     verify_against_eager,
 )
-from atom.graph.program import build_program, compile_program
-from atom.graph.trace import trace
-from atom.graph.traced import Graph
 from atom.models.data.samples import Samples
 from atom.models.installing import install_version
 from atom.models.source import InitialValue, ModelSource, materialised
@@ -181,10 +181,10 @@ def verify_recipe(
     with source_errors(run):
         source = recipe.source.shrunk()
         subject, reason = _startup_check(recipe, source, precision)
-        if subject is Subject.NOTHING:
+        if not subject:
             note(reason)
             return
-        if subject is Subject.WHOLE:
+        if subject == WHOLE:
             source = recipe.source
         program = compile_program(source.build(precision), source.example_batch(sequences))
         source.inspect(run.run.seed)
@@ -197,7 +197,7 @@ def verify_recipe(
     verify_against_eager(model, program, batch, told=told)
 
 
-def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> tuple[Subject, str]:
+def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> tuple[str, str]:
     """Raises: SourceError."""
     whole_bytes = parameter_bytes(recipe.source.build(dtype))
     if shrunk is recipe.source:

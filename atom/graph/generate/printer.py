@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from atom.graph.digest import tensor_bytes
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
@@ -38,6 +37,7 @@ from atom.graph.traced import (
     nested_graph,
     operator_text,
     repeats,
+    tensor_bytes,
     with_nested,
 )
 

@@ -1,6 +1,8 @@
 """From what `torch.export` gives to a `Graph`, refusing by name what would not be faithful."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -9,20 +11,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from atom.graph.digest import graph_hash
-from atom.graph.ir import ParameterLayout
+from atom.graph.ir import ParameterLayout, ValueSpec
+from atom.graph.layers import numbered_module
 from atom.graph.traced import (
+    CHECKPOINT_MARK,
     Constant,
     Graph,
     Span,
     bind,
+    graph_hash,
     is_getitem,
     is_random,
     is_region,
     operator_text,
     with_nested,
 )
-from atom.graph.tracing.checkpoints import recomputed_spans
 from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refusals import Refusal, place_of
@@ -64,116 +67,99 @@ def read_exported(
         else:
             constants[node] = _constant_of(model, exported, spec.target or "")
     loss = _loss(model, exported)
+    names = dict(zip(entries, batch, strict=True))
     frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     fakes = _fakes(placeholders, parameters, frozen, mode)
     effects = observe(exported.graph_module, fakes, mode)
-    reading = _Reading(
-        exported, effects, parameters, constants, dict(zip(entries, batch, strict=True))
+    _refuse_mutated_inputs(effects, parameters, constants, names)
+    calls = _calls(exported, loss, effects)
+    used = _in_order_of_use(calls, parameters)
+    constants = {node: constants[node] for node in _in_order_of_use(calls, constants)}
+    _check(calls, effects.specs.get(loss), constants.values())
+    shapes = {parameters[node]: effects.specs[node].shape for node in used}
+    spans = _recomputed_spans(calls, loss)
+    inputs = [*used, *constants, *names]
+    return Graph(
+        model_name=type(model).__name__,
+        root=exported.graph_module,
+        calls=calls,
+        parameters={node: parameters[node] for node in used},
+        constants=constants,
+        batch=names,
+        loss=loss,
+        layout=ParameterLayout.of(shapes, hidden_matrices(calls, parameters)),
+        parameter_dtype=_parameter_dtype({parameters[n]: effects.specs[n].dtype for n in used}),
+        frozen=frozen.intersection(shapes),
+        specs=effects.specs,
+        forbidden_cuts=_forbidden_cuts(calls, loss, effects, spans),
+        graph_hash=graph_hash(inputs, calls, loss, effects.specs, constants, spans),
+        recomputed=spans,
     )
-    return reading.graph(model, loss, frozen)
 
 
-class _Reading:
-    """The pieces found in an exported program, on their way to a `Graph`."""
+def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[fx.Node, ...]:
+    """What the loss needs, and whatever draws random numbers or changes memory."""
+    live = {loss}
+    body = [
+        node
+        for node in exported.graph.nodes
+        if node.op == "call_function" and _ASSERTION not in str(node.target)
+    ]
+    for node in reversed(body):
+        if node in live or is_random(node) or node in effects.mutating:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return tuple(node for node in body if node in live)
 
-    def __init__(
-        self,
-        exported: ExportedProgram,
-        effects: Effects,
-        parameters: Mapping[fx.Node, str],
-        constants: Mapping[fx.Node, Constant],
-        batch: Mapping[fx.Node, str],
-    ) -> None:
-        self.exported = exported
-        self.effects = effects
-        self.parameters = parameters
-        self.constants = constants
-        self.batch = batch
 
-    def graph(self, model: nn.Module, loss: fx.Node, frozen: frozenset[str]) -> Graph:
-        self._refuse_mutated_inputs()
-        calls = self._calls(loss)
-        used = _in_order_of_use(calls, self.parameters)
-        names = list(dict.fromkeys(self.parameters[node] for node in used))
-        shapes = {self.parameters[node]: self.effects.specs[node].shape for node in used}
-        constants = {n: self.constants[n] for n in _in_order_of_use(calls, self.constants)}
-        self._check(calls, loss, constants.values())
-        root = self.exported.graph_module
-        inputs = [*used, *constants, *self.batch]
-        spans = recomputed_spans(calls, loss)
-        return Graph(
-            model_name=type(model).__name__,
-            root=root,
-            calls=calls,
-            parameters={node: self.parameters[node] for node in used},
-            constants=constants,
-            batch=self.batch,
-            loss=loss,
-            layout=ParameterLayout.of(
-                {name: shapes[name] for name in names}, hidden_matrices(calls, self.parameters)
-            ),
-            parameter_dtype=self._parameter_dtype(used),
-            frozen=frozen.intersection(names),
-            specs=self.effects.specs,
-            forbidden_cuts=_forbidden_cuts(calls, loss, self.effects, spans),
-            graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants, spans),
-            recomputed=spans,
-        )
-
-    def _calls(self, loss: fx.Node) -> tuple[fx.Node, ...]:
-        """What the loss needs, and whatever draws random numbers or changes memory."""
-        live = {loss}
-        body = [
-            node
-            for node in self.exported.graph.nodes
-            if node.op == "call_function" and _ASSERTION not in str(node.target)
-        ]
-        for node in reversed(body):
-            if node in live or is_random(node) or node in self.effects.mutating:
-                live.add(node)
-                live.update(node.all_input_nodes)
-        return tuple(node for node in body if node in live)
-
-    def _check(
-        self, calls: Iterable[fx.Node], loss: fx.Node, constants: Iterable[Constant]
-    ) -> None:
-        for node in calls:
-            _refuse_unfaithful(node)
-        functions: dict[str, Any] = {}
-        for node in (inner for call in calls for inner in with_nested(call)):
-            name = operator_text(node.target)
-            if functions.setdefault(name, node.target) is not node.target:
+def _check(calls: Sequence[fx.Node], loss: ValueSpec | None, constants: Iterable[Constant]) -> None:
+    """Raises: ModelError for what would not be computed faithfully."""
+    functions: dict[str, Any] = {}
+    for node in calls:
+        _refuse_unfaithful(node)
+        for inner in with_nested(node):
+            name = operator_text(inner.target)
+            if functions.setdefault(name, inner.target) is not inner.target:
                 raise Refusal.CUSTOM_BACKWARD.error(function=name)
-        spec = self.effects.specs.get(loss)
-        if spec is None or spec.shape or not spec.dtype.is_floating_point or not spec.needs_grad:
-            raise Refusal.NO_LOSS.error()
-        for constant in constants:
-            size, most = constant.tensor.nbytes, SMALL_CONSTANT_BYTES
-            if size > most:
-                raise Refusal.LARGE.error(name=constant.name, size_bytes=size, most_bytes=most)
+    if not (loss and not loss.shape and loss.dtype.is_floating_point and loss.needs_grad):
+        raise Refusal.NO_LOSS.error()
+    for constant in constants:
+        size, most = constant.tensor.nbytes, SMALL_CONSTANT_BYTES
+        if size > most:
+            raise Refusal.LARGE.error(name=constant.name, size_bytes=size, most_bytes=most)
 
-    def _refuse_mutated_inputs(self) -> None:
-        named = {
-            **{node: f"the parameter {name}" for node, name in self.parameters.items()},
-            **{node: f"the buffer {constant.name}" for node, constant in self.constants.items()},
-            **{node: f"the batch's entry {name}" for node, name in self.batch.items()},
-        }
-        for node, call in self.effects.mutated_inputs.items():
-            raise Refusal.CHANGED_IN_PLACE.error(what=named[node], place=place_of(call))
 
-    def _parameter_dtype(self, used: Iterable[fx.Node]) -> torch.dtype:
-        first: dict[torch.dtype, str] = {}
-        for node in used:
-            first.setdefault(self.effects.specs[node].dtype, self.parameters[node])
-        if len(first) > 1:
-            kinds = ", ".join(f"{name} is {_short(dtype)}" for dtype, name in first.items())
-            raise Refusal.DTYPES.error(kinds=kinds)
-        if not first:
-            raise Refusal.NO_PARAMETER.error()
-        dtype, name = next(iter(first.items()))
-        if not dtype.is_floating_point:
-            raise Refusal.NOT_REAL.error(name=name, dtype=_short(dtype))
-        return dtype
+def _refuse_mutated_inputs(
+    effects: Effects,
+    parameters: Mapping[fx.Node, str],
+    constants: Mapping[fx.Node, Constant],
+    batch: Mapping[fx.Node, str],
+) -> None:
+    for node, call in effects.mutated_inputs.items():
+        what = (
+            f"the parameter {parameters[node]}"
+            if node in parameters
+            else f"the buffer {constants[node].name}"
+            if node in constants
+            else f"the batch's entry {batch[node]}"
+        )
+        raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
+
+
+def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
+    """The one of all parameters, which are given by name. Raises: ModelError."""
+    if not dtypes:
+        raise Refusal.NO_PARAMETER.error()
+    first: dict[torch.dtype, str] = {}
+    for name, dtype in dtypes.items():
+        first.setdefault(dtype, name)
+    if len(first) > 1:
+        kinds = ", ".join(f"{name} is {_short(dtype)}" for dtype, name in first.items())
+        raise Refusal.DTYPES.error(kinds=kinds)
+    ((dtype, name),) = first.items()
+    if not dtype.is_floating_point:
+        raise Refusal.NOT_REAL.error(name=name, dtype=_short(dtype))
+    return dtype
 
 
 def _refuse_unfaithful(node: fx.Node) -> None:
@@ -281,6 +267,56 @@ def _forbidden_cuts(
     spans += [(first, end - 1) for first, end in recomputed]
     spans.append((position[loss], len(calls)))
     return frozenset(p for first, last in spans for p in range(first + 1, last + 1))
+
+
+def _recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ...]:
+    """What the model computes again in backward by its own wish: `torch.utils.checkpoint` regions.
+    Tracing runs them like any other function, and marks every call made there; what is still
+    together afterwards is a span.
+
+    Left out is a region around a whole numbered module: that is what a sub-model is, and a
+    sub-model is computed again as it is. Left out, too, is what gives nothing to others.
+    """
+    marks = _marks(calls)
+    layer_calls = _calls_by_layer(calls)
+    spans, end = [], 0
+    for mark, run in groupby(calls, marks.__getitem__):
+        nodes = list(run)
+        end += len(nodes)
+        if mark is None or _holds_layer(nodes, layer_calls):
+            continue
+        if _gives(nodes, loss, set(calls)):
+            spans.append((end - len(nodes), end))
+    return tuple(spans)
+
+
+def _marks(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
+    marks: dict[fx.Node, int | None] = {}
+    for node in calls:
+        if is_getitem(node) and node.all_input_nodes[0] in marks:
+            marks[node] = marks[node.all_input_nodes[0]]
+        else:
+            inner = [call for call in with_nested(node) if not is_region(call)]
+            found = {(call.meta.get("custom") or {}).get(CHECKPOINT_MARK) for call in inner}
+            marks[node] = found.pop() if len(found) == 1 else None
+    return marks
+
+
+def _calls_by_layer(calls: Iterable[fx.Node]) -> Counter[str]:
+    """Numbered module → how many calls are made in it."""
+    return Counter(path for call in calls if (path := numbered_module(call)))
+
+
+def _holds_layer(nodes: Iterable[fx.Node], layer_calls: Counter[str]) -> bool:
+    return any(number == layer_calls[path] for path, number in _calls_by_layer(nodes).items())
+
+
+def _gives(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.Node]) -> bool:
+    """Whether others use what is made here. Results of one call that are picked apart elsewhere
+    are nothing that a span could give."""
+    inside = set(nodes)
+    users = {user for node in inside for user in node.users if user in calls - inside}
+    return bool(users or loss in inside) and not any(map(is_getitem, users))
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,1 +1,0 @@
-"""Is a program the model? What it means, and whether it agrees bit by bit."""
