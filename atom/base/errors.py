@@ -1,20 +1,7 @@
 """The one tree of exceptions.
 
-AtomError
-├── UserError            something the person at the keyboard can mend; printed as error + hint
-│   ├── ConfigError      a run or peer file: missing, malformed, unknown key, wrong unit
-│   ├── AddressError     a join address: malformed, unreachable, no such run
-│   ├── PortInUseError
-│   ├── StorageError     disk full, state directory unusable or of another run
-│   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
-│   ├── DeviceError      the GPU is missing, too small, or lacks a number format
-│   ├── ShortageError    memory, threads or open files that other times would have been there
-│   ├── ModelError       a model that cannot be traced, cut or run faithfully
-│   ├── TrustError       the run brings code of an owner that nobody here said to trust, or its
-│   │                    owner did not list this peer
-│   ├── IdentityError    another process uses this peer's key
-│   └── ControlError     no daemon answers on the control socket, or it refused the command
-└── PeerRefused          a remote peer did something we do not accept; carries a named reason
+AtomError has UserError below it, with a class for each kind of mistake that a user can mend
+(printed as error and hint, with an exit code each), and PeerRefused.
 """
 
 from atom.base.reasons import Reason
@@ -34,7 +21,7 @@ class UserError(AtomError, ValueError):
 
 
 class ConfigError(UserError):
-    """A run file or peer file cannot be used as written."""
+    """A run or peer file cannot be used: missing, malformed, an unknown key, a wrong unit."""
 
 
 class AddressError(UserError):
@@ -46,11 +33,11 @@ class PortInUseError(UserError):
 
 
 class StorageError(UserError):
-    """The state directory is full, unwritable, locked, or belongs to another run."""
+    """The disk is full, or the state directory unwritable, locked, or of another run."""
 
 
 class MismatchError(UserError):
-    """This installation would not compute what the swarm agreed on."""
+    """This installation would not compute what the swarm agreed on: versions, program, state."""
 
 
 class DeviceError(UserError):

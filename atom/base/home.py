@@ -1,9 +1,13 @@
-"""`~` in paths that people wrote, and how much of such a path is there."""
+"""What is around a process: the user's home, with `~` in paths that people wrote, and what the
+processes that it starts find around them."""
 
 import os
 from pathlib import Path
 
 from atom.base.errors import StorageError
+
+_ABOVE = Path(__file__).resolve().parents[2]
+"""The folder that `atom` lies in."""
 
 
 def home_directory() -> Path:
@@ -30,3 +34,13 @@ def nearest_folder(path: Path) -> Path:
     while not path.is_dir():
         path = path.parent
     return path
+
+
+def child_environment() -> dict[str, str]:
+    """Atom importable as it is here, no GPU, one arithmetic thread."""
+    paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }

@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
 from atom.config.address import RUN_NAME
-from atom.config.data_section import Data
-from atom.config.model_section import Model
+from atom.config.model_and_data import Data, Model
 from atom.config.section import Count, Fraction, PeerId, Section, refuse
 
 BYTE_VOCABULARY = 256

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc
 
 from atom.base.errors import StorageError, UserError
-from atom.base.leftover import remove_leftover
+from atom.base.files import remove_leftover
 from atom.wire import control_pb2, control_pb2_grpc
 
 

@@ -6,11 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
-from atom.base.held_file import is_claimed, is_held, lies_at
+from atom.base.files import is_claimed, is_held, lies_at, remove_leftover, why_not_written
 from atom.base.home import expand_home
-from atom.base.leftover import remove_leftover
 
 _MAX_SOCKET_PATH_BYTES = 100
 _SIGNS_OF_A_TARGET = frozenset("%#?,")

@@ -13,8 +13,8 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.files import why_not_written
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
 _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow

@@ -14,9 +14,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from atom.base.child_environment import child_environment
 from atom.base.errors import AtomError, StorageError
-from atom.base.home import expand_home
+from atom.base.home import child_environment, expand_home
 from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.dht.p2pd import die_with_parent

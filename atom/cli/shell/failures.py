@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import typer
 
 from atom.base import errors
-from atom.base.disk_words import why_not_written
 from atom.base.errors import ShortageError, StorageError, UserError
+from atom.base.files import why_not_written
 from atom.cli.shell.terminal import stderr_console
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

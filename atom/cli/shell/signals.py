@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.files import why_not_written
 from atom.cli.shell.failures import Terminated
 from atom.daemon.peer.leave_signals import hang_up
 

@@ -1,7 +1,7 @@
 """Whether this peer has the data that its run trains on, and if not, what it has instead."""
 
 from atom.base.errors import MismatchError
-from atom.config.data_section import Data
+from atom.config.model_and_data import Data
 from atom.models.data.corpus import Amount
 from atom.models.data.samples import Samples
 from atom.swarm.records.manifest import Manifest

@@ -3,9 +3,9 @@
 import errno
 from pathlib import Path
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import AddressError, ConfigError, StorageError, UserError
-from atom.config.data_section import Data
+from atom.base.files import why_not_written
+from atom.config.model_and_data import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources, text_sources

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import ConfigError, StorageError
+from atom.base.files import why_not_written
 from atom.training.storage.disk import sync
 
 WHOLE = "model.safetensors"

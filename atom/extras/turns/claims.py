@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from atom.base.held_file import is_claimed, is_held, lies_at
+from atom.base.files import is_claimed, is_held, lies_at
 from atom.extras.turns.rules import Claim
 
 CLAIM = ".claim"

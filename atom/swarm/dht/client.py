@@ -24,9 +24,9 @@ from typing import IO, Any
 import psutil
 
 from atom.base import errors
-from atom.base.child_environment import child_environment
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
 from atom.base.events import EventSink
+from atom.base.home import child_environment
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message

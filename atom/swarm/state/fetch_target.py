@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.files import why_not_written
 from atom.swarm.state.arenas import (
     DTYPES,
     ArenaManifest,

@@ -15,10 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 from atom.base.events import EventSink
-from atom.base.leftover import remove_leftover
+from atom.base.files import remove_leftover, why_not_written
 
 ASIDE = ".partial"
 """How the name of a file ends that is not whole yet."""

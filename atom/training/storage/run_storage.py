@@ -29,9 +29,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from atom.base.disk_words import why_not_written
 from atom.base.errors import PeerRefused, StorageError
-from atom.base.leftover import remove_leftover
+from atom.base.files import remove_leftover, why_not_written
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
 from atom.swarm.exchange.codec import Codec

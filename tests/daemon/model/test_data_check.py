@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import MismatchError
-from atom.config.data_section import Data
+from atom.config.model_and_data import Data
 from atom.daemon.model.data_check import check_data
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus

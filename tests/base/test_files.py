@@ -6,7 +6,7 @@ import os
 import pytest
 from safetensors import SafetensorError
 
-from atom.base.disk_words import why_not_written
+from atom.base.files import why_not_written
 
 
 def refused(number: int) -> OSError:
