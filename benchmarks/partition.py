@@ -137,7 +137,7 @@ def _arranged(problem: Problem, ends: Sequence[int], micro_batches: int) -> Iter
         return
     asked = problem.question.allowing(micro_batches=micro_batches)
     cut = Cut.of(asked.chain, asked.machine, asked.limits, ends)
-    for arrangement in arrangements(cut.reckoning, asked.limits):
+    for arrangement in arrangements(cut.reckoning):
         yield cut.timed(arrangement)
 
 

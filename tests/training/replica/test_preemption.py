@@ -164,7 +164,7 @@ def test_a_pause_at_any_event_changes_no_bit(
     not be broken off ends first."""
     whole, rig = new_rig(**changes), new_rig(**changes)
     broken_off = finished = 0
-    for event in range(0, 70, 8):
+    for event in range(0, 70, 7):
         for each in (whole, rig):
             each.replica.reset_gradients()
         for counted in (0, 4):
