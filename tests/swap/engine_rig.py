@@ -1,15 +1,20 @@
-"""An engine over the hand-written program, ready to run."""
+"""An engine over the hand-written program, ready to run; and a device that is as late as it may."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from hand_written_program import compile_by_hand, initial_value
 from torch import Tensor
 
-from atom.swap.device import CpuDevice
+from atom.graph.ir import Program
+from atom.optim.adamw import AdamW
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, Observer
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import Gate, HostSum
+from tests.one_step import allocate_store
 
 
 class EngineRig:
@@ -22,19 +27,92 @@ class EngineRig:
         device: CpuDevice | None = None,
         observer: Observer | None = None,
         gradients: torch.dtype = torch.float32,
+        dropout: float = 0.1,
+        gain: bool = False,
+        arrangement: Arrangement | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self.cut = cut
-        self.program, self.classes = compile_by_hand(cut, dropout=0.1)
+        self.program, self.classes = compile_by_hand(cut, dropout, gain)
         self.device = device or CpuDevice()
-        self.store = HostStore.allocate(self.program.layout, precision, gradients=gradients)
-        for spec in self.program.layout.specs:
-            self.parameter(spec.name).copy_(initial_value(spec.name, spec.shape))
-        self.store.round_master()
-        slots = DeviceSlots.allocate([self.program], self.device, precision, gradients=gradients)
-        self.engine = Engine(
-            self.program, self.classes, self.store, slots, self.device, observer=observer
+        self.store = allocate_store(AdamW(), self.program.layout, precision, gradients=gradients)
+        fill(self.store, self.program)
+        self.slots = DeviceSlots.allocate(
+            [self.program], self.device, precision, arrangement, gradients=gradients
         )
+        parts = (self.store, self.slots, self.device, loss_scale, observer)
+        self.engine = Engine(self.program, self.classes, *parts)
 
     def parameter(self, name: str) -> Tensor:
         """Its master weights, live. Call `store.round_master` after a change."""
         return self.program.layout.view(self.store.master, name)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {spec.name: self.parameter(spec.name) for spec in self.program.layout.specs}
+
+    def gradients(self) -> dict[str, Tensor]:
+        layout = self.program.layout
+        return {spec.name: layout.view(self.store.gradients, spec.name) for spec in layout.specs}
+
+
+def fill(store: HostStore, program: Program) -> None:
+    """With the program's own first values."""
+    for spec in program.layout.specs:
+        view = program.layout.view(store.master, spec.name)
+        view.copy_(initial_value(spec.name, spec.shape))
+    store.round_master()
+
+
+class LateDevice(CpuDevice):
+    """Copies when somebody waits, not before, and spoils the places that are to be filled. Holds
+    gradients back until somebody needs them. What has left and was waited for is spoilt as well, as
+    if its memory had been given to somebody else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
+        self._gradients_held: dict[int, tuple[Sequence[HostSum], Gate, Report | None]] = {}
+        self._leaving: dict[int, tuple[Sequence[Copy], Report | None]] = {}
+
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
+        assert slot not in self._loads_held, "nobody waited for the load before"
+        for copy in copies:
+            copy.destination.fill_(255 if copy.destination.dtype == torch.uint8 else float("nan"))
+        self._loads_held[slot] = (copies, report, ready)
+
+    def wait_loaded(self, slot: int) -> None:
+        if slot in self._loads_held:
+            super().load(slot, *self._loads_held.pop(slot))
+        super().wait_loaded(slot)
+
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+    ) -> None:
+        assert gradient_slot not in self._gradients_held, "the last gradients are under way"
+        self._gradients_held[gradient_slot] = (sums, gate, report)
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        if gradient_slot in self._gradients_held:
+            super().gradients_out(gradient_slot, *self._gradients_held.pop(gradient_slot))
+        super().wait_gradients_out(gradient_slot)
+
+    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        assert key not in self._leaving, "what left before is still under way"
+        self._leaving[key] = (copies, report)
+
+    def wait_values_out(self, key: int) -> None:
+        super().values_out(key, *self._leaving.pop(key))
+        super().wait_values_out(key)
+
+    def drain(self) -> None:
+        self._loads_held.clear()
+        self._leaving.clear()
+        for gradient_slot in list(self._gradients_held):
+            self.wait_gradients_out(gradient_slot)
+        super().drain()

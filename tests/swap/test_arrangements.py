@@ -1,22 +1,20 @@
 """However a device is used, the bits are the same: only loads and recomputes are saved."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
 import torch
-from hand_written_program import FINEST, HALVES, batches, compile_by_hand, initial_value
+from engine_rig import LateDevice, fill
+from hand_written_program import FINEST, HALVES, batches, compile_by_hand
 from torch import Tensor
 
-from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.host_store import HostStore
-from atom.swap.host_sums import Gate, HostSum
 from atom.swap.schedule import Load, Shape, training_pass
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store, take_step
@@ -96,13 +94,6 @@ class Trainer:
         return [span.sub_model for span in self.recording.take().lane("load")]
 
 
-def fill(store: HostStore, program: Program) -> None:
-    for spec in program.layout.specs:
-        view = program.layout.view(store.master, spec.name)
-        view.copy_(initial_value(spec.name, spec.shape))
-    store.round_master()
-
-
 def story(trainer: Trainer, count: int) -> list[object]:
     """Passes with and without a step, an evaluation or a cancelled pass in between."""
     told: list[object] = [trainer.run_pass(1, count), trainer.run_pass(2, count), trainer.step()]
@@ -135,7 +126,7 @@ def assert_same(one: object, other: object) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kept", ["none", "some", "all"])
 @pytest.mark.parametrize("resident", RESIDENT)
-@pytest.mark.parametrize("slots", [2, 3, 4])
+@pytest.mark.parametrize("slots", [2, 3])
 def test_every_arrangement_gives_the_same_bits(
     slots: int, resident: str, kept: str, count: int, precision: torch.dtype
 ) -> None:
@@ -145,7 +136,7 @@ def test_every_arrangement_gives_the_same_bits(
     assert_same(story(trainer, count), swapped_story(count, precision))
 
 
-@pytest.mark.parametrize("events", range(0, 32, 3))
+@pytest.mark.parametrize("events", range(0, 32, 6))
 def test_a_cancelled_pass_leaves_nothing_behind(events: int) -> None:
     trainer = Trainer(arrangement(2, "middle", "all"))
     trainer.cancelled_pass(8, 3, events)
@@ -266,50 +257,6 @@ def test_loads_leave_the_versions_of_residents_alone() -> None:
 
 
 # --- background work --------------------------------------------------------------------------
-
-
-class LateDevice(CpuDevice):
-    """Spoils a slot when its load is issued and fills it when it is waited for; holds gradients
-    back until somebody needs them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
-        self._gradients_held: dict[int, tuple[Sequence[HostSum], Gate, Report | None]] = {}
-
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
-        assert slot not in self._loads_held, "nobody waited for the load before"
-        for copy in copies:
-            copy.destination.fill_(float("nan"))
-        self._loads_held[slot] = (copies, report, ready)
-
-    def wait_loaded(self, slot: int) -> None:
-        if slot in self._loads_held:
-            super().load(slot, *self._loads_held.pop(slot))
-        super().wait_loaded(slot)
-
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
-    ) -> None:
-        assert gradient_slot not in self._gradients_held, "the last gradients are under way"
-        self._gradients_held[gradient_slot] = (sums, gate, report)
-
-    def wait_gradients_out(self, gradient_slot: int) -> None:
-        if gradient_slot in self._gradients_held:
-            super().gradients_out(gradient_slot, *self._gradients_held.pop(gradient_slot))
-        super().wait_gradients_out(gradient_slot)
-
-    def drain(self) -> None:
-        self._loads_held.clear()
-        for gradient_slot in list(self._gradients_held):
-            self.wait_gradients_out(gradient_slot)
-        super().drain()
 
 
 @pytest.mark.parametrize("resident", RESIDENT)

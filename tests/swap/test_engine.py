@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from engine_rig import EngineRig, LateDevice
 from hand_written_program import (
     FINEST,
     HALVES,
@@ -23,48 +24,10 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.host_store import HostStore
-from atom.swap.host_sums import Gate, HostSum
-from tests.one_step import allocate_store, take_step
+from tests.one_step import take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, STEPS = 0.05, 4
-
-
-class Rig:
-    """An engine over a hand-written program, on a CPU device that counts its loads."""
-
-    def __init__(
-        self,
-        cut: Sequence[Sequence[str]],
-        dropout: float = 0.1,
-        gain: bool = False,
-        arrangement: Arrangement | None = None,
-        precision: torch.dtype = torch.float32,
-        device: CpuDevice | None = None,
-    ) -> None:
-        self.program, self.classes = compile_by_hand(cut, dropout, gain)
-        self.device = device or CpuDevice()
-        self.store = allocate_store(AdamW(), self.program.layout, precision)
-        fill(self.store, self.program)
-        self.slots = DeviceSlots.allocate([self.program], self.device, precision, arrangement)
-        scale = 2.0**10 if precision == torch.float16 else 1.0
-        self.engine = Engine(self.program, self.classes, self.store, self.slots, self.device, scale)
-
-    def parameters(self) -> dict[str, Tensor]:
-        layout = self.program.layout
-        return {spec.name: layout.view(self.store.master, spec.name) for spec in layout.specs}
-
-    def gradients(self) -> dict[str, Tensor]:
-        layout = self.program.layout
-        return {spec.name: layout.view(self.store.gradients, spec.name) for spec in layout.specs}
-
-
-def fill(store: HostStore, program: Program) -> None:
-    for spec in program.layout.specs:
-        view = program.layout.view(store.master, spec.name)
-        view.copy_(initial_value(spec.name, spec.shape))
-    store.round_master()
 
 
 def plain_parameters(program: Program) -> dict[str, Tensor]:
@@ -114,7 +77,7 @@ def plain_gradients(
 def test_steps_are_bit_equal_to_plain_pytorch(
     cut: Sequence[Sequence[str]], dropout: float, sizes: tuple[int, ...], slots: int
 ) -> None:
-    rig = Rig(cut, dropout, arrangement=Arrangement(slots))
+    rig = EngineRig(cut, dropout=dropout, arrangement=Arrangement(slots))
     adamw = SETTINGS
     plain = plain_parameters(rig.program)
     optimizer = PaddedAdamW(plain, SETTINGS, RATE)
@@ -139,7 +102,7 @@ def test_steps_are_bit_equal_to_plain_pytorch(
 
 @pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
 def test_a_parameter_used_many_times_sums_in_autograds_order(cut: Sequence[Sequence[str]]) -> None:
-    rig = Rig(cut, gain=True)
+    rig = EngineRig(cut, gain=True)
     plain = plain_parameters(rig.program)
     micro_batches = batches([5])
     rig.engine.run_pass(micro_batches, [7])
@@ -150,12 +113,14 @@ def test_a_parameter_used_many_times_sums_in_autograds_order(cut: Sequence[Seque
 
 def test_the_cut_does_not_change_dropout_or_losses() -> None:
     micro_batches = batches([4, 2, 3])
-    losses = [Rig(cut).engine.run_pass(micro_batches, [1, 2, 3]) for cut in (FINEST, HALVES, WHOLE)]
+    losses = [
+        EngineRig(cut).engine.run_pass(micro_batches, [1, 2, 3]) for cut in (FINEST, HALVES, WHOLE)
+    ]
     assert losses[0] == losses[1] == losses[2]
 
 
 def test_passes_add_up() -> None:
-    rig, once = Rig(FINEST), Rig(FINEST)
+    rig, once = EngineRig(FINEST), EngineRig(FINEST)
     first, second = batches([4], seed=1), batches([2], seed=2)
     rig.engine.run_pass(first, [1])
     after_first = rig.store.gradients.clone()
@@ -165,7 +130,7 @@ def test_passes_add_up() -> None:
 
 
 def test_gaps_between_parameters_stay_zero() -> None:
-    rig = Rig(HALVES, gain=True)
+    rig = EngineRig(HALVES, gain=True)
     for _ in range(2):
         rig.engine.run_pass(batches([4, 4]), [1, 2])
     inside = torch.zeros(rig.program.layout.total_elements, dtype=torch.bool)
@@ -177,7 +142,7 @@ def test_gaps_between_parameters_stay_zero() -> None:
 
 def test_recompute_sees_what_the_forward_saw() -> None:
     """Gradients on, and the same inputs requiring them, both times: kernels are chosen by it."""
-    rig = Rig(FINEST)
+    rig = EngineRig(FINEST)
     rig.engine.run_pass(batches([2]), [0])
     for module_class in rig.classes[:-1]:
         forward, recompute = module_class.calls
@@ -187,7 +152,7 @@ def test_recompute_sees_what_the_forward_saw() -> None:
 
 
 def test_global_random_state_is_left_alone() -> None:
-    rig = Rig(FINEST)
+    rig = EngineRig(FINEST)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     rig.engine.run_pass(batches([2]), [0])
@@ -195,7 +160,7 @@ def test_global_random_state_is_left_alone() -> None:
 
 
 def test_evaluation_is_the_plain_loss_and_changes_nothing() -> None:
-    rig = Rig(FINEST, dropout=0.0)
+    rig = EngineRig(FINEST, dropout=0.0)
     plain = plain_parameters(rig.program)
     micro_batches = batches([3, 2])
     losses = rig.engine.evaluate(micro_batches)
@@ -206,7 +171,7 @@ def test_evaluation_is_the_plain_loss_and_changes_nothing() -> None:
 
 
 def test_residents_are_reused_until_the_version_changes() -> None:
-    rig = Rig(FINEST)
+    rig = EngineRig(FINEST)
     rig.engine.run_pass(batches([2]), [0])
     assert rig.engine.loaded() == [0, 1]
     rig.store.changed()
@@ -214,7 +179,7 @@ def test_residents_are_reused_until_the_version_changes() -> None:
 
 
 def test_two_engines_share_slots_without_confusion() -> None:
-    rig = Rig(FINEST, dropout=0.0)
+    rig = EngineRig(FINEST, dropout=0.0)
     program, classes = compile_by_hand(WHOLE, 0.0)
     slots = DeviceSlots.allocate([rig.program, program], rig.device, torch.float32)
     fine = Engine(rig.program, rig.classes, rig.store, slots, rig.device)
@@ -228,7 +193,9 @@ def test_two_engines_share_slots_without_confusion() -> None:
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtype) -> None:
-    rig, exact = Rig(FINEST, dropout=0.0, precision=precision), Rig(FINEST, dropout=0.0)
+    scale = 2.0**10 if precision == torch.float16 else 1.0
+    rig = EngineRig(FINEST, precision, dropout=0.0, loss_scale=scale)
+    exact = EngineRig(FINEST, dropout=0.0)
     micro_batches = batches([4, 3])
     losses = rig.engine.run_pass(micro_batches, [0, 0])
     assert losses == pytest.approx(exact.engine.run_pass(micro_batches, [0, 0]), rel=0.02)
@@ -241,7 +208,7 @@ def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtyp
 
 
 def test_a_loss_scale_is_refused_where_it_would_change_bits() -> None:
-    rig = Rig(WHOLE)
+    rig = EngineRig(WHOLE)
     with pytest.raises(ValueError, match="loss scale"):
         Engine(rig.program, rig.classes, rig.store, rig.slots, rig.device, 2.0)
 
@@ -253,7 +220,7 @@ def stop_after(calls: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("calls", [0, 1, 5, 9, 14])
 def test_a_cancelled_pass_says_so_and_the_next_one_is_right(calls: int) -> None:
-    rig, fresh = Rig(FINEST), Rig(FINEST)
+    rig, fresh = EngineRig(FINEST), EngineRig(FINEST)
     micro_batches = batches([2, 2])
     with pytest.raises(PassCancelled):
         rig.engine.run_pass(micro_batches, [1, 2], stop_after(calls))
@@ -287,7 +254,7 @@ class FailingLoads(CpuDevice):
 
 @pytest.mark.parametrize("failing", [1, 3, 5])
 def test_a_failed_load_is_raised_and_its_slot_never_trusted(failing: int) -> None:
-    rig, fresh = Rig(FINEST, device=FailingLoads(failing)), Rig(FINEST)
+    rig, fresh = EngineRig(FINEST, device=FailingLoads(failing)), EngineRig(FINEST)
     with pytest.raises(RuntimeError, match="size"):
         rig.engine.run_pass(batches([2]), [1])
     assert rig.engine.loaded() == []
@@ -298,13 +265,13 @@ def test_a_failed_load_is_raised_and_its_slot_never_trusted(failing: int) -> Non
 
 
 def test_a_failing_model_leaves_the_engine_usable() -> None:
-    rig = Rig(FINEST)
+    rig = EngineRig(FINEST)
     bad = batches([2])
     bad[0]["targets"] = bad[0]["targets"] + 1000
     with pytest.raises((IndexError, RuntimeError)):
         rig.engine.run_pass(bad, [0])
     rig.store.gradients.zero_()
-    fresh = Rig(FINEST)
+    fresh = EngineRig(FINEST)
     assert rig.engine.run_pass(batches([2]), [0]) == fresh.engine.run_pass(batches([2]), [0])
 
 
@@ -316,11 +283,11 @@ def test_batches_that_do_not_fit_are_refused(
     micro_batches: list[dict[str, Tensor]], seeds: list[int]
 ) -> None:
     with pytest.raises(ValueError, match="micro-batch"):
-        Rig(FINEST).engine.run_pass(micro_batches, seeds)
+        EngineRig(FINEST).engine.run_pass(micro_batches, seeds)
 
 
 def test_closing_ends_the_threads() -> None:
-    rig = Rig(FINEST)
+    rig = EngineRig(FINEST)
     before = set(threading.enumerate())
     rig.engine.run_pass(batches([2]), [0])
     assert set(threading.enumerate()) - before
@@ -329,60 +296,9 @@ def test_closing_ends_the_threads() -> None:
     assert set(threading.enumerate()) <= before
 
 
-class WatchedGradients(CpuDevice):
-    """Holds every gradient back until it is waited for: nobody may have relied on luck."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held: dict[int, tuple[Sequence[HostSum], Gate]] = {}
-
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
-    ) -> None:
-        assert gradient_slot not in self._held, "the slot's last gradients are still under way"
-        self._held[gradient_slot] = (sums, gate)
-
-    def wait_gradients_out(self, gradient_slot: int) -> None:
-        if gradient_slot in self._held:
-            super().gradients_out(gradient_slot, *self._held.pop(gradient_slot))
-        super().wait_gradients_out(gradient_slot)
-
-    def drain(self) -> None:
-        for gradient_slot in list(self._held):
-            self.wait_gradients_out(gradient_slot)
-        super().drain()
-
-
-class LateLoads(CpuDevice):
-    """Loads nothing until the engine waits for it, and then scribbles over what was dropped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held: dict[int, Sequence[Copy]] = {}
-
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
-        for copy in copies:
-            copy.destination.fill_(float("nan"))
-        self._held[slot] = copies
-
-    def wait_loaded(self, slot: int) -> None:
-        if slot in self._held:
-            super().load(slot, self._held.pop(slot))
-        super().wait_loaded(slot)
-
-
-@pytest.mark.parametrize("device_class", [WatchedGradients, LateLoads])
 @pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
-def test_nothing_depends_on_background_work_being_quick(
-    device_class: type[CpuDevice], cut: Sequence[Sequence[str]]
-) -> None:
-    slow, quick = Rig(cut, gain=True, device=device_class()), Rig(cut, gain=True)
+def test_nothing_depends_on_background_work_being_quick(cut: Sequence[Sequence[str]]) -> None:
+    slow, quick = EngineRig(cut, gain=True, device=LateDevice()), EngineRig(cut, gain=True)
     for step in range(2):
         micro_batches = batches([3, 2], seed=step)
         losses = slow.engine.run_pass(micro_batches, [1, 2])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from crossing_models import MODELS, batch
+from engine_rig import LateDevice
 from live_bytes import allocations
 from torch import Tensor
 
@@ -57,10 +58,10 @@ def program_of(model: str, cut: str) -> Program:
     return build_program(graph, ends=[*ends, len(graph.calls)])
 
 
-def everything(program: Program, slots: int = 2, stay: Sequence[int] = ()) -> Arrangement:
+def everything(program: Program, stay: Sequence[int] = ()) -> Arrangement:
     """All values offloaded; `stay`: kept sub-models."""
     every = frozenset(range(len(program.sub_models)))
-    return Arrangement(slots, frozenset(stay), frozenset(stay), every, least_offloaded_bytes=0)
+    return Arrangement(2, frozenset(stay), frozenset(stay), every, least_offloaded_bytes=0)
 
 
 class Rig:
@@ -115,56 +116,15 @@ def assert_same(one: object, other: object) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.parametrize("cut", ["layers", "1", "2", "3", "4"])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_bits_are_the_same(model: str, cut: str, slots: int, count: int) -> None:
+def test_the_bits_are_the_same(model: str, cut: str, count: int) -> None:
     program = program_of(model, cut)
-    rig = Rig(program, everything(program, slots))
+    rig = Rig(program, everything(program))
     assert_same(rig.story(count), told_without(model, cut, count))
     moved = [s for s in rig.recording.spans if isinstance(s.event, ValuesIn | ValuesOut)]
     assert bool(moved) == any(boundary_shape(program, everything(program), count).away)
     assert moved or len(program.sub_models) < 5 or cut != "layers"
-
-
-class LateDevice(CpuDevice):
-    """Copies when somebody waits, not before, and spoils the places that are to be filled; what has
-    left and was waited for is spoilt as well, as if its memory had been given to somebody else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
-        self._leaving: dict[int, tuple[Sequence[Copy], Report | None]] = {}
-
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
-        assert slot not in self._loads_held, "nobody waited for what came before"
-        for copy in copies:
-            copy.destination.fill_(255 if copy.destination.dtype == torch.uint8 else float("nan"))
-        self._loads_held[slot] = (copies, report, ready)
-
-    def wait_loaded(self, slot: int) -> None:
-        if slot in self._loads_held:
-            super().load(slot, *self._loads_held.pop(slot))
-        super().wait_loaded(slot)
-
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
-        assert key not in self._leaving, "what left before is still under way"
-        self._leaving[key] = (copies, report)
-
-    def wait_values_out(self, key: int) -> None:
-        super().values_out(key, *self._leaving.pop(key))
-        super().wait_values_out(key)
-
-    def drain(self) -> None:
-        self._loads_held.clear()
-        self._leaving.clear()
-        super().drain()
 
 
 @pytest.mark.parametrize("cut", ["layers", "1", "2", "3"])
