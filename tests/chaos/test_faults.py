@@ -1,14 +1,15 @@
-"""Kill, freeze and restart real daemons during rounds: no divergence, no stuck swarm, no orphan.
+"""Kill, freeze and restart real daemons during rounds, and trouble their wires: no divergence, no
+stuck swarm, no orphan.
 
-Twice each here. The long form is the same tests under `ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10`
-(see the Makefile).
+Twice each here, wires once. The long form is the same tests under
+`ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10` (see the Makefile).
 """
 
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +23,17 @@ from swarm_history import (
     others,
     say,
 )
-from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in, tightest_memory
+from swarm_of_processes import (
+    START_S,
+    Peer,
+    Swarm,
+    endless,
+    free_port,
+    gather,
+    swarm_in,
+    tightest_memory,
+)
+from wire import Trouble, Wire
 
 from atom.config.hours import DAYS
 
@@ -78,9 +89,17 @@ def deal(damage: Damage, state: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def wire() -> Iterator[Wire]:
+    """To bob, for whoever dials it: it announces a host of its own, where the wire begins."""
+    with closing(Wire("127.0.0.2", free_port())) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, wire: Wire) -> Iterator[Swarm]:
     names = ("ada", "bob", "cyd")
     with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10), names) as swarm:
+        swarm.peers[1].configure(f'data_port = {wire.port}\nannounce = ["{wire.host}"]')
         swarm.peers[2].configure('reachable = "no"')  # it takes part by dialling out
         swarm.found(standing=True)
         gather(swarm)
@@ -135,6 +154,24 @@ def test_during_a_round(three: Swarm, fault: Fault, attempt: int) -> None:
     back = three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
     assert victim.exit_code is None, victim.story()
     report(three, fault.__name__, victim, went_on, back)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(TIMES - 1))
+@pytest.mark.parametrize("trouble", [Trouble.CUT, Trouble.DEAD, Trouble.CHANGING])
+def test_a_wire_in_trouble(three: Swarm, wire: Wire, trouble: Trouble, attempt: int) -> None:
+    """The others' rounds go on meanwhile, and bob has a part in them when it is sound again."""
+    bob = three.peers[1]
+    three.until(lambda: all_in(three), "a round of all three", 2 * BOUND_S)
+    assert wire.chunks > 0, "nobody uses this wire"
+    wire.trouble = trouble
+    try:
+        went_on = others_go_on(three, bob)
+    finally:
+        wire.trouble = Trouble.NONE
+    mark = len(bob.rounds)
+    back = three.until(lambda: contributes(three, bob, mark), "its part again", 2 * BOUND_S)
+    report(three, f"wire {trouble}:", bob, went_on, back)
 
 
 @pytest.mark.timeout(PATIENCE_S)

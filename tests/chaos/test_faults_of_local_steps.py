@@ -1,7 +1,6 @@
 """Real daemons that take steps of their own, by four bits a number: the same faults, once each.
 
-The long form is all of `test_faults.py` and `test_troubled_wires.py` under
-`ATOM_CHAOS_RULE=local-steps` (see the Makefile).
+The long form is all of `test_faults.py` under `ATOM_CHAOS_RULE=local-steps` (see the Makefile).
 """
 
 from collections.abc import Iterator
