@@ -17,7 +17,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
-from atom.training.round import BATCH_POLICIES, DEFAULT_POLICY, Patience, Terms
+from atom.training.round import GlobalBatch, Patience, Terms
 from atom.training.round.batch_policy import BatchPolicy
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
@@ -31,7 +31,7 @@ def run_codec(run: RunFile) -> Codec:
 
 
 def batch_policy(run: RunFile) -> BatchPolicy:
-    return BATCH_POLICIES[DEFAULT_POLICY](run.batch.global_sequences)
+    return GlobalBatch(run.batch.global_sequences)
 
 
 def round_terms(member: Membership) -> Terms:

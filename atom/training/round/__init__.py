@@ -5,8 +5,8 @@ process, `electorate` says who may decide now, `participant` and `coordinator` a
 replica plays, `election` and `faults` say when and with whom to try, `machine` is the door.
 """
 
-from atom.training.round.batch_policy import BATCH_POLICIES, DEFAULT_POLICY
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.machine import RoundMachine
 from atom.training.round.round_state import Patience, Terms
 
-__all__ = ["BATCH_POLICIES", "DEFAULT_POLICY", "Patience", "RoundMachine", "Terms"]
+__all__ = ["GlobalBatch", "Patience", "RoundMachine", "Terms"]

@@ -5,7 +5,6 @@ the promises are in, the worker before a pass, and the reader of leases. All pee
 same policy. It may be wrong about others (leases are hints); a round is decided by the promises.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,10 +37,3 @@ class GlobalBatch:
 
     def share(self, peers: int) -> int:
         return -(-self.sequences // max(peers, 1))
-
-
-DEFAULT_POLICY = "global-batch"
-BATCH_POLICIES: Mapping[str, Callable[[int], BatchPolicy]] = {
-    DEFAULT_POLICY: GlobalBatch,
-}
-"""By name: what makes a policy from the run's `batch.global_sequences`."""

@@ -24,7 +24,7 @@ from atom.swarm.chain import membership
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import Patience, Terms
-from atom.training.round.batch_policy import BATCH_POLICIES, DEFAULT_POLICY
+from atom.training.round.batch_policy import BatchPolicy, GlobalBatch
 
 PATIENT = Patience()
 HASTY = Patience(prevote=0.3, promise=0.5, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0)
@@ -56,7 +56,7 @@ class Setting:
     all_voters: bool = True
     """Else only the first is a voter at genesis, as in a real run."""
     global_batch: int = 12
-    policy: str = DEFAULT_POLICY
+    policy: Callable[[int], BatchPolicy] = GlobalBatch
     pass_seconds: tuple[float, ...] = (1.0,)
     """Of the first peer, the second, …, and from the first again."""
     ring_seconds: tuple[float, float] = (0.1, 1.2)
@@ -82,7 +82,7 @@ class Swarm:
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
         self.terms = Terms(
-            BATCH_POLICIES[self.setting.policy](self.setting.global_batch),
+            self.setting.policy(self.setting.global_batch),
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
@@ -100,7 +100,7 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        counts = self.setting.policy == DEFAULT_POLICY
+        counts = self.setting.policy is GlobalBatch
         self.witness = Witness(self.start, self.setting.global_batch if counts else 1)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)

@@ -1,11 +1,10 @@
-"""Another rule for when a round is due is one class and one registry line: a swarm plays by it."""
+"""Another rule for when a round is due is one class: a swarm plays by it."""
 
 from dataclasses import dataclass
 
-import pytest
 from simulation import Setting, Swarm
 
-from atom.training.round.batch_policy import BATCH_POLICIES, BatchPolicy, GlobalBatch
+from atom.training.round.batch_policy import GlobalBatch
 
 WITHOUT_END = 2**20
 
@@ -34,10 +33,8 @@ def test_global_batch_is_due_when_the_counts_reach_it() -> None:
     assert [policy.share(peers) for peers in (0, 1, 3)] == [10, 10, 4]
 
 
-def test_every_seconds_is_a_policy_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    policies: dict[str, type[BatchPolicy]] = {**BATCH_POLICIES, "every-seconds": EverySeconds}
-    monkeypatch.setattr("simulation.BATCH_POLICIES", policies)
-    setting = Setting(peers=3, policy="every-seconds", global_batch=5, pass_seconds=(0.5, 1.0, 2.0))
+def test_every_seconds_is_a_policy_like_any_other() -> None:
+    setting = Setting(peers=3, policy=EverySeconds, global_batch=5, pass_seconds=(0.5, 1.0, 2.0))
     swarm = Swarm(3, setting)
     swarm.run(5.0)
     assert swarm.witness.rounds == 0, "not before the time"
