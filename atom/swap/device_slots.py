@@ -77,14 +77,9 @@ class SlotLayout:
         return cls(offsets, tuple(runs), used)
 
 
-@dataclass(frozen=True)
-class Tag:
-    """What a slot holds: a sub-model's pieces of the arena, as of a version of the host's store.
-    Programs that cut the model alike make use of each other's loads."""
-
-    sub_model: int
-    runs: tuple[Run, ...]
-    version: int
+Tag = tuple[int, tuple[Run, ...], int]
+"""What a slot holds: a sub-model's pieces of the arena, as of a version of the host's store.
+Programs that cut the model alike make use of each other's loads."""
 
 
 @dataclass
@@ -189,14 +184,9 @@ def device_bytes(
 def gradient_slot_bytes(elements: int, leaving_bytes: int = FLOAT32_BYTES) -> int:
     """Device memory for gradients, where the largest sub-model has so many `elements`: the slots,
     float32, and what they are rounded in if they leave in fewer bytes each."""
-    return GRADIENT_SLOTS * elements * FLOAT32_BYTES + bounce_bytes(leaving_bytes, elements)
-
-
-def bounce_bytes(leaving_bytes: int, elements: int = BOUNCE_ELEMENTS) -> int:
-    """Of that, what they are rounded in; for sub-models of any size, unless told."""
-    if leaving_bytes == FLOAT32_BYTES:
-        return 0
-    return min(elements, BOUNCE_ELEMENTS) * leaving_bytes
+    slots = GRADIENT_SLOTS * elements * FLOAT32_BYTES
+    rounds = leaving_bytes != FLOAT32_BYTES
+    return slots + (min(elements, BOUNCE_ELEMENTS) * leaving_bytes if rounds else 0)
 
 
 def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:

@@ -175,7 +175,7 @@ class Engine:
         ]
 
     def _tag(self, part: BoundSubModel) -> Tag:
-        return Tag(part.sub_model.index, part.layout.runs, self._store.version)
+        return part.sub_model.index, part.layout.runs, self._store.version
 
     def _run(
         self, schedule: Sequence[Event], current: RunningPass, should_stop: Callable[[], bool]

@@ -11,7 +11,7 @@ micro-batch, and it reaches the arena once, with the earliest.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -35,23 +35,6 @@ class _Place:
     """Does it go on with what later sub-models summed?"""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What leaves in one move."""
-
-    source: Tensor
-    destination: Tensor
-    """Of the arena."""
-    start: int
-    """Its first element there."""
-    first: bool
-    """Has no later sub-model added to it in this pass?"""
-
-    def host_sum(self, first_pass: bool, noise_key: int) -> HostSum:
-        replaces = first_pass and self.first
-        return HostSum(self.destination, self.source, replaces, noise_key, self.start)
-
-
 class ParameterGradients:
     """The gradient slots of one program, and where each sub-model's sums go.
 
@@ -72,12 +55,15 @@ class ParameterGradients:
         self._slots = len(slots.gradients)
         users = users_of_parameters([part.sub_model for part in bound])
         self._places: list[list[_Place]] = []
-        self._parts: list[list[_Part]] = []
+        self._parts: list[list[HostSum]] = []
+        """What leaves in one move each. `replace`: no later sub-model adds to it before."""
         for part in bound:
             slot = slots.gradients[part.sub_model.index % self._slots]
             self._places.append(_places(part, layout, slot, slots.carried, users))
             self._parts.append(_parts(part, layout, slot, arena, slots.carried, users))
-        elements = sum(part.source.numel() for parts in self._parts for part in parts if part.first)
+        elements = sum(
+            part.source.numel() for parts in self._parts for part in parts if part.replace
+        )
         assert elements == layout.total_elements, "every parameter is used, and arrives"
 
     def wait_for_slot(self, sub_model: int) -> None:
@@ -134,7 +120,10 @@ class ParameterGradients:
         """
         # 64 bits. A tied parameter's sums are added once per user: each with other noise.
         noise_key = (seed + sub_model * 0x9E3779B97F4A7C15) % 2**64
-        sums = [part.host_sum(first_pass, noise_key) for part in self._parts[sub_model]]
+        sums = [
+            replace(part, replace=first_pass and part.replace, noise_key=noise_key)
+            for part in self._parts[sub_model]
+        ]
         self._device.gradients_out(sub_model % self._slots, sums, gate, report)
 
 
@@ -166,7 +155,7 @@ def _parts(
     arena: Tensor,
     carried: dict[str, Tensor],
     users: _Users,
-) -> list[_Part]:
+) -> list[HostSum]:
     """By contiguous run of the arena. A carried sum leaves with the earliest of its users."""
     parts, runs = [], list[tuple[int, int, int, bool]]()
     for name, start in part.layout.offsets.items():
@@ -175,7 +164,7 @@ def _parts(
         if name in carried:
             if part.sub_model.index == used[0]:
                 to = arena[spec.offset : spec.offset + elements]
-                parts.append(_Part(carried[name], to, spec.offset, True))
+                parts.append(HostSum(to, carried[name], True, first=spec.offset))
             continue
         first = part.sub_model.index == used[-1]
         if runs:
@@ -188,5 +177,5 @@ def _parts(
     for arena_start, slot_start, length, first in runs:
         source = slot[slot_start : slot_start + length]
         to = arena[arena_start : arena_start + length]
-        parts.append(_Part(source, to, arena_start, first))
+        parts.append(HostSum(to, source, first, first=arena_start))
     return parts
