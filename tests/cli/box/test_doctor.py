@@ -1,7 +1,6 @@
 """`atom doctor`: a page that fits its terminal, an object for programs, and an exit code."""
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -68,16 +67,3 @@ def test_programs_read_an_object(
         "said": "/data: read-only",
         "fix": "choose another folder: --state DIR",
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(("nonsense",), ExitCode.ADDRESS), (("--peer", "none.toml"), ExitCode.CONFIG)],
-)
-def test_a_wrong_question_is_no_finding(
-    arguments: tuple[str, ...], code: ExitCode, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["doctor", *arguments]) == code
-    streams = capsys.readouterr()
-    assert streams.err.startswith("error: ")
-    assert streams.out == ""

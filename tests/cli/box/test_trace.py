@@ -67,12 +67,3 @@ def test_no_pass_before_the_deadline(
     assert "error: no pass began and ended" in said
     assert "atom info" in said
     assert not file.exists()
-
-
-@pytest.mark.parametrize("place", [".", "absent/pass.json"])
-def test_a_place_that_will_not_do_is_refused_at_once(
-    daemon: Daemon, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["trace", place]) == ExitCode.STORAGE
-    assert daemon.tickets == []

@@ -11,7 +11,6 @@ from atom.cli.shell.failures import run_guarded
 UNDER_A_LIMIT = """
 import os, resource, sys, threading
 from pathlib import Path
-import torch
 from atom.cli.shell.failures import run_guarded
 
 def hold(kind, most):
@@ -26,10 +25,12 @@ def python_memory():
     bytearray(2**30)
 
 def torch_memory():
+    import torch
     allow_bytes(2**24)
     torch.zeros(2**28)
 
 def mapped_file():
+    import torch
     Path("arena").touch()
     os.truncate("arena", 2**30)
     allow_bytes(2**24)

@@ -48,19 +48,8 @@ def node(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def atom(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ATOM, *arguments], capture_output=True, text=True, timeout=100)
-
-
 def test_the_first_line_is_an_address_to_enter_by(node: str) -> None:
     assert parse_multiaddr(node) == node
-
-
-def test_a_dht_that_knows_no_such_run(node: str) -> None:
-    done = atom("status", f"{node}/run/nobody")
-    assert done.returncode == ExitCode.ADDRESS
-    assert "error: the DHT is reached, but knows no run named 'nobody'" in done.stderr
-    assert "hint: " in done.stderr
 
 
 def test_a_dht_that_ended_runs_again_and_a_closed_terminal_ends_all_in_good_order(
