@@ -24,7 +24,6 @@ from atom.cli.shell.terminal import (
 )
 from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.turns.taking import own_row
 
 _CONNECT_S = 1.0
 _START_HINT = (
@@ -79,12 +78,13 @@ def _show_several(roots: Sequence[Path], as_json: bool) -> None:
 def _row(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
     if info is None:
         return dict.fromkeys(_COLUMNS, "-") | {"state": "no answer", "--state": str(root)}
-    turn = own_row(info)
+    rows, place = info["device_turns"]["runs"], info["state_directory"]
+    turns = [row["turn"] for row in rows if row["state_directory"] == place]
     return {
         "run": info["run"],
         "state": info["state"],
         "round": f"{info['round']:,}",
-        "turn": "-" if turn is None else turn["turn"],
+        "turn": turns[0] if turns else "-",
         "--state": str(root),
     }
 
