@@ -86,7 +86,7 @@ class Choice:
             "sub_models": [
                 {
                     "name": parts[s].name,
-                    "class": parts[s].class_name,
+                    "classes": list(dict.fromkeys(each.class_name for each in parts[s].layers)),
                     "operations": [parts[s].first_call, parts[s].end_call],
                     "parameter_elements": piece.elements,
                     "forward_s": piece.forward_s,

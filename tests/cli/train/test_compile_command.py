@@ -36,7 +36,8 @@ def test_two_files_that_are_the_same_each_time(
     assert set(written) == set(FILES)
     compile(written["submodels.py"], "submodels.py", "exec")
     plan = json.loads(written["plan.json"])["plan"]
-    classes = {each["class"] for each in plan["sub_models"]}
+    classes = {name for each in plan["sub_models"] for name in each["classes"]}
+    assert {"Embedding", "Block"} <= classes
     assert all(f"class {name}(" in written["submodels.py"].decode() for name in classes)
     (folder / "plan.json").write_text("old")
     (folder / "mine.txt").write_text("stays")
