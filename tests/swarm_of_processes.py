@@ -21,7 +21,7 @@ import torch
 import atom
 from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
-from atom.daemon.control_client import ControlClient
+from atom.daemon.control import ControlClient
 from atom.graph.chain import Machine
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.profile.seconds import typical_graph

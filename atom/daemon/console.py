@@ -1,5 +1,7 @@
-"""What a daemon says to the person at its terminal; the command line decides how it looks."""
+"""What a daemon says to the person at its terminal; the command line decides how it looks. And what
+a terminal that is closed says to it."""
 
+import signal
 from typing import Protocol
 
 BYTES = "bytes"
@@ -21,6 +23,12 @@ class Console(Protocol):
     def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
         """How far a long step is, in `unit`: BYTES, or a word for several; `done == total` ends
         it, and a `total` of 0 says that it broke off."""
+
+
+def hang_up() -> tuple[signal.Signals, ...]:
+    """SIGHUP, or nothing where it is ignored: `nohup` has its way."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return () if ignored else (signal.SIGHUP,)
 
 
 class Silence:

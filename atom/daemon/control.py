@@ -1,15 +1,16 @@
-"""The control API: gRPC on a Unix socket that only this user may open."""
+"""The control API, both ends: gRPC on a Unix socket that only this user may open."""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
-from atom.base.errors import StorageError, UserError
+from atom.base.errors import ConfigError, ControlError, StorageError, UserError
 from atom.base.files import remove_leftover
 from atom.wire import control_pb2, control_pb2_grpc
 
@@ -98,3 +99,77 @@ class _Servicer(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.TraceReply:
         ticket, trace, summary = self._target.trace(request.ticket)
         return control_pb2.TraceReply(ticket=ticket, trace=trace, summary=summary)
+
+
+_TIMEOUT_S = 10.0
+_RELOAD_S = 240.0
+"""Memory may be planned for, waited for and moved."""
+
+_REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
+
+
+class ControlClient:
+    """One call per command. Raises: ControlError if no daemon answers."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+
+    def info(self) -> dict[str, Any]:
+        reply = self._call("Info", control_pb2.InfoRequest())
+        info: dict[str, Any] = json.loads(reply.json)
+        return info
+
+    def pause(self) -> str:
+        return str(self._call("Pause", control_pb2.PauseRequest()).message)
+
+    def resume(self) -> str:
+        return str(self._call("Resume", control_pb2.ResumeRequest()).message)
+
+    def leave(self, deadline_s: float | None = None) -> str:
+        request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
+        return str(self._call("Leave", request).message)
+
+    def reload(self) -> list[dict[str, Any]]:
+        """See `Controllable`. Raises: UserError, as the daemon refused it."""
+        reply = self._call("Reload", control_pb2.ReloadRequest(), _RELOAD_S)
+        if reply.HasField("refusal"):
+            refusal = reply.refusal
+            kind = _REFUSALS.get(refusal.kind, ConfigError)
+            raise kind(refusal.message, refusal.hint)
+        return [{"key": each.key, "live": each.live} for each in reply.changed]
+
+    def trace(self, ticket: int = 0) -> tuple[int, str, str]:
+        """See `Controllable.trace`."""
+        reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
+        return int(reply.ticket), str(reply.trace), str(reply.summary)
+
+    def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        with self._stub() as stub:
+            return getattr(stub, method)(request, timeout=timeout_s or _TIMEOUT_S)
+
+    @contextmanager
+    def _stub(self) -> Iterator[Any]:
+        """Raises: ControlError where a call inside finds nobody."""
+        # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
+        options = [("grpc.max_receive_message_length", -1)]
+        try:
+            with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
+                yield control_pb2_grpc.ControlStub(channel)
+        except grpc.RpcError as problem:
+            raise _named(problem, self._path) from problem
+
+
+def _named(problem: Exception, path: Path) -> ControlError:
+    """One that answers with a fault, or does not know the command, is there."""
+    if isinstance(problem, grpc.Call):
+        if problem.code() is grpc.StatusCode.UNKNOWN:
+            return ControlError(f"the daemon failed at it: {problem.details()}", "this is a bug")
+        if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ControlError(
+                "the daemon is of another version, which does not know this command",
+                "`atom leave`, then start it again with this one",
+            )
+    return ControlError(
+        f"no daemon answers on {path}",
+        "is one running? name its state directory with --state DIR",
+    )

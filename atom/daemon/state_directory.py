@@ -9,6 +9,7 @@ from typing import IO
 from atom.base.errors import StorageError
 from atom.base.files import is_claimed, is_held, lies_at, remove_leftover, why_not_written
 from atom.base.home import expand_home
+from atom.swarm.identity import Identity
 
 _MAX_SOCKET_PATH_BYTES = 100
 _SIGNS_OF_A_TARGET = frozenset("%#?,")
@@ -21,74 +22,30 @@ class StateDirectory:
     """Paths below `root`; `lock` before writing anything."""
 
     def __init__(self, root: Path) -> None:
-        self.root = expand_home(root).absolute()
-        self._lock: IO[str] | None = None
-
-    @property
-    def identity(self) -> Path:
-        return self.root / "identity.key"
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.bin"
-
-    @property
-    def chain(self) -> Path:
-        return self.root / "chain.bin"
-
-    @property
-    def snapshots(self) -> Path:
-        return self.root / "snapshots"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "results"
-
-    @property
-    def downloads(self) -> Path:
-        return self.root / "downloads"
-
-    @property
-    def tokens(self) -> Path:
-        return self.root / "tokens"
-
-    @property
-    def program(self) -> Path:
+        self.root = root = expand_home(root).absolute()
+        self.identity = root / "identity.key"
+        self.manifest = root / "manifest.bin"
+        self.chain = root / "chain.bin"
+        self.snapshots = root / "snapshots"
+        self.results = root / "results"
+        self.downloads = root / "downloads"
+        self.tokens = root / "tokens"
+        self.program = root / "program"
         """The generated source of this peer's sub-models, for people to read."""
-        return self.root / "program"
-
-    @property
-    def peer_file(self) -> Path:
+        self.peer_file = root / "peer.toml"
         """What this box gives, if no other file was named."""
-        return self.root / "peer.toml"
-
-    @property
-    def own_code(self) -> Path:
+        self.own_code = root / "own_code.py"
         """The source file of a run whose model is its owner's own code."""
-        return self.root / "own_code.py"
-
-    @property
-    def tokenizer(self) -> Path:
+        self.tokenizer = root / "tokenizer"
         """A folder: the run's tokenizer.json, and what came with it, for `atom export`."""
-        return self.root / "tokenizer"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def known_addresses(self) -> Path:
+        self.events = root / "events.jsonl"
+        self.known_addresses = root / "addresses.json"
         """DHT addresses of peers met before: the way back into the swarm after a restart."""
-        return self.root / "addresses.json"
-
-    @property
-    def paused(self) -> Path:
+        self.paused = root / "paused"
         """There from `atom pause` until `atom resume`, also over restarts."""
-        return self.root / "paused"
-
-    @property
-    def dht_log(self) -> Path:
-        return self.root / "dht.log"
+        self.dht_log = root / "dht.log"
+        self._lock_file = root / "daemon.lock"
+        self._lock: IO[str] | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -112,10 +69,6 @@ class StateDirectory:
             return path
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         return _SOCKETS_ASIDE / f"atom-{os.getuid()}-{name}.sock"
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.root / "daemon.lock"
 
     @property
     def in_use(self) -> bool:
@@ -210,3 +163,9 @@ def write_atomically(path: Path, raw: bytes) -> None:
         raise StorageError(
             f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
         ) from problem
+
+
+def own_identity(state: Path) -> Identity | None:
+    """Of the peer that keeps its state there; None: there is none yet. Raises: StorageError."""
+    key = StateDirectory(state).identity
+    return Identity.load_or_create(key) if key.exists() else None

@@ -11,6 +11,8 @@ from atom.base.units import format_bytes
 _ROOT = Path("/")
 _CACHED = ("active_file", "inactive_file")
 """In memory.stat: the kernel takes these pages back before it kills anybody."""
+_LIMITS = ("memory.max", "memory.high")
+"""The latter kills nobody, but who is beyond it hardly moves."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +21,6 @@ class UsableMemory:
     available_bytes: int
     is_limited: bool = False
     """A control group allows less than the machine has: `docker run --memory`, MemoryMax=."""
-
-
-@dataclass(frozen=True)
-class _Hierarchy:
-    """Names of files, in which the two versions of control groups differ."""
-
-    folder: str
-    limits: tuple[str, ...]
-    """memory.high kills nobody, but who is beyond it hardly moves."""
-    used: str
-    stat_prefix: str
-    """Of the lines that count the groups below, too."""
-
-
-_SECOND = _Hierarchy("sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current", "")
-_FIRST = _Hierarchy(
-    "sys/fs/cgroup/memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"
-)
 
 
 def usable_memory(root: Path = _ROOT) -> UsableMemory:
@@ -52,36 +36,26 @@ def usable_memory(root: Path = _ROOT) -> UsableMemory:
 
 
 def _allowed(root: Path) -> Iterator[tuple[int, int]]:
-    """(most, free) bytes of each group with a limit."""
-    for hierarchy, group in _own_groups(root):
-        top = root / hierarchy.folder
+    """(most, free) bytes of each group with a limit, of this process's and those above it."""
+    top = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        if not line.startswith("0::"):
+            continue  # of the first version of control groups, whose limits are not known here
+        group = top / line.removeprefix("0::").strip("/")
         # In a container the path may be the host's, where here is only the top.
-        for folder in (top / group, *(top / group).parents):
+        for folder in (group, *group.parents):
             if not folder.is_relative_to(top):
                 break
-            limits = [_number(folder / name) for name in hierarchy.limits]
-            found = [limit for limit in limits if limit is not None]
+            found = [limit for name in _LIMITS if (limit := _number(folder / name)) is not None]
             if found:
-                yield min(found), max(min(found) - _held_bytes(folder, hierarchy), 0)
+                yield min(found), max(min(found) - _held_bytes(folder), 0)
 
 
-def _own_groups(root: Path) -> Iterator[tuple[_Hierarchy, str]]:
-    """`proc/self/cgroup` has lines like `4:memory:/path` and, of the second version, `0::/path`."""
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            yield _FIRST, path.strip("/")
-        elif number == "0" and not controllers:
-            yield _SECOND, path.strip("/")
-
-
-def _held_bytes(folder: Path, hierarchy: _Hierarchy) -> int:
+def _held_bytes(folder: Path) -> int:
     """What the kernel cannot take back: all but the cache of files."""
-    names = {hierarchy.stat_prefix + name for name in _CACHED}
     counts = (line.split() for line in _lines(folder / "memory.stat"))
-    cached = sum(int(count) for name, count in counts if name in names)
-    return max((_number(folder / hierarchy.used) or 0) - cached, 0)
+    cached = sum(int(count) for name, count in counts if name in _CACHED)
+    return max((_number(folder / "memory.current") or 0) - cached, 0)
 
 
 def _number(path: Path) -> int | None:

@@ -3,7 +3,6 @@
 import os
 import socket
 import stat
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,8 @@ import grpc
 import pytest
 
 from atom.base.errors import ControlError, DeviceError, StorageError
-from atom.daemon import control_client
-from atom.daemon.control import ControlServer
-from atom.daemon.control_client import ControlClient
+from atom.daemon import control
+from atom.daemon.control import ControlClient, ControlServer
 from atom.daemon.state_directory import StateDirectory
 from tests.read_only_disk import turn_read_only
 
@@ -23,13 +21,10 @@ from tests.read_only_disk import turn_read_only
 class Target:
     def __init__(self) -> None:
         self.calls: list[Any] = []
-
-        self.asked_meanwhile = threading.Event()
         self.reloads = lambda: [{"key": "a.b", "live": True}]
 
     def info(self) -> Mapping[str, Any]:
-        self.asked_meanwhile.set()
-        return {"run": "demo", "round": 3, "reloading": "planning"}
+        return {"run": "demo", "round": 3}
 
     def pause(self) -> str:
         self.calls.append("pause")
@@ -79,7 +74,7 @@ def test_a_socket_that_cannot_be_taken_away_spoils_no_end(tmp_path: Path) -> Non
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     client = ControlClient(path)
-    assert client.info() == {"run": "demo", "round": 3, "reloading": "planning"}
+    assert client.info() == {"run": "demo", "round": 3}
     assert (client.pause(), client.resume()) == ("paused", "resumed")
     assert client.trace() == (9, "", "")
     assert client.trace(9) == (9, "{}" * 4_000_000, "one line"), "larger than gRPC's usual limit"
@@ -103,26 +98,10 @@ def test_what_has_changed_arrives_and_so_does_what_is_wrong(served: tuple[Target
     assert refused.value.hint == "say something else"
 
 
-def test_who_waits_for_a_reload_hears_what_the_daemon_is_at(
-    served: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, heard = served[0], list[str]()
-
-    def slowly() -> list[Any]:
-        assert target.asked_meanwhile.wait(60.0)
-        return []
-
-    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
-    target.reloads = slowly
-    assert ControlClient(served[1]).reload(heard.append) == []
-    assert set(heard) == {"planning"}
-
-
 def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
-    monkeypatch.setattr(control_client, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(control, "_RELOAD_S", 0.05)
     path = tmp_path / "control.sock"
     with pytest.raises(ControlError, match="no daemon answers"):
         ControlClient(path).reload()

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.daemon.state_directory import StateDirectory, own_identity, write_atomically
+from atom.swarm.identity import Identity
 
 
 def test_a_second_daemon_is_turned_away_until_the_first_ends(tmp_path: Path) -> None:
@@ -183,3 +184,16 @@ def test_what_is_there_already_needs_no_room(
         write_atomically(path, b"two")
     assert path.read_bytes() == b"one"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_lives_there(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    assert own_identity(state.root) is None
+    assert not state.root.exists()
+    made = Identity.load_or_create(state.identity)
+    found = own_identity(state.root)
+    assert found is not None
+    assert found.peer_id == made.peer_id
+    state.identity.write_bytes(b"no key")
+    with pytest.raises(StorageError, match="is not an Ed25519 identity"):
+        own_identity(state.root)

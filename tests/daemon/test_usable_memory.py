@@ -9,7 +9,7 @@ from atom.daemon.fitting import device_choice
 from atom.daemon.usable_memory import UsableMemory, usable_memory
 
 MIB = 2**20
-FIRST, SECOND = "sys/fs/cgroup/memory", "sys/fs/cgroup"
+TOP = "sys/fs/cgroup"
 
 
 def write(folder: Path, **files: str) -> None:
@@ -18,17 +18,11 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text + "\n")
 
 
-def second(folder: Path, most: str, used: int, **more: str) -> None:
+def group(folder: Path, most: str, used: int, **more: str) -> None:
     stat = f"anon {used}\nactive_file 0\ninactive_file 0"
     write(
         folder, **{"memory__max": most, "memory__current": f"{used}", "memory__stat": stat} | more
     )
-
-
-def first(folder: Path, most: int, used: int, cached: int = 0) -> None:
-    stat = f"inactive_file 7\ntotal_active_file {cached}\ntotal_inactive_file {cached}"
-    names = {"limit_in_bytes": f"{most}", "usage_in_bytes": f"{used}", "stat": stat}
-    write(folder, **{f"memory__{name}": text for name, text in names.items()})
 
 
 def in_groups(root: Path, lines: str) -> None:
@@ -40,52 +34,46 @@ def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
     assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
 
 
-def test_a_container_of_the_second_version(tmp_path: Path) -> None:
-    in_groups(tmp_path, "0::/")
-    second(tmp_path / SECOND, f"{64 * MIB}", 20 * MIB)
+def test_a_container_sees_no_path_of_the_host(tmp_path: Path) -> None:
+    in_groups(tmp_path, "5:cpu,cpuacct:/docker/ab\n0::/docker/ab")
+    group(tmp_path / TOP, f"{64 * MIB}", 20 * MIB)
     seen = usable_memory(tmp_path)
     assert (seen.total_bytes, seen.available_bytes) == (64 * MIB, 44 * MIB)
     assert seen.is_limited
 
 
-def test_a_container_of_the_first_version_sees_no_path_of_the_host(tmp_path: Path) -> None:
-    in_groups(tmp_path, "5:cpu,cpuacct:/docker/ab\n4:memory:/docker/ab\n0::/docker/ab")
-    first(tmp_path / FIRST, 64 * MIB, 20 * MIB)
-    seen = usable_memory(tmp_path)
-    assert (seen.total_bytes, seen.available_bytes) == (64 * MIB, 44 * MIB)
-
-
 def test_the_tightest_group_above_counts(tmp_path: Path) -> None:
     in_groups(tmp_path, "0::/user.slice/atom.service")
-    second(tmp_path / SECOND / "user.slice", f"{64 * MIB}", 50 * MIB)
-    second(tmp_path / SECOND / "user.slice/atom.service", f"{32 * MIB}", 1 * MIB)
+    group(tmp_path / TOP / "user.slice", f"{64 * MIB}", 50 * MIB)
+    group(tmp_path / TOP / "user.slice/atom.service", f"{32 * MIB}", 1 * MIB)
     seen = usable_memory(tmp_path)
     assert (seen.total_bytes, seen.available_bytes) == (32 * MIB, 14 * MIB)
 
 
 def test_files_in_the_cache_are_free(tmp_path: Path) -> None:
-    in_groups(tmp_path, "4:memory:/atom")
-    first(tmp_path / FIRST / "atom", 64 * MIB, 60 * MIB, cached=10 * MIB)
+    in_groups(tmp_path, "0::/atom")
+    stat = f"anon 7\nactive_file {10 * MIB}\ninactive_file {10 * MIB}"
+    group(tmp_path / TOP / "atom", f"{64 * MIB}", 60 * MIB, memory__stat=stat)
     assert usable_memory(tmp_path).available_bytes == 24 * MIB
 
 
 @pytest.mark.parametrize("most", ["max", "-", str(2**63 - 4096)])
 def test_a_group_without_a_limit_changes_nothing(tmp_path: Path, most: str) -> None:
     in_groups(tmp_path, "0::/atom")
-    second(tmp_path / SECOND / "atom", most, MIB)
+    group(tmp_path / TOP / "atom", most, MIB)
     seen = usable_memory(tmp_path)
     assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
 
 
 def test_who_would_be_slowed_to_a_crawl_has_no_more(tmp_path: Path) -> None:
     in_groups(tmp_path, "0::/atom")
-    second(tmp_path / SECOND / "atom", "max", MIB, memory__high=f"{64 * MIB}")
+    group(tmp_path / TOP / "atom", "max", MIB, memory__high=f"{64 * MIB}")
     assert usable_memory(tmp_path).total_bytes == 64 * MIB
 
 
 def test_beyond_its_limit_nothing_is_free(tmp_path: Path) -> None:
     in_groups(tmp_path, "0::/")
-    second(tmp_path / SECOND, f"{64 * MIB}", 65 * MIB)
+    group(tmp_path / TOP, f"{64 * MIB}", 65 * MIB)
     assert usable_memory(tmp_path).available_bytes == 0
 
 

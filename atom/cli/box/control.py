@@ -93,8 +93,8 @@ def reload_settings(state: Path | None) -> None:
     """Prints the keys of the peer file that have changed. Raises: UserError, and nothing was
     changed."""
     client = control_client(state)
-    with stderr_console().status("asking the daemon") as status:
-        changed = client.reload(status.update)
+    with stderr_console().status("the daemon reads its peer file"):
+        changed = client.reload()
     for each in changed:
         typer.echo(each["key"] if each["live"] else f"{each['key']}  # changes at a restart")
     if not changed:
@@ -103,7 +103,7 @@ def reload_settings(state: Path | None) -> None:
 
 def control_client(state: Path | None) -> Any:
     """To the daemon in `state`, else to the only one there is. Raises: ControlError."""
-    from atom.daemon.control_client import ControlClient  # gRPC: a quarter of a second
+    from atom.daemon.control import ControlClient  # gRPC: a quarter of a second
 
     return ControlClient(find_daemon(state))
 

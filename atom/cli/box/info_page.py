@@ -19,7 +19,7 @@ MOST_PEERS = 8
 
 def rows(info: Info) -> Iterator[Row]:
     """(label, text), in the order in which a person asks."""
-    for label in ("run", "state", "trouble", "paused", "reloading"):
+    for label in ("run", "state", "trouble", "paused"):
         if info[label]:
             yield label, str(info[label])
     yield from _work(info)

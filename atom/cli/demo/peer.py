@@ -16,8 +16,7 @@ from typing import Any
 
 from atom.base.errors import AtomError, StorageError
 from atom.base.home import child_environment, expand_home
-from atom.daemon.own_identity import own_identity
-from atom.daemon.state_directory import StateDirectory
+from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.dht.p2pd import die_with_parent
 
 FINISHED, KILLED = "finished", "killed"

@@ -18,7 +18,7 @@ from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
 from atom.config.places import default_state_directory
-from atom.daemon.own_identity import own_identity
+from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.dht.client import DirectoryUnavailable

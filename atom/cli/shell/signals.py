@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from atom.base.errors import StorageError
 from atom.base.files import why_not_written
 from atom.cli.shell.failures import Terminated
-from atom.daemon.peer.leave_signals import hang_up
+from atom.daemon.console import hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = b"\x1b[?25h"

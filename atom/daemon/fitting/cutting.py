@@ -23,9 +23,8 @@ from atom.daemon.fitting.device_choice import (
     whole_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
-from atom.daemon.model.recipe import PRECISIONS, Recipe
+from atom.daemon.model.recipe import PRECISIONS, Recipe, evaluation_graph
 from atom.daemon.model.run_optimizer import gradients, new_update_rule, optimizer, state_form
-from atom.daemon.model.without_dropout import evaluation_graph
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
 from atom.graph.program import build_program

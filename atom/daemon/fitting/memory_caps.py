@@ -28,8 +28,6 @@ class MemoryCaps:
         self._built, self._worker, self._patience_s = built, worker, patience_s
         self._errand: Future[None] | None = None
         self._closed = False
-        self.doing = ""
-        """What `change` is at, for who asks meanwhile; empty: nothing."""
 
     def change(self, peer: PeerFile) -> None:
         """What `peer` allows is in force from the next pass on.
@@ -38,24 +36,11 @@ class MemoryCaps:
         to it; ShortageError if other programs have the memory. Then nothing is changed.
         """
         try:
-            self._change(peer)
-        finally:
-            self.doing = ""
-
-    def _change(self, peer: PeerFile) -> None:
-        self.doing = "planning how the model is cut"
-        try:
             cut = self._built.cutter.cut(peer)
         except DeviceError as problem:
             raise DeviceError(problem.message, _NOT_SO_LITTLE) from problem
-
-        def rearrange() -> None:
-            self.doing = "arranging the model's memory anew"
-            self._built.rearrange(cut)
-
-        self.doing = "waiting until the pass under way can be left"
         self._errand = errand = Future[None]()
-        self._worker.submit_soon(lambda: _run(errand, rearrange))
+        self._worker.submit_soon(lambda: _run(errand, lambda: self._built.rearrange(cut)))
         if self._closed:
             errand.cancel()
         try:

@@ -5,7 +5,10 @@ written aside and renamed when it is whole.
 """
 
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +17,8 @@ from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
 from atom.base.home import expand_home
+from atom.base.units import format_bytes
 from atom.daemon.console import Console
-from atom.daemon.model.folder_aside import folder_aside, require_new
 from atom.daemon.model.kept_run import KeptRun, KeptWeights
 from atom.daemon.model.kept_tokenizer import end_of_text, write_tokenizer
 from atom.daemon.model.model_source import source_errors
@@ -177,3 +180,65 @@ def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) 
             config["eos_token_id"] = end_of_text(folder)  # else generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def require_new(target: Path) -> None:
+    """Raises: StorageError unless `target` can be made."""
+    if os.path.lexists(target):
+        raise StorageError(f"{target} is already there", "name a new folder")
+    above = next(each for each in target.parents if os.path.lexists(each))
+    if not above.is_dir():
+        raise StorageError(f"{above} is a file, not a folder", "choose another folder")
+
+
+@contextmanager
+def folder_aside(target: Path, need_bytes: int) -> Iterator[Path]:
+    """A folder that becomes `target` (absolute, not there yet) if all goes well, and is gone
+    otherwise.
+
+    Raises: StorageError where the disk is full, or may not be written, or another export to the
+    same place is at work, or was killed.
+    """
+    aside = target.parent / f".{target.name}.partial"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(target.parent, need_bytes)
+        aside.mkdir()
+    except FileExistsError as problem:
+        raise StorageError(
+            f"{aside} is there: another export writes it, or one was killed while it did",
+            "remove it if none is at work",
+        ) from problem
+    except OSError as problem:
+        raise _unwritable(target, problem) from problem
+    try:
+        yield aside
+        for path in aside.rglob("*"):  # the library writes files that only their owner may read
+            path.chmod(0o666 & ~_umask())
+        os.replace(aside, target)
+    except OSError as problem:
+        raise _unwritable(target, problem) from problem
+    finally:  # also when interrupted
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _require_space(folder: Path, need_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if need_bytes > free:
+        raise StorageError(
+            f"the weights take {format_bytes(need_bytes)}, {format_bytes(free)} are free in "
+            f"{folder}",
+            "free some space, choose a folder on another disk, or --precision bfloat16",
+        )
+
+
+def _unwritable(target: Path, problem: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {target}: {problem.strerror}", "free some space, or choose another folder"
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

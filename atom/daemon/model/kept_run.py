@@ -20,8 +20,7 @@ from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.model.run_optimizer import state_form
-from atom.daemon.own_identity import own_identity
-from atom.daemon.state_directory import StateDirectory
+from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode, read_code
 from atom.models.source import ModelSource, SourceError

@@ -2,14 +2,15 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import torch
 
 from atom import __version__
-from atom.base.errors import MismatchError
+from atom.base.errors import MismatchError, ModelError
 from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Progress
@@ -17,7 +18,7 @@ from atom.daemon.model.model_source import source_errors
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
-from atom.graph.traced import Graph
+from atom.graph.traced import Graph, bind, is_random, source_line, with_nested
 from atom.graph.verify import (
     WHOLE,
     decide_startup_check,
@@ -205,3 +206,53 @@ def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> t
     limit_bytes = int(usable_memory().available_bytes * CHECKED_MEMORY_SHARE)
     shrunk_bytes = parameter_bytes(shrunk.build(dtype))
     return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)
+
+
+def evaluation_graph(recipe: Recipe, note: Callable[[str], None]) -> Graph | None:
+    """None: it is the training graph, or that has to do, which is noted: it draws no random
+    numbers, and in evaluation mode the model is none that can be validated.
+
+    Raises: ModelError if validation would be random.
+    """
+    try:
+        graph = _in_evaluation_mode(recipe)
+    except ModelError as problem:
+        if _draws(recipe.graph):
+            raise
+        note(f"validation runs in training mode: {problem.message}")
+        return None
+    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
+    return None if graph.graph_hash == recipe.graph.graph_hash else graph
+
+
+def _in_evaluation_mode(recipe: Recipe) -> Graph:
+    """Raises: ModelError if it draws random numbers, uses other parameters, or has no loss."""
+    graph = trace_run(recipe.run, recipe.source, training=False)
+    if place := _draws(graph):
+        raise ModelError(
+            f"validation would be random: the model draws numbers at {place}",
+            "make it depend on self.training, as nn.Dropout does, or remove [validation]",
+        )
+    if graph.layout != recipe.graph.layout:
+        raise ModelError(
+            "in evaluation mode the model uses its parameters in another way",
+            "use the same ones, in the same order, in both modes, or remove [validation]",
+        )
+    return graph
+
+
+def _draws(graph: Graph) -> str:
+    """Where the graph draws random numbers; empty: nowhere."""
+    for call in graph.calls:
+        for node in with_nested(call):
+            if is_random(node) and not _drops_nothing(bind(node)):
+                return source_line(node) or node.name
+    return ""
+
+
+def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
+    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
+    if arguments.get("train") is False:
+        return True
+    otherwise = 0.0 if "query" in arguments else None
+    return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)

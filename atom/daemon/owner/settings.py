@@ -60,19 +60,13 @@ class Settings:
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
 
-    @property
-    def doing(self) -> str:
-        """What a `reload` under way is at, if it takes long. From any thread."""
-        return self._givers.memory.doing
-
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """A change may take a minute. Whoever waited for another would keep one of the few threads
         that `atom pause` and `atom leave` need. Raises: ControlError."""
         if not self._lock.acquire(blocking=False):
             raise ControlError(
-                "another change is under way" + (f": {self.doing}" if self.doing else ""),
-                "say it again once that one is through",
+                "another change is under way", "say it again once that one is through"
             )
         try:
             yield

@@ -19,8 +19,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console, Silence
-from atom.daemon.own_identity import own_identity
-from atom.daemon.state_directory import StateDirectory
+from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity

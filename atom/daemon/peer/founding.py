@@ -19,8 +19,6 @@ from atom.config.sources import text_sources
 from atom.daemon.console import Progress, Silence
 from atom.daemon.fitting.building import Built, build_replica
 from atom.daemon.fitting.cutting import Callbacks
-from atom.daemon.model.data_check import check_data
-from atom.daemon.model.given_weights import given_values, refuse_unused
 from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model.model_source import open_samples, open_source, pin_source
 from atom.daemon.model.recipe import (
@@ -30,8 +28,8 @@ from atom.daemon.model.recipe import (
     refuse_versions,
     write_recipe,
 )
-from atom.daemon.model.text_source import open_text, pin_table
-from atom.daemon.model.weight_files import WeightFiles
+from atom.daemon.model.text_source import check_data, open_text, pin_table
+from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
 from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.dataset import Dataset

@@ -13,13 +13,19 @@ from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.fitting.memory_caps import MemoryCaps
 from atom.daemon.owner.pauses import PauseMark, Pauses
 from atom.daemon.owner.settings import Givers, Settings
+from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
-from atom.daemon.peer.kept_contacts import KeptContacts
-from atom.daemon.peer.leave_signals import LeaveSignals
-from atom.daemon.peer.leaving import LEAVE_S, Life
-from atom.daemon.peer.lifecycle import Ending, ending, ending_note, may_begin
+from atom.daemon.peer.lifecycle import (
+    LEAVE_S,
+    Ending,
+    LeaveSignals,
+    Life,
+    ending,
+    ending_note,
+    may_begin,
+)
 from atom.daemon.peer.news import News
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
@@ -323,7 +329,6 @@ class Peer:
         return {
             **self._status.info(self._life.facts, self._loop.view),
             "wishes": self._wishes.figures(),
-            "reloading": self._settings.doing or None,
             "device_turns": self._turns.figures(),
             "join_address": self._join_address,
             "state_directory": str(self._box.state.root),

@@ -15,7 +15,7 @@ from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Monitors, Turns
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.run_optimizer import load_run
-from atom.daemon.peer.addresses import announced_multiaddrs, data_place
+from atom.daemon.peer.addresses import announced_multiaddrs, data_place, known_contacts
 from atom.daemon.peer.box import (
     Box,
     JoinOptions,
@@ -27,7 +27,6 @@ from atom.daemon.peer.box import (
 )
 from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
 from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
-from atom.daemon.peer.kept_contacts import known_contacts
 from atom.daemon.peer.lifecycle import Ending, ending_note
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer

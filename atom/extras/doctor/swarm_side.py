@@ -13,11 +13,11 @@ from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
-from atom.daemon.model.data_check import run_amount
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import trace_run
-from atom.daemon.own_identity import own_identity
+from atom.daemon.model.text_source import run_amount
 from atom.daemon.peer.box import check_member
+from atom.daemon.state_directory import own_identity
 from atom.extras.doctor.finding import Finding, failure, ok, unchecked, warning
 from atom.models.installing import install_version
 from atom.swarm.addresses import parse_join_address

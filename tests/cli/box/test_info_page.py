@@ -17,7 +17,6 @@ def info(**more: Any) -> dict[str, Any]:
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
-        "reloading": None,
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0},
@@ -48,7 +47,7 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert shown["works"] == "at all hours, not on battery"
     assert shown["other peers"] == "1: …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
-    assert not {"trouble", "paused", "reloading", "void passes", "disk paused"} & set(shown)
+    assert not {"trouble", "paused", "void passes", "disk paused"} & set(shown)
 
 
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:

@@ -1,6 +1,5 @@
 """`atom reload` as its user sees it: a served control API, no daemon behind it."""
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from atom.base.errors import ConfigError, DeviceError, UserError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
-from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.state_directory import StateDirectory
 
@@ -23,17 +21,10 @@ class Daemon:
     def __init__(self) -> None:
         self.changed: Sequence[Mapping[str, Any]] = CHANGED
         self.refusal: UserError | None = None
-        self.waits = False
-        self.asked = threading.Event()
-
-    def info(self) -> Mapping[str, Any]:
-        self.asked.set()
-        return {"reloading": "planning how the model is cut"}
 
     def reload(self) -> Sequence[Mapping[str, Any]]:
         if self.refusal is not None:
             raise self.refusal
-        assert not self.waits or self.asked.wait(60.0)
         return self.changed
 
 
@@ -62,20 +53,6 @@ def test_what_has_changed_is_named(
     assert reload(tmp_path) == 0
     streams = capsys.readouterr()
     assert (streams.out, streams.err) == ("", "nothing has changed in the peer file\n")
-
-
-def test_what_takes_long_is_said(
-    daemon: Daemon,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    daemon.waits = True
-    assert reload(tmp_path) == 0
-    assert "planning how the model is cut" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

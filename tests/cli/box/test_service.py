@@ -14,7 +14,7 @@ import typer
 
 from atom.cli.app import app
 from atom.cli.shell.failures import IN_VAIN, ExitCode
-from atom.daemon.peer.leaving import LEAVE_S
+from atom.daemon.peer.lifecycle import LEAVE_S
 
 ROOT = Path(__file__).parents[3]
 UNIT = (ROOT / "peers" / "atom.service").read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ from atom.base.errors import ConfigError, MismatchError, ModelError
 from atom.config.load import load_run_file, parse_run_text, run_from_text
 from atom.daemon.console import Silence
 from atom.daemon.model.exporting import ExportRequest, export_run
-from atom.daemon.model.given_weights import given_values
 from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface_source import HuggingFaceSource

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from atom.base.events import EventList
-from atom.daemon.peer.kept_contacts import KeptContacts, known_contacts
+from atom.daemon.peer.addresses import KeptContacts, known_contacts
 from atom.swarm.identity import Identity
 from atom.training.storage.disk import DiskRoom
 from tests.manual_clock import ManualClock

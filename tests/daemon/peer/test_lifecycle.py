@@ -10,6 +10,7 @@ from atom.daemon.peer.lifecycle import (
     LONGEST_HEEDED_S,
     Ending,
     Facts,
+    Life,
     ending,
     ending_note,
     may_begin,
@@ -17,6 +18,7 @@ from atom.daemon.peer.lifecycle import (
 )
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import Phase
+from tests.manual_clock import ManualClock
 
 LIVING = Facts(Phase.ACCUMULATING, now=100.0, started=True)
 
@@ -97,3 +99,23 @@ def test_claims_that_nobody_can_prove_keep_nobody_from_work_for_ever(
     ahead: int, believed: int, phase: Phase, waited_s: float, begins: bool
 ) -> None:
     assert may_begin(ahead, believed, phase, waited_s) is begins
+
+
+def test_who_stays_for_the_others_sake_says_so_once() -> None:
+    life = Life(ManualClock())
+    life.leave(60.0, dropped=0)
+    told = list[bool]()
+    for settled_at in (None, 1.0, 1.0):
+        life.update(others_stuck=True, settled_at=settled_at)
+        told.append(bool(life.stays_for_others()))
+    assert told == [False, True, False]
+
+
+def test_a_leave_is_settled_once_and_what_a_round_dropped_is_known() -> None:
+    life = Life(ManualClock())
+    life.leave(60.0, dropped=8)
+    assert not life.settles(counted=4, dropped=8)
+    assert not life.facts.work_dropped
+    assert life.settles(counted=0, dropped=12)
+    assert life.facts.work_dropped
+    assert not life.settles(counted=0, dropped=12)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from atom.daemon.peer.founding import Membership
-from atom.daemon.peer.leaving import LEAVE_S
-from atom.daemon.peer.lifecycle import Ending
+from atom.daemon.peer.lifecycle import LEAVE_S, Ending
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.records.lease import PeerState

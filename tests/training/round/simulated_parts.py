@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from simulated_ring import Work
 
-from atom.daemon.peer.leaving import LEAVE_S
-from atom.daemon.peer.lifecycle import Facts, ending
+from atom.daemon.peer.lifecycle import LEAVE_S, Facts, ending
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import (
     RENEW_SECONDS,
