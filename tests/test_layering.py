@@ -94,7 +94,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("atom/extras/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
-    "tensorboard": ("atom/extras/monitors/tensorboard_log.py",),
+    "tensorboard": ("atom/extras/monitors/monitors.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/data/stored_dataset.py",),

@@ -12,7 +12,7 @@ from rich.text import Text
 from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.extras.doctor.examination import DoctorRequest, examine
-from atom.extras.doctor.finding import Finding, Level
+from atom.extras.doctor.this_box import Finding, Level
 
 _SHOWN = {
     Level.FAILURE: ("✗", "bad", "failed"),

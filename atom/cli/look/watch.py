@@ -21,8 +21,8 @@ from atom.cli.look.status import swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stderr_console, stdout_console
 from atom.config.address import parse_interface
+from atom.extras.dashboard.chart import Point, thinned
 from atom.extras.dashboard.feed import Seen, SwarmFeed
-from atom.extras.dashboard.history import Point, thinned
 from atom.extras.dashboard.server import LOOPBACK, Listening, serve
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on

@@ -11,7 +11,7 @@ from atom.config.places import default_state_directory, named_state_directory, s
 from atom.daemon.peer.box import kept_peer
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import swarm_side, this_box
-from atom.extras.doctor.finding import Finding, unchecked
+from atom.extras.doctor.this_box import Finding, unchecked
 from atom.swarm.addresses import parse_join_address
 
 

@@ -18,7 +18,7 @@ from atom.daemon.model.recipe import trace_run
 from atom.daemon.model.text_source import run_amount
 from atom.daemon.peer.box import check_member
 from atom.daemon.state_directory import own_identity
-from atom.extras.doctor.finding import Finding, failure, ok, unchecked, warning
+from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
 from atom.models.installing import install_version
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory

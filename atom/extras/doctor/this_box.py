@@ -1,4 +1,5 @@
-"""The checks of this box. Each ends within a second, changes nothing, and raises nothing."""
+"""What a check finds, and the checks of this box. Each ends within a second, changes nothing, and
+raises nothing."""
 
 import ctypes
 import errno
@@ -8,6 +9,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
@@ -22,11 +25,47 @@ from atom.config.peer_file import Device, PeerFile
 from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, more_than_there_is, usable_memory
-from atom.extras.doctor.finding import Finding, failure, ok, unchecked, warning
 from atom.models.installing import install_package
 from atom.swap import host_kernels
 from atom.swarm.addresses import parse_listen
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
+
+
+class Level(StrEnum):
+    OK = "ok"
+    UNCHECKED = "not checked"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`fix`: a command or a key, for what is not as it should be."""
+
+    topic: str
+    level: Level
+    said: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert bool(self.fix) == (self.level in (Level.WARNING, Level.FAILURE)), self.topic
+
+
+def ok(topic: str, said: str) -> Finding:
+    return Finding(topic, Level.OK, said)
+
+
+def unchecked(topic: str, said: str) -> Finding:
+    return Finding(topic, Level.UNCHECKED, said)
+
+
+def warning(topic: str, said: str, fix: str) -> Finding:
+    return Finding(topic, Level.WARNING, said, fix)
+
+
+def failure(topic: str, said: str, fix: str) -> Finding:
+    return Finding(topic, Level.FAILURE, said, fix)
+
 
 PYTHONS = ((3, 11), (3, 12))
 LEAST_DISK_BYTES = 2 * 10**9

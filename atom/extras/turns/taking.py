@@ -15,8 +15,7 @@ from atom.base.events import EventSink
 from atom.config.peer_file import Device
 from atom.config.places import turns_directory
 from atom.daemon.extensions import Seat, Trainer
-from atom.extras.turns.claims import ClaimFile
-from atom.extras.turns.rules import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
+from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, ClaimFile, may_take, must_give
 
 LOOK_S = 0.5
 IDLE_S = 5.0

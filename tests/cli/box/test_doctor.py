@@ -10,7 +10,7 @@ from atom.cli.box import doctor
 from atom.cli.box.doctor import page
 from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import THEME
-from atom.extras.doctor.finding import Finding, Level, failure, ok, warning
+from atom.extras.doctor.this_box import Finding, Level, failure, ok, warning
 
 FOUND = [ok("GPU", "none found"), warning("Clock", "nothing keeps it right", "set it")]
 LONG = [

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.extras.dashboard.chart import loss_chart, nice_ticks, speed_chart
-from atom.extras.dashboard.history import LossHistory, SpeedHistory, thinned
+from atom.extras.dashboard.chart import (
+    LossHistory,
+    SpeedHistory,
+    loss_chart,
+    nice_ticks,
+    speed_chart,
+    thinned,
+)
 from atom.swarm.records.lease import MAX_LOSS, MAX_RATE
 from tests.manual_clock import ManualClock
 

@@ -6,10 +6,15 @@ from html.parser import HTMLParser
 import pytest
 from seen_samples import a_ledger, a_peer, a_view, seen
 
-from atom.extras.dashboard import tables
 from atom.extras.dashboard.feed import Seen
-from atom.extras.dashboard.page import agreement, content, page
-from atom.extras.dashboard.tables import MAX_ROWS
+from atom.extras.dashboard.page import (
+    MAX_ROWS,
+    agreement,
+    content,
+    contributions_table,
+    page,
+    rounds_table,
+)
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.records.lease import PeerState, RoundUse
 from atom.swarm.records.view import SwarmView, VoidAttempt
@@ -103,7 +108,7 @@ def test_what_the_last_round_took_of_a_peer() -> None:
 
 def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
     void = VoidAttempt(3, "12D3KooWann", "ring-broken"), VoidAttempt(9, "x", "early")
-    html = tables.rounds(a_ledger(), (*void, VoidAttempt(4, "12D3KooWbob", HOSTILE)))
+    html = rounds_table(a_ledger(), (*void, VoidAttempt(4, "12D3KooWbob", HOSTILE)))
     document = Document(html)
     assert document.texts[5:] == [
         "4", "-", "-", "-", f"no result: {HOSTILE}, says ", "…ooWbob",
@@ -116,14 +121,14 @@ def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
 
 def test_a_crowd_of_attempts_in_vain_leaves_the_rounds_in_sight() -> None:
     void = [VoidAttempt(4, f"peer{number:04}", "early") for number in range(1008)]
-    document = Document(tables.rounds(a_ledger(), void))
+    document = Document(rounds_table(a_ledger(), void))
     assert sum(tag == "tr" for tag, _ in document.tags) == 1 + 8 + 3
     assert document.texts.count("4") == 8
     assert "and 1,000 more" in document.texts
 
 
 def test_contributions_are_listed_by_share() -> None:
-    document = Document(tables.contributions(a_ledger()))
+    document = Document(contributions_table(a_ledger()))
     assert document.texts[5:] == [
         "…ooWann", "20", "66.7%", "3", "3",
         "…ooWbob", "10", "33.3%", "1", "3",

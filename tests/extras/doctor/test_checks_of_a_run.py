@@ -11,8 +11,8 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import examination, swarm_side
 from atom.extras.doctor.examination import DoctorRequest, box_of, examine, state_of
-from atom.extras.doctor.finding import Finding, Level, failure
 from atom.extras.doctor.swarm_side import clock_offset_s, fit, from_outside
+from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.lease import Reached

@@ -15,7 +15,7 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory
 from atom.extras.doctor import this_box
-from atom.extras.doctor.finding import Finding, Level
+from atom.extras.doctor.this_box import Finding, Level
 from atom.swap import host_kernels
 
 GIB = 2**30

@@ -17,8 +17,7 @@ from atom.base.errors import PortInUseError, StorageError
 from atom.config.load import parse_peer_text
 from atom.daemon.console import Silence
 from atom.extras.monitors.metrics import Metrics
-from atom.extras.monitors.monitors import Monitors
-from atom.extras.monitors.tensorboard_log import TensorBoardLog
+from atom.extras.monitors.monitors import Monitors, TensorBoardLog
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atom.extras.monitors import scrape_server
+from atom.extras.monitors import metrics
 from atom.extras.monitors.metrics import Metrics
 
 FEW = 4
@@ -16,8 +16,8 @@ HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(scrape_server, "MAX_CONNECTIONS", FEW)
-    monkeypatch.setattr(scrape_server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(metrics, "MAX_CONNECTIONS", FEW)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
     server = Metrics().serve("127.0.0.1", 0)
     yield server.server_port
     server.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atom.base.errors import DeviceError
-from atom.extras.owner.gpu import NvidiaGpu, UnseenGpu, open_gpu
+from atom.extras.owner.machine import NvidiaGpu, UnseenGpu, open_gpu
 
 US = os.getpid()
 OTHER = os.getppid()

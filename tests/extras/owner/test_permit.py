@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from atom.config.peer_file import Schedule
-from atom.extras.owner.permit import GPU_QUIET_S, Observations, why_not
+from atom.extras.owner.wishes import GPU_QUIET_S, Observations, why_not
 
 NOON = datetime(2026, 11, 16, 12)  # a Monday
 

@@ -10,10 +10,8 @@ import pytest
 from atom.base.errors import DeviceError
 from atom.config.peer_file import Device, PeerFile, Schedule
 from atom.extras.owner import machine, wishes
-from atom.extras.owner.gpu import UnseenGpu
-from atom.extras.owner.machine import MachineUse, idle_hint_s, sessions_idle_s
-from atom.extras.owner.permit import Observations
-from atom.extras.owner.wishes import Observer, OwnersWishes, wall_clock
+from atom.extras.owner.machine import MachineUse, UnseenGpu, idle_hint_s, sessions_idle_s
+from atom.extras.owner.wishes import Observations, Observer, OwnersWishes, wall_clock
 from tests.manual_clock import ManualClock
 
 WAIT_S = 10.0

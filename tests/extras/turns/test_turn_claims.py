@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.extras.turns.claims import CLAIM, ClaimFile, neighbours
-from atom.extras.turns.rules import WAITS, Claim
+from atom.extras.turns.claims import CLAIM, WAITS, Claim, ClaimFile, neighbours
 
 ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
 TWO = replace(ONE, run="two/a", place="/two")
@@ -20,7 +19,7 @@ DIES = f"""
 import os, sys
 from pathlib import Path
 from atom.extras.turns.claims import ClaimFile
-from atom.extras.turns.rules import Claim
+from atom.extras.turns.claims import Claim
 file = ClaimFile(Path(sys.argv[1]))
 file.look(lambda others: Claim("gone/a", "/gone", 1.0, {WAITS!r}, 0.0))
 os._exit(0)

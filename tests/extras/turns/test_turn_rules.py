@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.extras.turns.rules import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
+from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
 
 SLOT_S = 100.0
 ONE = Claim("one/a", "/one", SLOT_S, WAITS, 1000.0)
