@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.base.errors import AddressError
-from atom.config.run_name import RUN_NAME
+from atom.config.address import RUN_NAME
 from atom.swarm.addresses import (
     EXAMPLE_JOIN,
     EXAMPLE_MULTIADDR,
