@@ -13,47 +13,20 @@ GIVE_BACK_S = 2.0
 BY_OWNER = "by its owner, until `atom resume`"
 
 
-class PauseMark:
-    """A file: there while the owner's pause lasts, whatever is in it, so that it outlives the
-    process, a crash and a reboot."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def stands(self) -> bool:
-        return self._path.exists()
-
-    def put(self) -> str:
-        """Empty, or in words what a disk that takes nothing means."""
-        try:
-            write_atomically(self._path, b"`atom resume` removes this\n")
-        except StorageError as problem:
-            return f"; a restart would end this, {problem.message}"
-        return ""
-
-    def remove(self) -> str:
-        """As `put`."""
-        try:
-            if self.stands:  # a disk that takes no writes refuses to remove what is not there, too
-                self._path.unlink(missing_ok=True)
-        except OSError as problem:
-            return f"; a restart would be paused, cannot remove {self._path}: {problem.strerror}"
-        return ""
-
-
 class Pauses:
     """Calls come from the control API's threads, `look` from the daemon's main one."""
 
-    def __init__(self, gate: RunGate, events: EventSink, mark: PauseMark) -> None:
-        """No pass has run yet: what its owner paused before computes nothing now either."""
+    def __init__(self, gate: RunGate, events: EventSink, mark: Path) -> None:
+        """`mark`: a file that is there while the owner's pause lasts, whatever is in it, so that it
+        outlives the process, a crash and a reboot. No pass has run yet: what its owner paused
+        before computes nothing now either."""
         self._gate, self._events = gate, events
         self._mark = mark
         self._lock = threading.Lock()
         self._told = ""
         """Why it stands still, as the last event says."""
         self._leaving = self._taken = False
-        if mark.stands:
+        if mark.exists():
             self._stop()
 
     def _stop(self) -> bool:
@@ -89,8 +62,8 @@ class Pauses:
             if self._leaving:
                 return "not paused: it is leaving, and sees to what it counted"
             if self._by_owner:
-                return f"already paused{self._mark.put()}"
-            free, fault = self._stop(), self._mark.put()
+                return f"already paused{self._put_mark()}"
+            free, fault = self._stop(), self._put_mark()
         memory = "is free" if free else "will be free when the pass under way ends"
         return (
             "paused: nothing new is trained; what was counted stays, rounds go on; "
@@ -102,7 +75,7 @@ class Pauses:
         case."""
         wished, turn = self._gate.why_paused(Pause.SCHEDULE), self._gate.why_paused(Pause.TURN)
         with self._lock:
-            fault = self._mark.remove()
+            fault = self._remove_mark()
             if not self._by_owner:
                 said = f"paused {wished}: see [schedule]" if wished else "not paused"
                 return f"{said}{fault}"
@@ -145,3 +118,20 @@ class Pauses:
         before, self._taken = self._taken, self._gate.device_taken
         if self._taken and not before:
             self._events.emit("device-taken")
+
+    def _put_mark(self) -> str:
+        """Empty, or in words what a disk that takes nothing means."""
+        try:
+            write_atomically(self._mark, b"`atom resume` removes this\n")
+        except StorageError as problem:
+            return f"; a restart would end this, {problem.message}"
+        return ""
+
+    def _remove_mark(self) -> str:
+        """As `_put_mark`."""
+        try:
+            if self._mark.exists():  # a disk that takes no writes refuses what is not there, too
+                self._mark.unlink(missing_ok=True)
+        except OSError as problem:
+            return f"; a restart would be paused, cannot remove {self._mark}: {problem.strerror}"
+        return ""

@@ -11,7 +11,7 @@ from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.fitting.memory_caps import MemoryCaps
-from atom.daemon.owner.pauses import PauseMark, Pauses
+from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
@@ -114,7 +114,7 @@ class Peer:
         )
         # what its owner asks of it
         self._turns = turns
-        self._pauses = Pauses(self._worker.gate, events, PauseMark(box.state.paused))
+        self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         device = replica.engines.torch_device
         self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
         memory, line = MemoryCaps(member.built, self._worker), self._transport.bandwidth

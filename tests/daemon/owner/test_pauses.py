@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atom.base.events import EventList
-from atom.daemon.owner.pauses import GIVE_BACK_S, PauseMark, Pauses
+from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
 from atom.training.replica.worker import RunGate
 from tests.read_only_disk import turn_read_only
 from tests.training.worker_scene import SmallDevice
@@ -18,7 +18,7 @@ class Scene:
         self.device, self.events = SmallDevice(), EventList()
         device: Any = self.device
         self.gate = RunGate(device, lambda: None)
-        self.pauses = Pauses(self.gate, self.events, PauseMark(mark))
+        self.pauses = Pauses(self.gate, self.events, mark)
 
     @property
     def reason(self) -> str:
