@@ -72,7 +72,7 @@ def test_caps_are_planned_for_and_refused(
     assert member.initialise()
     batch = member.samples.batch(range(4))
     first = built.replica.run_pass([batch]).loss_sum
-    for allowed in (allowing(device="192 kB"), allowing(), allowing("300 kB", "64 MiB")):
+    for allowed in (allowing(device="216 kB"), allowing(), allowing("300 kB", "64 MiB")):
         caps.change(allowed)
         assert built.replica.run_pass([batch]).loss_sum == first
     assert built.replica.sequences == 16
@@ -100,13 +100,13 @@ def test_a_worker_that_does_not_come_to_it_changes_nothing_later(
     built, cut = folder.found(GPT3).built, folder.root / "a" / CUT
     before, busy = cut.read_text(), Busy()
     with pytest.raises(DeviceError, match="cannot be broken off"):
-        MemoryCaps(built, busy, patience_s=0.0).change(allowing(device="192 kB"))
+        MemoryCaps(built, busy, patience_s=0.0).change(allowing(device="216 kB"))
     patient = MemoryCaps(built, busy)
     failures = list[DeviceError]()
 
     def change() -> None:
         with pytest.raises(DeviceError) as refused:
-            patient.change(allowing(device="192 kB"))
+            patient.change(allowing(device="216 kB"))
         failures.append(refused.value)
 
     busy.asked.clear()
