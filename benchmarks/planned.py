@@ -6,10 +6,10 @@ from itertools import accumulate
 
 import torch
 
-from atom.graph.chain import Chain
-from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.chain import Chain, Seconds
+from atom.graph.costs.operations import operation_chain
 from atom.graph.layers import layers_of
-from atom.graph.profile.seconds import Profile, Seconds
+from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.placement.choice import Choice, Cut
 from atom.placement.choosing import Question, choose

@@ -23,7 +23,7 @@ from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
 from atom.daemon.control import ControlClient
 from atom.graph.chain import Machine
-from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.costs.operations import operation_chain
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config

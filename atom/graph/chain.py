@@ -10,6 +10,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """Of a layer or a call on one micro-batch. `backward_s` without a recomputed forward, with the
+    sums of parameters' gradients in float32."""
+
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
 class Operation:
     """One call of the traced graph, for one micro-batch."""
 

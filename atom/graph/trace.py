@@ -18,15 +18,16 @@ from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.guards import (
-    PythonState,
     marked_checkpoints,
     masks_as_in_eager,
     mode_of_use,
     plain_context,
+    python_state_restored,
     quiet,
     refuse_gradient_hooks,
     refuse_python_randomness,
     refuse_untraceable_parts,
+    settled,
     stand_ins,
 )
 from atom.graph.tracing.reading import read_exported
@@ -70,26 +71,12 @@ def _export(
     model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
     refuse_untraceable_parts(model)
-    state = PythonState(model)
-    try:
-        exported = _export_once(model, batch, mode, training, state)
-        if state.changed():
-            # A cache has settled after one run; what changes again would go on changing.
-            state.keep()
-            exported = _export_once(model, batch, mode, training, state)
-        if changed := state.changed():
-            raise Refusal.STATE.error(what=changed)
-        return exported
-    finally:
-        state.restore()
+    with python_state_restored(model):
+        return settled(model, lambda: _export_once(model, batch, mode, training))
 
 
 def _export_once(
-    model: nn.Module,
-    batch: Mapping[str, torch.Tensor],
-    mode: FakeTensorMode,
-    training: bool,
-    state: PythonState,
+    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
     with ExitStack() as stack:
         for guard in (
@@ -98,7 +85,6 @@ def _export_once(
             refuse_python_randomness(),
             refuse_gradient_hooks(),
             functions_as_calls(),
-            state.watched(),
             masks_as_in_eager(),
             marked_checkpoints(),
             quiet(),

@@ -27,10 +27,10 @@ from atom.base.units import format_bytes
 from atom.graph.ir import Program, SubModel, require_fit
 from atom.graph.program import bind, load
 from atom.graph.tracing.guards import (
-    PythonState,
     masks_whatever_the_values,
     mode_of_use,
     plain_context,
+    python_state_restored,
 )
 from atom.graph.tracing.refusals import unrunnable
 
@@ -114,29 +114,30 @@ def verify_against_eager(
     require_fit(program, batch)
     device = next(iter(batch.values())).device
     devices = [device] if device.type == "cuda" else []
-    state = PythonState(model)
 
     def eager() -> Steps:
         torch.manual_seed(seed)
         return _eager(model, batch)
 
-    try:
-        with mode_of_use(model, training), plain_context(), torch.random.fork_rng(devices):
-            told(0, _RUNS)
-            expected = eager()
-            _require_numbers(expected)
-            told(1, _RUNS)
-            if difference := _difference(program, expected, eager()):
-                raise ModelError(f"the model run again gives {difference}", _REPEAT)
-            told(2, _RUNS)
-            modules = [make() for make in load(program, device)]
-            parameters = {name: p.detach() for name, p in model.named_parameters()}
-            split = run_layer_major(program, modules, parameters, [batch], [seed])
-            if difference := _difference(program, expected, split):
-                raise ModelError(f"its sub-models give {difference}", _UNSEEN)
-            told(_RUNS, _RUNS)
-    finally:
-        state.restore()
+    with (
+        python_state_restored(model),
+        mode_of_use(model, training),
+        plain_context(),
+        torch.random.fork_rng(devices),
+    ):
+        told(0, _RUNS)
+        expected = eager()
+        _require_numbers(expected)
+        told(1, _RUNS)
+        if difference := _difference(program, expected, eager()):
+            raise ModelError(f"the model run again gives {difference}", _REPEAT)
+        told(2, _RUNS)
+        modules = [make() for make in load(program, device)]
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        split = run_layer_major(program, modules, parameters, [batch], [seed])
+        if difference := _difference(program, expected, split):
+            raise ModelError(f"its sub-models give {difference}", _UNSEEN)
+        told(_RUNS, _RUNS)
 
 
 def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Steps:

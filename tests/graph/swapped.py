@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from traced_modules import Batch
 
-from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.costs.operations import operation_chain
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program, load

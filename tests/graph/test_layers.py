@@ -96,7 +96,7 @@ def test_tied_modules_take_their_first_name() -> None:
     model.blocks[1].up = model.blocks[0].up
     program = compile_program(model, tokens_and_targets())
     assert "blocks.1.up.weight" not in program.layout.by_name
-    assert ("blocks_0_up_weight", "blocks.0.up.weight") in program.sub_models[2].parameters
+    assert ("0.blocks_0_up_weight", "blocks.0.up.weight") in program.sub_models[2].parameters
 
 
 def test_static_gradients_match_what_runs() -> None:

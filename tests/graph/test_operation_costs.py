@@ -10,13 +10,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from traced_modules import ZOO, TiedGPT, tokens_and_targets
 
-from atom.graph.chain import Chain
+from atom.graph.chain import Chain, Seconds
 from atom.graph.costs import call_cost
-from atom.graph.costs.operation_chain import operation_chain
-from atom.graph.costs.operations import OperationCosts, operation_costs
+from atom.graph.costs.operations import OperationCosts, operation_chain, operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.profile.seconds import Seconds
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

@@ -8,11 +8,11 @@ import pytest
 import torch
 from traced_modules import TiedGPT, tokens_and_targets
 
-from atom.graph.chain import Machine
+from atom.graph.chain import Machine, Seconds
 from atom.graph.profile import cache
 from atom.graph.profile.cache import Measurement, file_name, kept_profile
 from atom.graph.profile.measured import device_name
-from atom.graph.profile.seconds import Profile, Seconds
+from atom.graph.profile.seconds import Profile
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 

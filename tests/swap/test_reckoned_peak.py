@@ -8,7 +8,7 @@ from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
 from test_offloaded_values import Rig, everything, graph_of, program_of, surroundings
 
-from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.costs.operations import operation_chain
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace

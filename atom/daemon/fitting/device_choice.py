@@ -6,7 +6,7 @@ from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.costs.operations import operation_chain
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile

@@ -16,9 +16,10 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from atom.graph.chain import Value
+from atom.graph.chain import Chain, Operation, Seconds, Value
 from atom.graph.costs.call_cost import CallCost, Form, Kernel, arguments_of, dissect, form_key
 from atom.graph.ir import padded_elements
+from atom.graph.layers import layers_of
 from atom.graph.traced import Graph, is_getitem, layer_path, shared_values
 
 
@@ -49,6 +50,56 @@ class OperationCosts:
 def operation_costs(graph: Graph, fused: bool = False) -> OperationCosts:
     """Costs of every call. `fused`: on a GPU, whose kernels keep less than a CPU's."""
     return _Walk(graph, fused).finish()
+
+
+def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = False) -> Chain:
+    """One operation per entry of `graph.calls`, with the seconds of a profile of this graph.
+
+    `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
+
+    A run of operations holds at the most, over its members i: what is kept by those up to i, the
+    transient bytes of i, and gradients of the parameters of those behind i (in the parameters'
+    precision, until the backward is over); besides the values it takes and gives, and the
+    gradients of those it gives.
+
+    Seconds of the backward include those of what the graph computes again.
+
+    Raises: ValueError if `seconds` is not one entry per call.
+    """
+    if len(seconds) != len(graph.calls):
+        raise ValueError(f"{len(seconds)} timings for {len(graph.calls)} operations")
+    chain = _chain(graph, seconds, fused)
+    if not graph.recomputed:
+        return chain
+    once = [_once(graph, *each) for each in zip(graph.calls, seconds, strict=True)]
+    return replace(chain, remembering=_chain(graph.remembering(), once, fused))
+
+
+def _chain(graph: Graph, seconds: Sequence[Seconds], fused: bool) -> Chain:
+    costs = operation_costs(graph, fused)
+    layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
+    operations = tuple(map(_operation, costs.operations, seconds, layers))
+    return Chain(operations, costs.values, graph.forbidden_cuts)
+
+
+def _once(graph: Graph, call: fx.Node, seconds: Seconds) -> Seconds:
+    """Without the second forward of a call that is computed again."""
+    if call not in graph.span_of:
+        return seconds
+    # Shares of a measured layer's seconds need not hold a whole forward.
+    return replace(seconds, backward_s=max(0.0, seconds.backward_s - seconds.forward_s))
+
+
+def _operation(cost: OperationCost, seconds: Seconds, layer: str) -> Operation:
+    """Named so that it can be found: by its module, else by the layer it is in."""
+    return Operation(
+        name=cost.name if " " in cost.name else f"{layer} {cost.name}",
+        parameters=cost.parameters,
+        forward_s=seconds.forward_s,
+        backward_s=seconds.backward_s,
+        working_bytes=cost.kept_bytes,
+        transient_bytes=cost.transient_bytes,
+    )
 
 
 @dataclass

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from atom.graph.chain import Machine
+from atom.graph.chain import Machine, Seconds
 from atom.graph.layers import layers_of
 from atom.graph.profile.measured import device_name
-from atom.graph.profile.seconds import Profile, Seconds, measured_graph
+from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.traced import Graph
 
 _FORMAT = 5

@@ -18,10 +18,10 @@ import torch
 from torch import fx, nn
 
 from atom.base.errors import DeviceError
-from atom.graph.chain import Machine
+from atom.graph.chain import Machine, Seconds
 from atom.graph.ir import Program, SubModel
 from atom.graph.layers import Layer, layers_of
-from atom.graph.profile.seconds import Profile, Seconds, measured_graph
+from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.program import bind, build_program, load
 from atom.graph.traced import Graph
 from atom.graph.traced import bind as arguments

@@ -7,21 +7,12 @@ from itertools import islice
 
 import torch
 
-from atom.graph.chain import Machine
+from atom.graph.chain import Machine, Seconds
 from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.ir import padded_elements
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.devices import TYPICAL, Rates, assumed_device
 from atom.graph.traced import Graph
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Of a layer or a call on one micro-batch. `backward_s` without a recomputed forward, with the
-    sums of parameters' gradients in float32."""
-
-    forward_s: float
-    backward_s: float
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.parameter import is_lazy
@@ -259,66 +260,58 @@ def _is_given(tensor: torch.Tensor) -> bool:
     return any(node.op == "placeholder" for node in nodes)
 
 
-class PythonState:
-    """Python attributes of a model's modules: numbers, and lengths of lists.
-
-    Tracing runs forward once and freezes what it read. What forward itself changes would have
-    been different at the next call, unless it was a cache that settles. (Dictionaries are caches
-    more often than not: they are put back, not watched.)
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._saved = [(module, _attributes(module)) for module in model.modules()]
-        self._contents = [
-            (value, value.copy())
-            for _, attributes in self._saved
-            for value in attributes.values()
-            if type(value) in (list, dict, set)
-        ]
-        self._before = self._after = _numbers(model)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Looks at the state as forward ends: export itself puts attributes back later."""
-        self._before = _numbers(self._model)
-
-        def look(*_: Any) -> None:
-            self._after = _numbers(self._model)
-
-        hook = self._model.register_forward_hook(look)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def changed(self) -> str:
-        """ "path (before → after)" of what the last watched forward changed, or an empty string."""
-        return next(
-            (
-                f"{'.'.join(filter(None, key))} ({self._before[key]!r} → {value!r})"
-                for key, value in self._after.items()
-                if key in self._before and self._before[key] != value
-            ),
-            "",
-        )
-
-    def keep(self) -> None:
-        """Leaves numbers as the last watched forward left them, for one more."""
-        modules = dict(self._model.named_modules())
-        for (path, attribute), value in self._after.items():
-            if isinstance(vars(modules[path]).get(attribute), int | float):
-                setattr(modules[path], attribute, value)
-
-    def restore(self) -> None:
-        """Puts everything back; attributes that were added go."""
-        for module, attributes in self._saved:
+@contextmanager
+def python_state_restored(model: nn.Module) -> Iterator[None]:
+    """Puts attributes of the model's modules back, and what lists, dictionaries and sets among them
+    hold; attributes that were added go."""
+    saved = [(module, _attributes(module)) for module in model.modules()]
+    contents: list[tuple[Any, Any]] = [
+        (value, value.copy())
+        for _, attributes in saved
+        for value in attributes.values()
+        if type(value) in (list, dict, set)
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes in saved:
             for key in _attributes(module).keys() - attributes.keys():
                 del vars(module)[key]
             vars(module).update(attributes)
-        for container, content in self._contents:
+        for container, content in contents:
             container.clear()
             container.extend(content) if isinstance(container, list) else container.update(content)
+
+
+def settled(model: nn.Module, run: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """`run` runs forward once and freezes what it read. What forward itself changes would have been
+    different at the next call, unless it was a cache that settles: then it is run once more.
+    (Dictionaries are caches more often than not: they are not watched.)
+
+    Raises: ModelError naming a number, or the length of a list, that goes on changing.
+    """
+    after: dict[tuple[str, str], float] = {}
+    what = ""
+    for _ in range(2):
+        before = _numbers(model)
+        # As forward ends: export itself puts attributes back later.
+        hook = model.register_forward_hook(lambda *_: after.update(_numbers(model)))
+        try:
+            result = run()
+        finally:
+            hook.remove()
+        changed = [key for key, value in after.items() if before.get(key, value) != value]
+        if not changed:
+            return result
+        path, attribute = changed[0]
+        what = (
+            f"{path}.{attribute}".lstrip(".") + f" ({before[changed[0]]!r} → {after[changed[0]]!r})"
+        )
+        for path, attribute in changed:
+            module = model.get_submodule(path)
+            if attribute in vars(module):
+                setattr(module, attribute, after[path, attribute])
+    raise Refusal.STATE.error(what=what)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import torch
 from atom.base.errors import ModelError
 from atom.daemon.fitting import profiling
 from atom.daemon.fitting.profiling import profile_of, profile_or_guess
+from atom.graph.chain import Seconds
 from atom.graph.profile.measured import _Bench
-from atom.graph.profile.seconds import Profile, Seconds
+from atom.graph.profile.seconds import Profile
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3Config
