@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -279,17 +280,21 @@ def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:
         assert len(source.splitlines()) < 200
 
 
-def test_names_that_are_no_identifiers() -> None:
+def test_names_that_are_no_identifiers_or_taken() -> None:
     class Awkward(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.add_module("1st class", torch.nn.Linear(WIDTH, WIDTH))
             self.add_module("lambda", torch.nn.Linear(WIDTH, WIDTH))
 
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        def forward(self, float: torch.Tensor) -> torch.Tensor:
             first, second = self.children()
-            return second(first(hidden)).square().mean()
+            hidden = second(first(float.clamp(max=math.inf)))
+            return hidden.square().mean() * float.sum()
+
+    def batch(seed: int) -> dict[str, torch.Tensor]:
+        return {"float": hidden_states(seed)["hidden"]}
 
     model = Awkward()
-    program = compile_program(model, hidden_states())
-    verify_against_eager(model, program, hidden_states(1))
+    program = compile_program(model, batch(0))
+    verify_against_eager(model, program, batch(1))

@@ -45,7 +45,7 @@ TRACE_DEVICE = torch.device("cpu")
 """Models are traced on this device; in the program it stands for whichever device runs it."""
 
 RESERVED = frozenset(
-    "self torch nn aten checkpoint weight constants device functions".split()  # noqa: SIM905
+    "self torch nn aten checkpoint weight constants device functions float".split()  # noqa: SIM905
 )
 """What the source itself uses."""
 
@@ -248,7 +248,7 @@ class _Method:
             else:
                 name = self._names[pick] = targets[index]
                 self._read_until[name] = max(self._read_until[name], self._last_read(pick))
-        return targets if count > 1 else [f"({targets[0]},)"]
+        return [f"({targets[0]},)"] if count == 1 else targets or ["_"]
 
     def _region(self, node: fx.Node) -> Iterator[str]:
         """`with torch.no_grad():` and `with torch.autocast(…):`, its nested graph as a method."""
@@ -307,9 +307,8 @@ def literal(value: Any, names: Mapping[fx.Node, str]) -> str:
 def _value_text(node: fx.Node, graph: Graph) -> str:
     """`[2, 16]`, with the dtype where it is not the usual one, `3 x [2, 16]` of several."""
     value = node.meta.get("val")
-    tensors = (
-        [value] if isinstance(value, torch.Tensor) else [v for v in value or () if v is not None]
-    )
+    values = [value] if isinstance(value, torch.Tensor) else value or ()
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
     texts = {_shape_text(ValueSpec(tuple(v.shape), v.dtype), graph) for v in tensors}
     times = f"{len(tensors)} x " if tensors and value is not tensors[0] else ""
     return f"{times}{texts.pop()}" if len(texts) == 1 else ""
