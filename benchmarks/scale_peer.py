@@ -10,9 +10,8 @@ from typing import Protocol
 from atom.swarm.chain.commit import Ballot, Head, Voter, canonical_digest
 from atom.swarm.chain.messages import Message, Prepare
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_lease
-from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
-from atom.swarm.records.lease_book import LeaseBook
+from atom.swarm.records.lease import RENEW_SECONDS, Lease, LeaseBook, PeerState
+from atom.swarm.records.manifest import encode_lease
 from atom.training.loop import membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, count_swarm, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms

@@ -9,8 +9,7 @@ from swarm_of_processes import Event, Peer, Swarm
 from atom.swarm.chain.commit import Commit, Head, Voter, genesis
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.chain.membership import certificate_problem
-from atom.swarm.records.codec import decode_manifest
-from atom.swarm.records.manifest import Manifest, manifest_digest
+from atom.swarm.records.manifest import Manifest, decode_manifest, manifest_digest
 
 
 def read_manifest(state: Path, run: str) -> Manifest:

@@ -22,7 +22,7 @@ MADE = shutil.ignore_patterns("__pycache__", "*.so", "*.partial")
 PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
 LOADS = """
 from atom.swap.host_kernels import host_kernels
-from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.exchange.sparse import sparse_kernels
 import atom
 host_kernels(), chunk_kernels(), sparse_kernels()

@@ -13,8 +13,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import decode, encode
-from atom.swarm.records.lease import Lease
-from atom.swarm.records.lease_book import LeaseBook
+from atom.swarm.records.lease import Lease, LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.training.replica.pacing import count_swarm
 from atom.training.round.events import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from atom.base.errors import AtomError
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.ledger import Ledger, Round, Share
+from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.view import SwarmView, VoidAttempt
 from tests.manual_clock import ManualClock

@@ -5,9 +5,8 @@ import asyncio
 from atom.cli.look.onlooker import Onlooker, Sight
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import Manifest, PackageVersion
+from atom.swarm.records.manifest import Manifest, PackageVersion, encode_manifest
 from tests.cli.good_run import good_run
 from tests.swarm.directory_memory import MemoryDht
 

@@ -9,12 +9,13 @@ from atom.base.errors import ConfigError
 from atom.config.load import normalised_run_text, parse_run_text, run_from_text
 from atom.config.run_file import MAX_MEMBERS, RunFile
 from atom.swarm.identity import Identity, is_peer_id
-from atom.swarm.records.codec import (
+from atom.swarm.records.manifest import (
     MAX_RECORD_BYTES,
+    Manifest,
+    PackageVersion,
     decode_manifest,
     encode_manifest,
 )
-from atom.swarm.records.manifest import Manifest, PackageVersion
 
 EXAMPLE = (Path(__file__).parents[2] / "peers" / "shakespeare.toml").read_text()
 ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"

@@ -15,9 +15,8 @@ from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Branch, Contribution
 from atom.swarm.chain.messages import Accepted
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import SignedRecord
 from atom.swarm.records.lease import EndedAttempt, Link, NamedLink
-from atom.swarm.records.manifest import DataAmount
+from atom.swarm.records.manifest import DataAmount, SignedRecord
 from atom.swarm.schema import MAX_INT, decode, encode
 from atom.swarm.state.arenas import ArenaManifest, BlobManifest
 from tests.swarm.refusals import refusal

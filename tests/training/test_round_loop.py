@@ -15,8 +15,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
-from atom.swarm.records.lease_book import GAP_SECONDS
+from atom.swarm.records.lease import GAP_SECONDS, LEASE_SECONDS, Lease, PeerState
 from atom.swarm.transport.limits import FIRST_HOLD_S, Quarantine
 from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount

@@ -15,8 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import NoEvents
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.commit_chain import Ask, pages_beyond
-from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside

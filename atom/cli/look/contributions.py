@@ -9,7 +9,7 @@ import typer
 from atom.cli.look.onlooker import read_ledger, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
-from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.identity import short_id
 from atom.swarm.records.manifest import Manifest
 

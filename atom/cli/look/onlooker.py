@@ -20,7 +20,7 @@ from atom.config.load import run_from_text
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings

@@ -27,8 +27,7 @@ from atom.models.source import ModelSource, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
-from atom.swarm.records.codec import decode_manifest
-from atom.swarm.records.manifest import Manifest, first_head
+from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 

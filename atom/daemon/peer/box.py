@@ -23,8 +23,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import decode_manifest
-from atom.swarm.records.manifest import AllowList, Manifest
+from atom.swarm.records.manifest import AllowList, Manifest, decode_manifest
 
 _SILENCE = Silence()
 

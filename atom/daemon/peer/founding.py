@@ -37,11 +37,11 @@ from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
 from atom.swarm.chain.commit import Head
-from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.manifest import (
     DataAmount,
     Manifest,
     PackageVersion,
+    encode_manifest,
     first_head,
     manifest_digest,
 )

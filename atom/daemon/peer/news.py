@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from atom.swarm.chain.commit import Value
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.lease_book import GAP_SECONDS
+from atom.swarm.records.lease import GAP_SECONDS, Lease, PeerState
 
 EVERY_S = 30.0
 PAUSES_S = 2.0

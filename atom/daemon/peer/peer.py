@@ -38,8 +38,7 @@ from atom.daemon.peer.wiring import (
     transport_of,
 )
 from atom.swap.voided import PassVoided
-from atom.swarm.records.lease import Lease, Reached, claims_better
-from atom.swarm.records.lease_book import TwinWatch
+from atom.swarm.records.lease import Lease, Reached, TwinWatch, claims_better
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.worker import STARTING, BatchLoader, Worker

@@ -40,7 +40,7 @@ from atom.swarm.addresses import (
     parse_multiaddrs,
 )
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.transport.listener import listening
 from atom.training.storage.run_storage import Snapshot, list_snapshots

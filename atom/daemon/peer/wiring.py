@@ -7,8 +7,7 @@ from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
-from atom.swarm.exchange.chunk_kernels import chunk_kernels
-from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.codec import Codec, chunk_kernels, codec_named
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Watch

@@ -8,7 +8,7 @@ from typing import Protocol
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import AtomError
 from atom.extras.dashboard.chart import LossHistory, Point, SpeedHistory
-from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.view import SwarmView
 
 LOOK_EVERY_S = 1.0

@@ -9,7 +9,7 @@ from html import escape
 
 from atom.extras.dashboard.chart import loss_chart, speed_chart
 from atom.extras.dashboard.feed import Seen
-from atom.swarm.chain.ledger import Ledger, Round
+from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.swarm.records.view import (
     SwarmView,

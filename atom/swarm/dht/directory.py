@@ -20,16 +20,18 @@ from atom.swarm.addresses import check_run_name, rank_addresses
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
+from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.manifest import (
+    OPEN,
+    Manifest,
     decode_lease,
     decode_manifest,
     encode_lease,
     index_key,
     lease_key,
     manifest_key,
+    seen_from_outside,
 )
-from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.manifest import OPEN, Manifest, seen_from_outside
 
 READ_SECONDS = 1.5
 """A reading is answered in this time, from what was known before if a node keeps silent."""

@@ -22,10 +22,9 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
-from atom.swarm.dht import errors as dht_errors
-from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings, explain_refusal, explain_unreachable
 from atom.swarm.dht.storage import BoundedStorage, RecordGate
-from atom.swarm.records.codec import MAX_RECORD_BYTES
+from atom.swarm.records.manifest import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
@@ -97,7 +96,7 @@ class DhtNode:
                 reuse_get_requests=False,
             )
         except (ValidationError, RuntimeError) as error:
-            raise dht_errors.explain_refusal(str(error)) from None
+            raise explain_refusal(str(error)) from None
         self._node.protocol.storage = BoundedStorage(self._gate)
         # Any node may tell ours to cache a record: it would stand for all that is kept beside it.
         self._node.protocol.cache.maxsize = 0
@@ -217,7 +216,7 @@ class DhtNode:
         failures = await asyncio.gather(*(self._dial(address) for address in addresses))
         reached = [a for a, failure in zip(addresses, failures, strict=True) if failure is None]
         if self._settings.initial_peers and not reached:
-            raise dht_errors.explain_unreachable(addresses, [f or "" for f in failures])
+            raise explain_unreachable(addresses, [f or "" for f in failures])
         return reached
 
     async def _dial(self, address: str) -> str | None:

@@ -1,5 +1,5 @@
-"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan; and how
-a DHT node meets the world with it.
+"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan; how a DHT
+node meets the world with it, and what its words for a failed start mean.
 
 It is started here rather than by hivemind, because hivemind's way survives its parent's SIGKILL
 and leaves sockets in /tmp. Here the kernel kills it when its parent dies, however that happens,
@@ -11,14 +11,16 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atom.base.errors import UserError
+from atom.base.errors import AddressError, UserError
 from atom.swarm.addresses import ListenAddress
+from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 LOOK_EVERY_SECONDS = 0.02
 STOP_SECONDS = 2.0
@@ -128,3 +130,62 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
     if settings.announce:
         flags["announceAddrs"] = ",".join(settings.announce)
     return [f"-{name}={value}" for name, value in flags.items()]
+
+
+_CLOCKS = re.compile(r"within .* seconds.*local: ([0-9.]+), peer: ([0-9.]+)")
+_OTHER_KEY = re.compile(r"remote key matches (\w+)")
+
+
+def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> AddressError:
+    """Why none of the addresses could be dialled; the first failure speaks for all."""
+    for address, failure in zip(addresses, failures, strict=True):
+        if other := _OTHER_KEY.search(failure):
+            return AddressError(
+                f"{address} is reached, but another peer ({other[1]}) answers there",
+                "the node was started anew with another identity: ask for its present address",
+            )
+    where = addresses[0] if len(addresses) == 1 else f"any of the {len(addresses)} DHT nodes named"
+    text = " ".join(failures)
+    if "connection refused" in text:
+        return AddressError(
+            f"cannot reach {where}: connection refused",
+            "nothing listens there: check host and port, and that the node is running",
+        )
+    if "no good addresses" in text or "no addresses" in text:
+        return AddressError(
+            f"cannot reach {where}: its host name is unknown, or it is of a kind not dialled",
+            "check the spelling of the address, which ends in /tcp/PORT/p2p/PEER_ID",
+        )
+    return AddressError(
+        f"cannot reach {where}: {_brief(failures[0])}",
+        "check the address, that the node is running, and that a firewall lets its port through",
+    )
+
+
+def explain_refusal(text: str) -> AddressError:
+    """Why a reached DHT node did not take us in."""
+    clocks = _CLOCKS.search(text)
+    if clocks is not None:
+        ahead_s = float(clocks[1]) - float(clocks[2])
+        way = "ahead of" if ahead_s > 0 else "behind"
+        return AddressError(
+            f"this machine's clock is {abs(ahead_s):.0f} s {way} the DHT's; "
+            f"{CLOCKS_APART_SECONDS:.0f} s are tolerated",
+            "set the clock (`timedatectl set-ntp true`; in WSL 2, whose clock stands while Windows "
+            "sleeps: `sudo hwclock --hctosys`), then try again",
+        )
+    if "can't access this node" in text:
+        return AddressError(
+            "the DHT node cannot call this machine back",
+            "open the port of [network] listen in the firewall, or announce a reachable address",
+        )
+    if "none of the initial_peers responded" in text:
+        return AddressError(
+            "a libp2p node answers at this address, but it is no DHT node",
+            "use the address of a peer, of `atom bootstrap` or of hivemind-dht",
+        )
+    return AddressError(f"joining the DHT failed: {_brief(text)}", "try again, or another node")
+
+
+def _brief(text: str) -> str:
+    return " ".join(text.split())[:300] or "no reason given"

@@ -20,7 +20,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 
 from atom.base.errors import PeerRefused
-from atom.swarm.records.codec import (
+from atom.swarm.records.manifest import (
     LEASE_DOMAIN,
     MANIFEST_DOMAIN,
     MAX_RECORD_BYTES,

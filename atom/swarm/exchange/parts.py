@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
+from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.plans import WINDOW, PartsPlan, Step
 from atom.swarm.exchange.reduction import ExchangeBroken, Reduction
 from atom.swarm.exchange.ring import Receiver

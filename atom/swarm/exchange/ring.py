@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
+from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.plans import Step, chunk_header
 from atom.swarm.exchange.reduction import (
     MAX_BROKEN_BYTES,

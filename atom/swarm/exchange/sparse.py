@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from atom.base import kernel_library
-from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
-from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 
 SOURCE = Path(__file__).with_name("sparse_kernels.c")
 CHUNK = 4096

@@ -25,10 +25,11 @@ from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     BlobManifest,
+    Piece,
+    Target,
     chunk_digest,
     decode_manifest,
 )
-from atom.swarm.state.fetch_target import Piece, Target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import OFFENCES, Unreachable

@@ -18,8 +18,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials
-from atom.swarm.transport.dialer import Contact, Dialer
-from atom.swarm.transport.lane import Lanes
+from atom.swarm.transport.dialer import Contact, Dialer, Lanes
 from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.listener import Listener, Router
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections

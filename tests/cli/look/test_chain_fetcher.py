@@ -10,8 +10,7 @@ from atom.base.events import NoEvents
 from atom.cli.look import chain_reader
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.chain.commit_chain import page_of
-from atom.swarm.chain.ledger import Share
+from atom.swarm.chain.commit_chain import Share, page_of
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside

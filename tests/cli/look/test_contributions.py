@@ -14,7 +14,7 @@ from atom.cli.look.contributions import contributions, show_contributions
 from atom.cli.look.onlooker import Onlooker, certified, identity_in, listed_peer
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.commit_chain import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Manifest
 from tests.cli.swarm_sights import RUN, Village

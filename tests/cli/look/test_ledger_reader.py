@@ -9,8 +9,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.cli.look.chain_reader import DONORS, LedgerReader
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import Ask, record_of
-from atom.swarm.chain.ledger import Share
+from atom.swarm.chain.commit_chain import Ask, Share, record_of
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from tests.swarm.chain_samples import a_commit, beginning, heads_along

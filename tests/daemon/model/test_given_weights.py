@@ -60,7 +60,7 @@ def _as_the_first_state(folder: Folder, member: Membership) -> None:
     import dataclasses
 
     from atom.swarm.identity import Identity
-    from atom.swarm.records.codec import encode_manifest
+    from atom.swarm.records.manifest import encode_manifest
 
     digest = state_digest(member.replica.state_arenas())
     manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)

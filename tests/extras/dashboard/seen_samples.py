@@ -5,7 +5,7 @@ from typing import Any
 
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.ledger import Ledger, Round, Share
+from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.view import SwarmView
 from tests.swarm.swarm_samples import a_lease

@@ -15,7 +15,7 @@ from atom.extras.dashboard.page import (
     page,
     rounds_table,
 )
-from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import PeerState, RoundUse
 from atom.swarm.records.view import SwarmView, VoidAttempt
 

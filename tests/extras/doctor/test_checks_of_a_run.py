@@ -14,9 +14,8 @@ from atom.extras.doctor.examination import DoctorRequest, box_of, examine, state
 from atom.extras.doctor.swarm_side import clock_offset_s, fit, from_outside
 from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.lease import Reached
-from atom.swarm.records.manifest import Manifest
+from atom.swarm.records.manifest import Manifest, decode_manifest
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3
 

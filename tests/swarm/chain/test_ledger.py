@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from atom.swarm.chain.ledger import Ledger, Round, Share
+from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.identity import Identity
 from tests.swarm.chain_samples import a_commit, beginning, heads_along
 

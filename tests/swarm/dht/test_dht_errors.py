@@ -3,7 +3,7 @@
 import pytest
 
 from atom.base.errors import AddressError
-from atom.swarm.dht.errors import explain_refusal, explain_unreachable
+from atom.swarm.dht.p2pd import explain_refusal, explain_unreachable
 
 ADDRESSES = [f"/ip4/10.0.0.{number}/tcp/1/p2p/x" for number in (5, 6)]
 CLOCKS = "local time must be within 3 seconds  of others(local: 40.0, peer: 100.0)"

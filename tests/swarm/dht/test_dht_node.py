@@ -12,7 +12,7 @@ import pytest
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import MAX_RECORD_BYTES
+from atom.swarm.records.manifest import MAX_RECORD_BYTES
 from tests.manual_clock import ManualClock
 
 with warnings.catch_warnings():

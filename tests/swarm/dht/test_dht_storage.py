@@ -11,7 +11,7 @@ import pytest
 from swarm_samples import a_lease, a_manifest
 
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
+from atom.swarm.records.manifest import (
     MAX_LEASE_BYTES,
     encode_lease,
     encode_manifest,

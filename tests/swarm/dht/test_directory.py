@@ -20,14 +20,14 @@ from atom.swarm.dht import directory as directory_module
 from atom.swarm.dht.directory import Directory, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
+from atom.swarm.records.lease import PeerState
+from atom.swarm.records.manifest import (
+    Manifest,
     encode_lease,
     encode_manifest,
     index_key,
     lease_key,
 )
-from atom.swarm.records.lease import PeerState
-from atom.swarm.records.manifest import Manifest
 from tests.swarm.directory_memory import MemoryDht
 
 with warnings.catch_warnings():

@@ -7,14 +7,18 @@ import torch
 from torch import Tensor
 
 from atom.base import kernel_library
-from atom.swarm.exchange.chunk_kernels import (
+from atom.swarm.exchange.codec import (
     FORMATS,
+    INT4_BLOCK,
     SOURCE,
     ChunkKernels,
+    Codec,
+    Int4,
+    Int8,
     NotFinite,
     chunk_kernels,
+    codec_named,
 )
-from atom.swarm.exchange.codec import INT4_BLOCK, Codec, Int4, Int8, codec_named
 from atom.swarm.exchange.codec import INT8_BLOCK as BLOCK
 
 SIZES = [0, 1, 16, INT4_BLOCK + 3, BLOCK - 1, BLOCK, 3 * BLOCK + 48]

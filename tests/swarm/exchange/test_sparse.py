@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atom.base import kernel_library
 from atom.base.reasons import Reason
-from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
+from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.sparse import CHUNK, SOURCE, Sparse, SparseKernels, sparse_kernels
 
 KEPT = [16, 32, 64, 128, 256]

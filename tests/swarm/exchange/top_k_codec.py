@@ -4,8 +4,7 @@ decoded would not be encoded as the same bytes again."""
 import torch
 from torch import Tensor
 
-from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
-from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 
 ONE_OF, MOST = 8, 0.75
 

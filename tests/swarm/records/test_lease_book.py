@@ -4,9 +4,8 @@ import pytest
 from swarm_samples import a_lease
 
 from atom.swarm.chain.commit import Voter
-from atom.swarm.records import lease_book
-from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.lease_book import LeaseBook, TwinWatch
+from atom.swarm.records import lease as lease_book
+from atom.swarm.records.lease import Lease, LeaseBook, PeerState, TwinWatch
 
 ME = Voter("us", b"m" * 16)
 

@@ -12,18 +12,6 @@ from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
-    MAX_LEASE_BYTES,
-    MAX_RECORD_BYTES,
-    LeaseBody,
-    SignedRecord,
-    decode_lease,
-    decode_manifest,
-    encode_lease,
-    encode_manifest,
-    lease_key,
-    read_claim,
-)
 from atom.swarm.records.lease import (
     MAX_ADDRESSES,
     MAX_ENDED_ATTEMPTS,
@@ -38,7 +26,20 @@ from atom.swarm.records.lease import (
     Reached,
     RoundUse,
 )
-from atom.swarm.records.manifest import DataAmount, manifest_digest
+from atom.swarm.records.manifest import (
+    MAX_LEASE_BYTES,
+    MAX_RECORD_BYTES,
+    DataAmount,
+    LeaseBody,
+    SignedRecord,
+    decode_lease,
+    decode_manifest,
+    encode_lease,
+    encode_manifest,
+    lease_key,
+    manifest_digest,
+    read_claim,
+)
 from tests.swarm.refusals import refusal
 
 OWNER, PEER = Identity.create(), Identity.create()

@@ -19,12 +19,11 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.state import arenas
 from atom.swarm.state import fetch as fetch_module
-from atom.swarm.state import fetch_target
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, state_digest
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, PieceQueue, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
-from atom.swarm.state.fetch_target import Piece, PieceQueue
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from tests.swarm.local_transport import LocalNetwork
@@ -243,7 +242,7 @@ def test_when_nobody_is_left_the_last_reason_is_told(
 def test_a_donor_with_bad_moments_is_asked_again(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_target, "_MOST_OWED", 1)
+    monkeypatch.setattr(arenas, "_MOST_OWED", 1)
     town.fetch([town.donor(Scripted(stumble))])
 
 

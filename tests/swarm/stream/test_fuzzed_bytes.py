@@ -16,7 +16,7 @@ from atom.swarm.chain import messages
 from atom.swarm.chain.commit_chain import parse_commits, record_of
 from atom.swarm.chain.messages import Accept
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
+from atom.swarm.records.manifest import (
     LEASE_DOMAIN,
     SignedRecord,
     decode_lease,
@@ -24,7 +24,7 @@ from atom.swarm.records.codec import (
     encode_manifest,
     read_claim,
 )
-from atom.swarm.records.codec import decode_manifest as decode_run
+from atom.swarm.records.manifest import decode_manifest as decode_run
 from atom.swarm.state.arenas import (
     ArenaManifest,
     BlobManifest,

@@ -13,7 +13,7 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.lane import Lanes
+from atom.swarm.transport.dialer import Lanes
 from atom.swarm.transport.limits import (
     FORGOTTEN_S,
     LONGEST_HOLD_S,

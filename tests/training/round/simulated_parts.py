@@ -12,13 +12,13 @@ from atom.swarm.records.lease import (
     RENEW_SECONDS,
     SHOWN,
     Lease,
+    LeaseBook,
     Link,
     PeerState,
     Reached,
     claims_better,
     short_name,
 )
-from atom.swarm.records.lease_book import LeaseBook
 from atom.training.loop import membership_view
 from atom.training.replica.pacing import SwarmCount, next_pass
 from atom.training.round.electorate import leaves_them_stuck
