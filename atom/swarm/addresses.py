@@ -4,7 +4,7 @@ A join address is one string: where to enter the DHT, which run, and who founded
 
     /ip4/10.0.0.5/tcp/31337/p2p/12D3KooW…/run/shakespeare/owner/12D3KooW…
 
-Several entrances are separated by commas. Without `/owner/…` the run is found by its name alone.
+Several entrances are separated by commas.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ _MULTIADDR = re.compile(
     r"(?:/quic|/quic-v1|/ws|/wss|/tls|/noise|/p2p-circuit|/p2p/[^/]+)*/p2p/[^/]+"
 )
 """Of a DHT node, maybe behind a relay."""
-_JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)(?:/owner/(?P<owner>[^/]*))?")
+_JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)/owner/(?P<owner>[^/]*)")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class JoinAddress:
     bootstrap: tuple[str, ...]
     """libp2p multiaddrs, each ending in /p2p/<peer id>."""
     run: str
-    owner: str | None = None
-    """Peer id of the founder; None: the only run of that name is meant."""
+    owner: str
+    """Peer id of the founder."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,15 @@ def parse_join_address(text: str) -> JoinAddress:
     match = _JOIN.fullmatch(text)
     if match is None:
         raise _join_error(f"{_short(text)} is not a join address: NODE/run/NAME/owner/PEER_ID")
-    owner = match["owner"]
-    if owner is not None and not is_peer_id(owner):
-        raise _join_error(f"{_short(owner)} is not a peer id of a run's owner")
+    if not is_peer_id(match["owner"]):
+        raise _join_error(f"{_short(match['owner'])} is not a peer id of a run's owner")
     nodes = parse_multiaddrs(match["nodes"].split(","))
-    return JoinAddress(nodes, check_run_name(match["run"]), owner)
+    return JoinAddress(nodes, check_run_name(match["run"]), match["owner"])
 
 
 def format_join_address(address: JoinAddress) -> str:
     """The one string to paste; `parse_join_address` reads it back."""
-    text = ",".join(address.bootstrap) + f"/run/{address.run}"
-    return text if address.owner is None else f"{text}/owner/{address.owner}"
+    return f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
 
 
 def check_run_name(name: str) -> str:

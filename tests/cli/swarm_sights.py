@@ -50,7 +50,7 @@ class Village:
         await directory.publish_manifest(encode_manifest(self.manifest(), self.owner))
 
     async def onlooker(self) -> Onlooker:
-        directory = self.dht.directory("tiny")
+        directory = self.dht.directory("tiny", self.owner.peer_id)
         manifest, _ = await directory.read_manifest()
         return Onlooker(directory, manifest)
 

@@ -113,7 +113,7 @@ def test_nobody_listens_at_the_address(capsys: pytest.CaptureFixture[str]) -> No
         free.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets this port meanwhile
         port = free.getsockname()[1]
 
-        code = main(["status", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER_ID}/run/tiny"])
+        code = main(["status", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"])
 
     assert code == ExitCode.ADDRESS
     shown = capsys.readouterr().err

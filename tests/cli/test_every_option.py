@@ -14,7 +14,7 @@ from atom.cli.shell.failures import ExitCode
 from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
-ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny"
+ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
 START, PLAN = ("start", "run.toml"), ("plan", "run.toml")
 COMPILE = ("compile", "run.toml", "--out", "out")
 

@@ -22,9 +22,7 @@ class MemoryDht:
         self.told: tuple[set[str], bool] = set(), False
         """Whose records matter to the last who asked, and whether no others do."""
 
-    def directory(
-        self, run: str, owner: str | None = None, identity: Identity | None = None
-    ) -> Directory:
+    def directory(self, run: str, owner: str, identity: Identity | None = None) -> Directory:
         """One peer's, or without an identity an onlooker's."""
         return Directory(cast(DhtClient, self), run, owner, identity)
 

@@ -29,19 +29,18 @@ def test_join_addresses_are_read_as_people_paste_them():
     whole = JoinAddress((EXAMPLE_MULTIADDR,), "shakespeare", EXAMPLE_PEER)
     folded = f"join: {EXAMPLE_JOIN[:60]}\n  {EXAMPLE_JOIN[60:]} \n"
     assert parse_join_address(EXAMPLE_JOIN) == parse_join_address(folded) == whole
-    two = parse_join_address(f"{EXAMPLE_MULTIADDR},{BY_NAME}/run/my.run-2")
-    assert two == JoinAddress((EXAMPLE_MULTIADDR, BY_NAME), "my.run-2", None)
+    two = parse_join_address(f"{EXAMPLE_MULTIADDR},{BY_NAME}/run/my.run-2/owner/{EXAMPLE_PEER}")
+    assert two == JoinAddress((EXAMPLE_MULTIADDR, BY_NAME), "my.run-2", EXAMPLE_PEER)
 
 
 @given(
     st.from_regex(RUN_NAME, fullmatch=True),
-    st.booleans(),
     st.integers(1, 65535),
     st.ip_addresses(),
 )
-def test_what_is_formatted_is_read_back(run, with_owner, port, host):
+def test_what_is_formatted_is_read_back(run, port, host):
     bootstrap = f"{ListenAddress(str(host), port).multiaddr()}/p2p/{RSA_PEER}"
-    address = JoinAddress((bootstrap,), run, EXAMPLE_PEER if with_owner else None)
+    address = JoinAddress((bootstrap,), run, EXAMPLE_PEER)
     assert parse_join_address(format_join_address(address)) == address
 
 
@@ -53,6 +52,7 @@ def test_what_is_formatted_is_read_back(run, with_owner, port, host):
         (EXAMPLE_MULTIADDR, ""),
         ("/run/shakespeare", ""),
         ("shakespeare", ""),
+        (f"/owner/{EXAMPLE_PEER}", ""),
         ("/owner/", "/extra/"),
         (f"/owner/{EXAMPLE_PEER}", f"/owner/{RSA_PEER}"),
         (f"/p2p/{EXAMPLE_PEER}", ""),

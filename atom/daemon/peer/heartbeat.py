@@ -91,9 +91,7 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.close()
 
 
-def enter_dht(
-    run: str, owner: str | None, node: NodeSettings, events: EventSink
-) -> DirectoryThread:
+def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> DirectoryThread:
     """The directory of a run, open. Raises: AddressError, PortInUseError, StorageError."""
     try:
         return open_on_thread(open_directory(run, owner, node, events), BootClock())

@@ -141,7 +141,7 @@ def _turns(stack: ExitStack, box: Box, extensions: Extensions, run: str, owner: 
 
 
 def _enter_dht(
-    stack: ExitStack, box: Box, run: str, owner: str | None, initial_peers: tuple[str, ...]
+    stack: ExitStack, box: Box, run: str, owner: str, initial_peers: tuple[str, ...]
 ) -> DirectoryThread:
     """Closed with the stack. Raises: AddressError, PortInUseError, StorageError."""
     node = NodeSettings(
@@ -180,7 +180,7 @@ def _raise_file_limit() -> None:
 # ---- a run whose last round this peer has
 
 
-def says_finished(box: Box, name: str, owner: str | None, rounds: int | None) -> bool:
+def says_finished(box: Box, name: str, owner: str, rounds: int | None) -> bool:
     """Whether the run of that name (and owner) is kept here with the state after its last round,
     whole; then that is said, and there is nothing to do. Otherwise the peer would enter the DHT,
     trace the model and fill its memory first; and who joins a run that nobody is left in would only
@@ -198,7 +198,7 @@ def says_finished(box: Box, name: str, owner: str | None, rounds: int | None) ->
     return True
 
 
-def _last_state(box: Box, name: str, owner: str | None) -> Snapshot | None:
+def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
     """Raises: UserError for what cannot be used as it is."""
     known = read_manifest(box, name)
     if known is None:
@@ -206,7 +206,7 @@ def _last_state(box: Box, name: str, owner: str | None) -> Snapshot | None:
     manifest, _ = known
     rounds = run_from_text(manifest.run_file).run.rounds
     kept_rounds = {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}
-    if owner not in (None, manifest.owner) or rounds not in kept_rounds:
+    if owner != manifest.owner or rounds not in kept_rounds:
         return None  # seen before a long chain is read
     kept = KeptRun.read(box.state.root)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)

@@ -10,7 +10,7 @@ import itertools
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from atom.swarm.records.manifest import (
     decode_lease,
     decode_manifest,
     encode_lease,
-    index_key,
     lease_key,
     manifest_key,
     seen_from_outside,
@@ -64,12 +63,11 @@ class Directory:
         self,
         client: DhtClient,
         run: str,
-        owner: str | None,
+        owner: str,
         identity: Identity | None,
     ) -> None:
-        self.run = check_run_name(run)
-        self.owner = owner
-        """Peer id of the founder; found out by `read_manifest` if it was not named."""
+        """`owner`: peer id of the founder."""
+        self.run, self.owner = check_run_name(run), owner
         self._client = client
         self._identity = identity
         self._members = OPEN
@@ -82,7 +80,6 @@ class Directory:
     async def publish_lease(self, lease: Lease) -> None:
         """Signs and stores our lease for 8 s."""
         assert self._identity is not None, "an onlooker publishes nothing"
-        assert self.owner is not None, "read or publish the manifest first"
         expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
         key = lease_key(self.run, self.owner)
@@ -91,7 +88,6 @@ class Directory:
     async def read_leases(self) -> dict[str, Lease]:
         """The leases of the run by peer id, our own included. If many strangers are there, only
         some of theirs; if the manifest last read or published here has a list, none."""
-        assert self.owner is not None, "read or publish the manifest first"
         found, _ = await self._fetch(lease_key(self.run, self.owner))
         before = self._leases
         self._leases = {record: before.get(record) or decode_lease(record) for _, record in found}
@@ -99,19 +95,17 @@ class Directory:
 
     async def publish_manifest(self, record: bytes) -> None:
         """Stores the owner's signed record and keeps storing it while this directory is open."""
-        manifest = decode_manifest(record, self.run, self.owner)
-        self._believe(manifest)
+        self._members = seen_from_outside(decode_manifest(record, self.run, self.owner))
         if self._keeping is not None:
             self._keeping.cancel()
-        await self._store_manifest(manifest.owner, record)
-        self._keeping = asyncio.create_task(self._keep_manifest(manifest.owner, record))
+        await self._store_manifest(record)
+        self._keeping = asyncio.create_task(self._keep_manifest(record))
 
-    async def _store_manifest(self, owner: str, record: bytes) -> None:
+    async def _store_manifest(self, record: bytes) -> None:
         expires_at = time.time() + KEEP_LIFETIME_SECONDS
-        for key in (manifest_key(self.run, owner), index_key(self.run)):
-            await self._store(key, owner, record, expires_at)
+        await self._store(manifest_key(self.run, self.owner), self.owner, record, expires_at)
 
-    async def _keep_manifest(self, owner: str, record: bytes) -> None:
+    async def _keep_manifest(self, record: bytes) -> None:
         """Stores it again about every minute (every peer does), and for each new DHT process."""
         while True:
             self._client.restarted.clear()
@@ -119,19 +113,19 @@ class Directory:
                 async with asyncio.timeout(KEEP_SECONDS * random.uniform(0.8, 1.2)):
                     await self._client.restarted.wait()
             with contextlib.suppress(DirectoryUnavailable):
-                await self._store_manifest(owner, record)
+                await self._store_manifest(record)
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
-        """The run's manifest and its signed record. Raises: AddressError if there is none, or if
-        the owner was not named and several runs have this name."""
-        key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
+        """The run's manifest and its signed record. Raises: AddressError if there is none."""
+        key = manifest_key(self.run, self.owner)
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
             found, complete = await self._fetch(key, widely)
             if found:
-                answer = self._only_one(found)
-                self._believe(answer[0])
-                return answer
+                [(_, record)] = found  # it is its author's own, under their name
+                manifest = decode_manifest(record, self.run, self.owner)
+                self._members = seen_from_outside(manifest)
+                return manifest, record
             is_answered = is_answered or (widely and complete)
             patience_s = MANIFEST_SECONDS if is_answered else MANIFEST_PATIENCE_SECONDS
             if time.monotonic() - began >= patience_s:
@@ -139,25 +133,10 @@ class Directory:
             await asyncio.sleep(MANIFEST_RETRY_SECONDS)
         if not is_answered:
             raise no_answer(TimeoutError())
-        whose = f" of owner {self.owner}" if self.owner else ""
         raise AddressError(
-            f"the DHT is reached, but knows no run named {self.run!r}{whose}",
+            f"the DHT is reached, but knows no run named {self.run!r} of owner {self.owner}",
             "check the run's name, and that at least one of its peers is alive",
         )
-
-    def _only_one(self, found: Sequence[tuple[str, bytes]]) -> tuple[Manifest, bytes]:
-        """Raises: AddressError if there are several."""
-        if len(found) > 1:
-            owners = ", ".join(sorted(owner for owner, _ in found)[:8])
-            raise AddressError(
-                f"{len(found)} runs are named {self.run!r}, of the owners {owners}",
-                f"add the right one to the address: …/run/{self.run}/owner/OWNER",
-            )
-        [(_, record)] = found
-        return decode_manifest(record, self.run, self.owner), record
-
-    def _believe(self, manifest: Manifest) -> None:
-        self.owner, self._members = manifest.owner, seen_from_outside(manifest)
 
     async def visible_addresses(self) -> tuple[str, ...]:
         """Multiaddrs under which others may enter the DHT through us, best first."""
@@ -198,13 +177,13 @@ class Directory:
     def _whose(self, key: str) -> dict[str, Any]:
         """The peers whose records matter there. Our own and the owner's always do."""
         listed = self._members.peer_ids
-        ours = {self.owner, self._identity and self._identity.peer_id} - {None}
-        only_known = listed is not None and key == lease_key(self.run, str(self.owner))
+        ours = {self.owner} | ({self._identity.peer_id} if self._identity else set())
+        only_known = listed is not None and key == lease_key(self.run, self.owner)
         return {"known": list(ours | (listed or self.known)), "only_known": only_known}
 
 
 async def open_directory(
-    run: str, owner: str | None, node: NodeSettings, events: EventSink | None = None
+    run: str, owner: str, node: NodeSettings, events: EventSink | None = None
 ) -> Directory:
     """Starts a DHT node in its own process and looks at one run through it.
 

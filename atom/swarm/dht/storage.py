@@ -67,7 +67,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             return False
         if not record.expiration_time <= time.time() + MAX_SECONDS_AHEAD[claim.kind]:
             return False  # NaN, too: under it nothing would ever end
-        return record.key in _key_ids(claim.places)
+        return bool(record.key == _key_id(claim.place))
 
     def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Drops what is not valid, where hivemind would refuse the whole dictionary: else one
@@ -142,9 +142,9 @@ def unpack_record(packed: bytes) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=_CHECKED_RECORDS)
-def _key_ids(places: tuple[str, ...]) -> frozenset[bytes]:
-    """Of a shard or a manifest, with the other key that belongs to it: the same for many."""
-    return frozenset(DHTID.generate(key).to_bytes() for key in places)
+def _key_id(place: str) -> bytes:
+    """The same for many records."""
+    return bytes(DHTID.generate(place).to_bytes())
 
 
 @functools.lru_cache(maxsize=_CHECKED_RECORDS)

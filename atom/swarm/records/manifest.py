@@ -147,8 +147,8 @@ class Claim:
     kind: str
     author: str
     """The signer; also the subkey the record is stored under."""
-    places: tuple[str, ...]
-    """The DHT keys it may be stored under."""
+    place: str
+    """The DHT key it may be stored under."""
     expires_at: float | None
     """DHT time at which it ends; None: as long as somebody stores it again."""
 
@@ -160,11 +160,6 @@ def lease_key(run: str, owner: str) -> str:
 
 def manifest_key(run: str, owner: str) -> str:
     return f"atom/3/{run}/{owner}/manifest"
-
-
-def index_key(run: str) -> str:
-    """Where the manifests of every run of this name are found, whoever owns it."""
-    return f"atom/3/{run}/index"
 
 
 @dataclass(frozen=True)
@@ -245,9 +240,8 @@ def read_claim(record: bytes) -> Claim:
     body = _open(record)
     if isinstance(body, LeaseBody):
         place = lease_key(body.run, body.owner)
-        return Claim(LEASE_DOMAIN, body.lease.peer_id, (place,), body.expires_at)
-    places = manifest_key(body.run, body.owner), index_key(body.run)
-    return Claim(MANIFEST_DOMAIN, body.owner, places, None)
+        return Claim(LEASE_DOMAIN, body.lease.peer_id, place, body.expires_at)
+    return Claim(MANIFEST_DOMAIN, body.owner, manifest_key(body.run, body.owner), None)
 
 
 def _sign(domain: str, payload: bytes, identity: Identity) -> bytes:

@@ -149,14 +149,14 @@ def test_a_dht_that_falls_silent_before_the_manifest_is_one_too(
     dht.is_reachable = False
 
     async def opened(*_: object) -> Directory:
-        return dht.directory("tiny")
+        return dht.directory("tiny", "nobody")
 
     async def look() -> None:
         async with onlooking("the address"):
             raise AssertionError("there is nothing to look at")
 
     monkeypatch.setattr("atom.cli.look.onlooker.open_directory", opened)
-    where = JoinAddress((), "tiny", None)
+    where = JoinAddress((), "tiny", "nobody")
     monkeypatch.setattr("atom.cli.look.onlooker.parse_join_address", lambda address: where)
     with pytest.raises(AddressError, match="the DHT cannot be asked"):
         asyncio.run(look())

@@ -88,7 +88,8 @@ def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
         return failure("Swarm", "cannot reach it", "ask for it")
 
     monkeypatch.setattr(examination.swarm_side, "look", unseen)
-    address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.create().peer_id}/run/words"
+    nobody = Identity.create().peer_id
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{nobody}/run/words/owner/{nobody}"
     *box, last = examine(DoctorRequest(address, state=tmp_path), lambda text: None)
     assert last == failure("Swarm", "cannot reach it", "ask for it")
     *alone, hint = examine(DoctorRequest(state=tmp_path), lambda text: None)
@@ -99,7 +100,7 @@ def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
 def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> None:
     """There is the peer id that a run's owner may have listed."""
     identity = Identity.create().peer_id
-    address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words"
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words/owner/{identity}"
     asked = DoctorRequest(address)
     assert state_of(asked, PeerFile()) == default_state_directory("words")
     kept = parse_peer_text('[state]\ndirectory = "kept"\n', tmp_path)

@@ -15,7 +15,6 @@ from atom.swarm.records.manifest import (
     MAX_LEASE_BYTES,
     encode_lease,
     encode_manifest,
-    index_key,
     lease_key,
     manifest_key,
 )
@@ -34,12 +33,12 @@ OWNER, PEER = Identity.create(), Identity.create()
 NAME, FOUNDER = PEER.peer_id, OWNER.peer_id
 RUN = "shakespeare"
 SOON, LATER = time.time() + 3600.0, time.time() + 7200.0  # the tests may be slow; see the fixture
-KEY, INDEX = lease_key(RUN, FOUNDER), index_key(RUN)
+KEY, PLACE = lease_key(RUN, FOUNDER), manifest_key(RUN, FOUNDER)
 LEASE = encode_lease(a_lease(NAME), RUN, FOUNDER, PEER, SOON)
 MANIFEST = encode_manifest(a_manifest(OWNER), OWNER)
 HOUR = time.time() + 600.0
 FOUNDED: dict[str, Any] = {
-    "key": INDEX, "subkey": FOUNDER, "value": MANIFEST, "expires_at": HOUR
+    "key": PLACE, "subkey": FOUNDER, "value": MANIFEST, "expires_at": HOUR
 }  # fmt: skip
 ROOT, *OTHERS = (DHTID.generate(key) for key in (KEY, *map(str, range(40))))
 LONGEST_ANSWER_BYTES = 4 * 2**20
@@ -85,7 +84,6 @@ def believed(gate: RecordGate, entries: dict[Any, tuple[bytes, float]]) -> Dicti
     [
         {},
         FOUNDED,
-        FOUNDED | {"key": manifest_key(RUN, FOUNDER)},
         FOUNDED | {"expires_at": HOUR - 500.0},
     ],
 )
@@ -113,7 +111,7 @@ FOREVER = encode_lease(a_lease(NAME), RUN, FOUNDER, PEER, LATER)
         {"value": {"a": 1}},
         {"value": FOREVER, "expires_at": LATER},
         FOUNDED | {"subkey": NAME},
-        FOUNDED | {"key": index_key("other")},
+        FOUNDED | {"key": manifest_key("other", FOUNDER)},
         *(FOUNDED | {"expires_at": endless} for endless in (9e9, math.nan, math.inf)),
     ],
 )
