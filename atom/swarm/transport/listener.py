@@ -93,74 +93,24 @@ class RingPool:
             self._changed.notify_all()
 
 
-class Router:
-    """Runs an incoming connection in the thread that accepted it."""
-
-    def __init__(
-        self, endpoint: Endpoint, served: Mapping[Purpose, Callable[[Channel], None]]
-    ) -> None:
-        """`served`: for other purposes than messages and rings, what serves a channel to its end;
-        raises PeerRefused, OSError. What is not given is not served."""
-        self.rings = RingPool(endpoint.limits.unclaimed_ring_s)
-        own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
-        self.served = {**own, **served}
-        self._endpoint = endpoint
-        self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
-
-    def screen(self, channel: Channel) -> None:
-        """Raises: PeerRefused(NOT_FOUND) for a purpose that nobody here serves."""
-        if channel.purpose not in self.served:
-            raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
-
-    def route(self, channel: Channel) -> None:
-        """Serves the channel to its end."""
-        end = self._endpoint
-        try:
-            self.served[channel.purpose](channel)
-        except PeerRefused as refused:
-            end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
-            end.tell("connection-dropped", refused, peer_id=channel.peer_id)
-        except OSError:  # the other end left, or we are closing: nothing to tell
-            pass
-        finally:
-            channel.close()
-
-    def _read_messages(self, channel: Channel) -> None:
-        end = self._endpoint
-        idle = Patience(3 * end.limits.lane_idle_s)
-        own = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
-        while not end.closing.is_set():
-            kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
-            if kind != Kind.MESSAGE:
-                raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
-            raw = self._rest_of_frame(channel, length)
-            bucket = own if channel.peer_id in end.known else self._of_strangers
-            end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
-            end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
-
-    def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
-        """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
-        within_s = self._endpoint.limits.frame_s
-        try:
-            return channel.recv_rest(length, Patience.within(within_s))
-        except TimeoutError as late:
-            detail = f"a frame of {length} bytes takes longer than {within_s:g} s"
-            raise PeerRefused(Reason.TIMEOUT, detail) from late
-
-
 class Listener:
-    """One listening socket, and what comes in by it."""
+    """One listening socket, and what comes in by it: each connection has a thread of its own."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         credentials: Credentials,
-        router: Router,
         reverse: ReverseConnections,
+        served: Mapping[Purpose, Callable[[Channel], None]],
     ) -> None:
+        """`served`: for other purposes than messages and rings, what serves a channel to its end;
+        raises PeerRefused, OSError. What is not given is not served."""
+        self.rings = RingPool(endpoint.limits.unclaimed_ring_s)
+        own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
+        self._served = {**own, **served}
+        self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
         self._endpoint = endpoint
         self._credentials = credentials
-        self._router = router
         self._reverse = reverse
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
         self._socket: socket.socket | None = None
@@ -177,7 +127,8 @@ class Listener:
         return str(name[0]), int(name[1])
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening; nobody waits for a ring any more."""
+        self.rings.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
@@ -251,7 +202,7 @@ class Listener:
                 self._say_no(channel, error)
             channel.close()
             return
-        self._router.route(channel)
+        self._run(channel)
 
     def _admit(self, channel: Channel, below: SocketStream, host: str, received: bytes) -> None:
         """Handshake within its limits. Raises: PeerRefused, if there is anyone to tell; OSError."""
@@ -260,12 +211,48 @@ class Listener:
         channel.stream = ThrottledStream(stream, end.bandwidth)
         stream.handshake(patience)
         handshake.receive(channel, end.local, self._credentials.certificate, patience)
-        self._router.screen(channel)
+        if channel.purpose not in self._served:
+            raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
         if not self._limiter.identify(host, channel.peer_id):
             raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
         channel.admitted = True
         handshake.welcome(channel, end.local, patience)
         channel.stream = ThrottledStream(stream, end.bandwidth, channel.purpose is Purpose.RING)
+
+    def _run(self, channel: Channel) -> None:
+        """Serves the channel to its end."""
+        end = self._endpoint
+        try:
+            self._served[channel.purpose](channel)
+        except PeerRefused as refused:
+            end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
+            end.tell("connection-dropped", refused, peer_id=channel.peer_id)
+        except OSError:  # the other end left, or we are closing: nothing to tell
+            pass
+        finally:
+            channel.close()
+
+    def _read_messages(self, channel: Channel) -> None:
+        end = self._endpoint
+        idle = Patience(3 * end.limits.lane_idle_s)
+        own = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
+        while not end.closing.is_set():
+            kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
+            if kind != Kind.MESSAGE:
+                raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
+            raw = self._rest_of_frame(channel, length)
+            bucket = own if channel.peer_id in end.known else self._of_strangers
+            end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
+            end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
+
+    def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
+        """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
+        within_s = self._endpoint.limits.frame_s
+        try:
+            return channel.recv_rest(length, Patience.within(within_s))
+        except TimeoutError as late:
+            detail = f"a frame of {length} bytes takes longer than {within_s:g} s"
+            raise PeerRefused(Reason.TIMEOUT, detail) from late
 
     def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
         patience = Patience.within(_LAST_WORDS_S)

@@ -20,7 +20,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials
 from atom.swarm.transport.dialer import Contact, Dialer, Lanes
 from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup, TransportLimits
-from atom.swarm.transport.listener import Listener, Router
+from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
 _JOIN_S = 10.0
@@ -76,8 +76,7 @@ class Transport:
         }
         if self._endpoint.handlers.on_blobs is not None:
             served[Purpose.BLOBS] = self._endpoint.handlers.on_blobs
-        self._router = Router(self._endpoint, served)
-        self._listener = Listener(self._endpoint, credentials, self._router, self._reverse)
+        self._listener = Listener(self._endpoint, credentials, self._reverse, served)
         self._lines = OwnLines(
             self._endpoint,
             lambda peer_id: self._dialer.dial(peer_id, Purpose.LINE, directly=True),
@@ -101,7 +100,6 @@ class Transport:
         """Cuts every connection and joins every thread; idempotent."""
         self._endpoint.closing.set()
         self._listener.close()
-        self._router.rings.close()
         self._reverse.close()
         self._lanes.wake()
         for channel in list(self._endpoint.channels):
@@ -157,7 +155,7 @@ class Transport:
 
         Raises: PeerRefused(TIMEOUT) if it does not come in time; ConnectionError when closing.
         """
-        return self._router.rings.claim(peer_id, tag, timeout_s)
+        return self._listener.rings.claim(peer_id, tag, timeout_s)
 
     def _answer_probe(self, channel: Channel) -> None:
         """Raises: OSError."""
