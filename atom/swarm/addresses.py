@@ -1,4 +1,4 @@
-"""Addresses people paste: join addresses, libp2p multiaddrs, HOST:PORT. Pure text, no look-ups.
+"""Addresses people paste: join addresses, libp2p multiaddrs, HOST:PORT. No look-ups.
 
 A join address is one string: where to enter the DHT, which run, and who founded it:
 
@@ -7,14 +7,16 @@ A join address is one string: where to enter the DHT, which run, and who founded
 Several entrances are separated by commas.
 """
 
+import errno
 import ipaddress
 import re
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import base58
 
-from atom.base.errors import AddressError
+from atom.base.errors import AddressError, PortInUseError
 from atom.config.address import RUN_NAME, parse_host_port
 from atom.swarm.identity import is_peer_id
 
@@ -24,6 +26,7 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
+_BACKLOG = 64
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
 _MULTIADDR = re.compile(
@@ -139,6 +142,24 @@ def parse_listen(text: str) -> ListenAddress:
         hint = "write HOST:PORT, for example 0.0.0.0:31337, or [::]:31337 for IPv6"
         raise AddressError(f"{_short(text)}: {problem}"[:300], hint) from None
     return ListenAddress(host, port)
+
+
+def listening(host: str, port: int, setting: str) -> socket.socket:
+    """A socket that others may dial; `setting` is what names its address. Raises: PortInUseError;
+    AddressError for an interface or port that this process cannot have."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {port} of {host} is in use",
+                f"choose another, or 0 for any free one: {setting}",
+            ) from error
+        raise AddressError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            f"use an address of this machine (or 0.0.0.0) and a port above 1023: {setting}",
+        ) from error
 
 
 def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> tuple[str, ...]:

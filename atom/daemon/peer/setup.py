@@ -42,7 +42,7 @@ from atom.swarm.addresses import (
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.manifest import AllowList
-from atom.swarm.transport.listener import listening
+from atom.swarm.transport.listener import data_door
 from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 __all__ = ["run_join", "run_start"]
@@ -129,7 +129,7 @@ def _at_the_door(stack: ExitStack, box: Box, extensions: Extensions) -> tuple[Bo
         )
     place = data_place(network, box.listen)
     if place is not None:
-        listening(place).close()
+        data_door(place).close()
     monitors = extensions.monitors(box.peer, stack, box.console)
     return replace(box, events=EventFan(box.events, *monitors.sinks)), monitors
 

@@ -9,7 +9,6 @@ other half of that promise.
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
 import shutil
@@ -24,10 +23,10 @@ from typing import IO, Any
 import psutil
 
 from atom.base import errors
-from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
+from atom.base.errors import AtomError, StorageError, UserError
 from atom.base.events import EventSink
 from atom.base.home import child_environment
-from atom.swarm.addresses import ListenAddress, parse_listen
+from atom.swarm.addresses import ListenAddress, listening, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
 
@@ -46,6 +45,7 @@ CONTACTS_EVERY_SECONDS = 5.0
 MAX_UNANSWERED = 6
 """Questions in a row, ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
+LISTEN = "[network] listen in a peer file (start and bootstrap also take --listen)"
 _FOLDER_PREFIX = "atom-dht-"
 _MAX_ROOT_CHARACTERS = 50
 PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
@@ -242,26 +242,8 @@ def free_port(listen: ListenAddress) -> ListenAddress:
 
     Raises: PortInUseError; AddressError for an interface or port this process cannot have.
     """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen.host, listen.port))
-            probe.listen(1)
-            return ListenAddress(listen.host, probe.getsockname()[1])
-        except OSError as error:
-            where = f"{listen.host}:{listen.port}"
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(
-                    f"another program listens on {where}",
-                    "choose another, or 0 for any free one: [network] listen in a peer file"
-                    " (start and bootstrap also take --listen)",
-                ) from None
-            raise AddressError(
-                f"cannot listen on {where}: {error.strerror}",
-                "use an address of this machine (or 0.0.0.0) and a port above 1023: [network]"
-                " listen in a peer file (start and bootstrap also take --listen)",
-            ) from None
+    with listening(listen.host, listen.port, LISTEN) as probe:
+        return ListenAddress(listen.host, probe.getsockname()[1])
 
 
 def _make_folder() -> Path:

@@ -174,17 +174,11 @@ def explain_refusal(text: str) -> AddressError:
             "set the clock (`timedatectl set-ntp true`; in WSL 2, whose clock stands while Windows "
             "sleeps: `sudo hwclock --hctosys`), then try again",
         )
-    if "can't access this node" in text:
-        return AddressError(
-            "the DHT node cannot call this machine back",
-            "open the port of [network] listen in the firewall, or announce a reachable address",
-        )
-    if "none of the initial_peers responded" in text:
-        return AddressError(
-            "a libp2p node answers at this address, but it is no DHT node",
-            "use the address of a peer, of `atom bootstrap` or of hivemind-dht",
-        )
-    return AddressError(f"joining the DHT failed: {_brief(text)}", "try again, or another node")
+    return AddressError(
+        f"joining the DHT failed: {_brief(text)}",
+        "is it a peer's address, or that of `atom bootstrap`, and can it call this machine back? "
+        "open the port of [network] listen in the firewall, or announce a reachable address",
+    )
 
 
 def _brief(text: str) -> str:

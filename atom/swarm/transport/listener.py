@@ -5,13 +5,13 @@ were called come in here as if they had been accepted.
 """
 
 import contextlib
-import errno
 import socket
 import threading
 from collections.abc import Callable, Mapping
 
-from atom.base.errors import AddressError, PeerRefused, PortInUseError
+from atom.base.errors import AddressError, PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.addresses import listening
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import ThrottledStream, TokenBucket
@@ -20,7 +20,6 @@ from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
-_BACKLOG = 64
 _LAST_WORDS_S = 0.3
 MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
 """Read of a connection's messages, or of those of all strangers together: to read a message takes
@@ -29,21 +28,9 @@ _BYTES_PER_MESSAGE = 256
 """That each counts beside its own."""
 
 
-def listening(bind: tuple[str, int]) -> socket.socket:
-    """A socket that others may dial. Raises: PortInUseError, AddressError."""
-    family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
-    try:
-        return socket.create_server(bind, family=family, backlog=_BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"port {bind[1]} is in use",
-                "choose another, or 0 for any free one: [network] data_port in a peer file",
-            ) from error
-        raise AddressError(
-            f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}",
-            "name an address of this machine, and a port above 1023: [network] data_port",
-        ) from error
+def data_door(bind: tuple[str, int]) -> socket.socket:
+    """A socket that other peers may dial. Raises: PortInUseError, AddressError."""
+    return listening(*bind, "[network] data_port in a peer file")
 
 
 class RingPool:
@@ -117,7 +104,7 @@ class Listener:
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
         """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
-        self._socket = listening(bind)
+        self._socket = data_door(bind)
         try:
             self._endpoint.threads.start("atom-accept", self._accept)
         except OSError as error:

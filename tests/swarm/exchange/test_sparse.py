@@ -231,7 +231,7 @@ def test_sparse_a_place_beyond_a_shorter_chunk_is_refused() -> None:
         decoded(encoded(values), 16)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 120), st.integers(1, 255)), max_size=4)
 )

@@ -21,7 +21,6 @@ from atom.swarm.stream.tls import TlsStream
 from atom.swarm.transport import dialer
 from atom.swarm.transport.dialer import CALL, Contact, ContactBook
 from atom.swarm.transport.limits import TransportLimits, Unreachable
-from atom.swarm.transport.listener import listening
 from atom.swarm.transport.transport import Transport
 from tests.swarm.refusals import refusal
 
@@ -147,7 +146,7 @@ def test_a_port_in_use_is_the_users_to_mend(make_peer: Make) -> None:
 
 def test_a_door_that_cannot_be_opened_says_what_to_write_instead() -> None:
     with pytest.raises(AddressError, match=r"cannot listen on 203\.0\.113\.7:0: Cannot") as refused:
-        listening(("203.0.113.7", 0))
+        Transport(Local(Identity.create(), RUN, bytes(16)), ("203.0.113.7", 0), EventList()).start()
     assert "[network] data_port" in refused.value.hint
 
 
