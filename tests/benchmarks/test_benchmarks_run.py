@@ -109,29 +109,6 @@ def test_a_step_under_the_passes_beside_one_between_them() -> None:
         assert found > 0
 
 
-def test_rounds_with_the_step_under_the_pass_beside_rounds_with_it_before() -> None:
-    program = str(BENCHMARKS / "overlap.py")
-    sizes = ["--layers", "2", "--model-dim", "16", "--vocabulary", "64", "--visit-ms", "1"]
-    sizes += ["--piece-elements", "512", "1024"]
-    body = run(program, *sizes, "--runs", "1", compares="hidden")
-    assert (body["benchmark"], body["sub_models"]) == ("overlap", 4)
-    check_timing(body["ring"], runs=2)
-    assert list(body["pieces"]) == ["512", "1024"]
-    for found in body["pieces"].values():
-        for figure in ("step", "pass", "between: step and pass", "under: step and pass"):
-            check_timing(found[figure], runs=2)
-        added = found["under: added to the pass"]["median_s"]
-        assert found["hidden"] == pytest.approx(1 - added / found["step"]["median_s"])
-
-
-def test_a_step_beside_the_state() -> None:
-    body = run(str(BENCHMARKS / "shadow_step.py"), "--elements", "5000", "--runs", "2")
-    assert (body["benchmark"], body["parameters"]) == ("shadow_step", 5008)
-    assert list(body["sides"]) == ["step", "undo log", "adopt", "preview"]
-    for side in body["sides"].values():
-        assert side["ratio"] == pytest.approx(side["median_s"] / body["sides"]["step"]["median_s"])
-
-
 def test_what_a_start_takes_and_what_that_comes_to() -> None:
     body = run(str(BENCHMARKS / "start.py"), "--layers", "2", "--model-dim", "16")
     assert body["benchmark"] == "start"
