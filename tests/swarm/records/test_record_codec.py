@@ -203,7 +203,7 @@ def test_a_run_file_too_large_for_the_dht_is_the_users_error(run_file: str) -> N
 def test_a_record_says_where_it_may_be_stored_and_until_when() -> None:
     lease = read_claim(encoded(expires_at=123.25))
     assert (lease.author, lease.expires_at) == (PEER.peer_id, 123.25)
-    assert lease.places == (f"atom/3/{RUN}/{OWNER.peer_id}/lease",) == (lease_key(*PLACE),)
+    assert lease.place == f"atom/3/{RUN}/{OWNER.peer_id}/lease" == lease_key(*PLACE)
     manifest = read_claim(FOUNDED)
     assert (manifest.author, manifest.expires_at) == (OWNER.peer_id, None)
-    assert manifest.places == (f"atom/3/{RUN}/{OWNER.peer_id}/manifest", f"atom/3/{RUN}/index")
+    assert manifest.place == f"atom/3/{RUN}/{OWNER.peer_id}/manifest"
