@@ -181,7 +181,7 @@ def windows(release: str = platform.release()) -> Iterator[Finding]:
     """A line of its own under Windows' Subsystem for Linux, by what the kernel calls itself."""
     name = release.lower()
     if "microsoft-standard" in name or "wsl2" in name:
-        yield ok("WSL", "memory, network, clock and driver are mended in Windows: volunteer.md")
+        yield ok("WSL", "memory, network, clock and driver are mended in Windows")
     elif "microsoft" in name:
         said = "version 1 only imitates Linux' kernel, and knows no GPU"
         yield warning("WSL", said, "in PowerShell: wsl --set-version NAME 2")
