@@ -17,7 +17,7 @@ from atom.swarm.exchange.allreduce import (
 )
 from atom.swarm.exchange.channels import Channels
 from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest

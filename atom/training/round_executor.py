@@ -23,7 +23,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport

@@ -17,8 +17,9 @@ from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import Codec, codec_named
-from atom.swarm.exchange.encoded import Contribution as Offered
-from atom.swarm.exchange.encoded import MeanNumbers, Sums
+from atom.swarm.exchange.contribution import Contribution as Offered
+from atom.swarm.exchange.contribution import Sums
+from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Channel

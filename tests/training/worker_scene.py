@@ -12,7 +12,7 @@ from atom.optim.gradients import FlatNumbers
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
-from atom.swarm.exchange.encoded import Contribution, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.passes import PassWatch
 from atom.training.replica.replica import PassResult
 from atom.training.replica.worker import Batch, Worker

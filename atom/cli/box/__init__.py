@@ -1,1 +1,1 @@
-"""This box and its daemons: control, information, export, examination, service."""
+"""This box and its daemons: control, information, export, examination."""

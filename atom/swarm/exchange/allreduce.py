@@ -16,7 +16,8 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
-from atom.swarm.exchange.encoded import Contribution, MeanWires, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
+from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import (

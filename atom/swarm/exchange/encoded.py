@@ -1,18 +1,15 @@
-"""What a member brings to an exchange, and a round's mean in the bytes in which its owners sent it:
-so it is kept, saved, and served.
+"""A round's mean in the bytes in which its owners sent it: so it is kept, saved, and served.
 
 Each chunk is as its owner encoded it, in the order of elements. Where chunks end depends on who
 took part in the exchange, and so it is told along.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -20,56 +17,6 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 from atom.swarm.exchange.plans import ALIGNMENT, MOST_ELEMENTS, Plan, Step
-
-
-class Contribution(ABC):
-    """Numbers of all elements, times sequences. Any thread; each element is read before something
-    is taken away of it, and in one exchange that happens once. A mean that this contribution is in
-    can only be there after all of that."""
-
-    keeps_lost: bool
-    """Whether it wants to hear of what was taken away."""
-
-    @abstractmethod
-    def part(self, start: int, stop: int) -> Tensor:
-        """Of elements [start, stop): fp32, for reading."""
-
-    @abstractmethod
-    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
-        """What was sent lacks so much, fp32, from element `start` on. `lost` is used again.
-
-        sequences: 0: of this contribution. Else of a sum over members, which this one encoded; a
-            member has so many of its sequences on average.
-        """
-
-    @abstractmethod
-    def is_finite(self) -> bool:
-        """Whether all numbers are."""
-
-
-class Sums(Contribution):
-    """Numbers that lie in memory, and what they lack."""
-
-    def __init__(self, numbers: Tensor, lost: Tensor | None = None) -> None:
-        """`numbers`: flat fp32 or bfloat16, only read. `lost`: fp32, written."""
-        self._numbers, self._lost = numbers, lost
-        self.keeps_lost = lost is not None
-
-    def part(self, start: int, stop: int) -> Tensor:
-        return self._numbers[start:stop].float()
-
-    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
-        assert self._lost is not None
-        numpy.copyto(self._lost[start : start + lost.numel()].numpy(), lost.numpy())
-
-    def is_finite(self) -> bool:
-        return all_finite(self._numbers)
-
-
-def all_finite(numbers: Tensor) -> bool:
-    """Whether all of them are; on as many threads as PyTorch may use."""
-    return bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all())
-
 
 WIRES, CHUNKS = "wires", "chunks"
 _Piece = tuple[slice, slice]

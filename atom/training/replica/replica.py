@@ -21,7 +21,7 @@ from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSettings
 from atom.training.replica.passes import PassLimits, PassWatch
 

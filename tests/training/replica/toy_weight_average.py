@@ -9,7 +9,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import gradient_norm
 from atom.swap.state_form import MASTER, StateArena
-from atom.swarm.exchange.encoded import Contribution, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.update_rule import UpdateRule
 
 EVERY_PASSES = 2
