@@ -247,13 +247,14 @@ class Peer:
 
     def _say_goodbye(self, verdict: Ending) -> Ending:
         self._gone = True
-        head = self._machine.head
+        machine = self._machine
+        head = machine.head if machine.state_digest else self._storage.journal.head
         self._events.emit(
             "left",
             ending=verdict.value,
             round=head.round,
             head=head.digest.hex(),
-            digest=self._machine.state_digest.hex(),
+            digest=machine.state_digest.hex(),
         )
         self._console.note(ending_note(verdict, head.round))
         return verdict

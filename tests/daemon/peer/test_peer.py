@@ -112,6 +112,18 @@ def test_a_leave_ends_the_rebuilding_of_the_last_state(
     assert not list(tmp_path.glob("snapshots/*")), "nothing half-rebuilt is kept"
 
 
+def test_who_leaves_before_its_state_is_rebuilt_ends_at_the_round_it_had(tmp_path: Path) -> None:
+    member, notes = found_in(tmp_path, TINY_RUN.replace("[run]", "[run]\nrounds = 2")), Notes()
+    for asked, verdict in ((False, Ending.ROUNDS_REACHED), (True, Ending.LEFT)):
+        with small_peer(tmp_path / "state", member, notes) as peer:
+            if asked:
+                peer.leave(5.0)
+            assert peer.run() is verdict
+    assert notes.notes[-1] == "ended at round 2: left, and nothing that was counted is lost"
+    trained, left = [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
+    assert (left["round"], left["head"]) == (trained["round"], trained["head"])
+
+
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
     peer: Peer, asked_before: bool
