@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from atom.base.errors import ShortageError, StorageError
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
@@ -71,6 +72,20 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
     assert "thawed" not in told
+
+
+def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:
+    notes = Notes()
+    with small_peer(tmp_path / "state", found_in(tmp_path, TINY_RUN), notes) as peer:
+        directory: Any = peer._directory
+        fault = StorageError("the disk is gone", "look for it")
+        notes.note = lambda text: peer.fail(fault)  # type: ignore[method-assign]
+        with pytest.raises(StorageError) as raised:
+            peer.run()
+        peer.fail(ShortageError("what follows from it"))
+    assert raised.value is fault
+    assert directory.published[-1].state is PeerState.LEFT
+    assert not [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
 
 
 # ---- leaving
