@@ -17,32 +17,37 @@ from atom.daemon.console import Console
 
 Info = Callable[[], Mapping[str, Any]]
 """What `atom info` shows."""
+Monitors = tuple[Sequence[EventSink], Callable[[Info], None]]
+"""Who else hears of a daemon's events than its log, and what is called once there is a daemon."""
 
 
-class Monitors(Protocol):
-    """Who else hears of a daemon's events than its log."""
-
-    @property
-    def sinks(self) -> Sequence[EventSink]: ...
-
-    def begin(self, info: Info) -> None:
-        """There is a daemon now."""
-        ...
-
-
-class Wishes(Protocol):
-    """When the machine's owner lets it work, and how much power it may draw."""
+class Wishes:
+    """When the machine's owner lets it work, and how much power it may draw; here: whenever, and as
+    much as there is."""
 
     def start(self, note: Callable[[str], None]) -> None:
         """Looks for the first time before it returns. `note` hears what the machine refuses."""
-        ...
 
     def change(self, peer: PeerFile) -> None:
-        """Raises: UserError, and nothing is changed."""
-        ...
+        """What nobody would see to is refused. Raises: UserError, and nothing is changed."""
+        wished = {
+            "schedule": peer.schedule != Schedule(),
+            "device.power": peer.device.power_watts is not None,
+            "metrics": peer.metrics != Metrics(),
+            "log.tensorboard": peer.log != Log(),
+        }
+        for key, is_wished in wished.items():
+            if is_wished:
+                raise ConfigError(
+                    f"{key}: this daemon was built without what sees to it",
+                    "leave it out of the peer file, or install Atom with its extras",
+                )
 
-    def figures(self) -> Mapping[str, Any]: ...
-    def close(self) -> None: ...
+    def figures(self) -> Mapping[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Ends what `start` began."""
 
 
 OpenWishes = Callable[
@@ -67,24 +72,26 @@ class Trainer(Protocol):
     def fail(self, failure: BaseException) -> None: ...
 
 
-class Turns(Protocol):
-    """Several runs on one device, one at a time."""
+class Turns:
+    """Several runs on one device, one at a time; here: there is one run."""
 
     def begin(self, note: Callable[[str], None]) -> None:
         """Returns when the device may be set up."""
-        ...
 
     def serve(self, seat: Seat, trainer: Trainer, events: EventSink) -> None:
         """It is set up: from now on turns come and go."""
-        ...
 
-    def retune(self, terms: Device) -> None: ...
+    def retune(self, terms: Device) -> None:
+        """Other slots hold from now on."""
+
     def end_of_round(self) -> None:
         """Nothing is counted now, and no pass runs."""
-        ...
 
-    def figures(self) -> Mapping[str, Any]: ...
-    def close(self) -> None: ...
+    def figures(self) -> Mapping[str, Any]:
+        return {"device": "", "runs": []}
+
+    def close(self) -> None:
+        """The device is free for the others."""
 
 
 @dataclass(frozen=True)
@@ -98,50 +105,13 @@ class Extensions:
     wishes: OpenWishes
 
 
-class _Nothing:
-    """Monitors, turns and wishes of a peer that has none."""
-
-    sinks: Sequence[EventSink] = ()
-
-    def begin(self, told: object) -> None: ...
-    def serve(self, seat: Seat, trainer: Trainer, events: EventSink) -> None: ...
-    def retune(self, terms: Device) -> None: ...
-    def end_of_round(self) -> None: ...
-    def start(self, note: Callable[[str], None]) -> None: ...
-    def close(self) -> None: ...
-
-    def change(self, peer: PeerFile) -> None:
-        """What nobody would see to is refused. Raises: ConfigError."""
-        wished = {
-            "schedule": peer.schedule != Schedule(),
-            "device.power": peer.device.power_watts is not None,
-            "metrics": peer.metrics != Metrics(),
-            "log.tensorboard": peer.log != Log(),
-        }
-        for key, is_wished in wished.items():
-            if is_wished:
-                raise ConfigError(
-                    f"{key}: this daemon was built without what sees to it",
-                    "leave it out of the peer file, or install Atom with its extras",
-                )
-
-    def figures(self) -> Mapping[str, Any]:
-        return {"device": "", "runs": []}
-
-
-class _NoWishes(_Nothing):
-    def figures(self) -> Mapping[str, Any]:
-        return {}
-
-
 def _no_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
-    nothing = _Nothing()
-    nothing.change(peer)
-    return nothing
+    Wishes().change(peer)
+    return (), lambda info: None
 
 
 NO_EXTENSIONS = Extensions(
     monitors=_no_monitors,
-    turns=lambda device, state, run, owner, clock: _Nothing(),
-    wishes=lambda peer, device, told, failed: _NoWishes(),
+    turns=lambda device, state, run, owner, clock: Turns(),
+    wishes=lambda peer, device, told, failed: Wishes(),
 )

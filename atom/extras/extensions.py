@@ -7,7 +7,7 @@ import torch
 
 from atom.config.peer_file import PeerFile
 from atom.daemon.extensions import Extensions, Wishes
-from atom.extras.monitors.monitors import Monitors
+from atom.extras.monitors.monitors import open_monitors
 from atom.extras.owner.wishes import open_wishes
 from atom.extras.turns.claims import neighbours
 from atom.extras.turns.taking import machine_folder, open_turns
@@ -15,7 +15,7 @@ from atom.extras.turns.taking import machine_folder, open_turns
 
 def all_extensions() -> Extensions:
     """Monitors, turns and the owner's wishes."""
-    return Extensions(Monitors, open_turns, _wishes)
+    return Extensions(open_monitors, open_turns, _wishes)
 
 
 def _wishes(

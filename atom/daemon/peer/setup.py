@@ -3,6 +3,7 @@ one. What can be refused is refused before anything that takes long."""
 
 import contextlib
 import resource
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from atom.base.events import EventFan
 from atom.config.load import run_from_text
 from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
-from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Monitors, Turns
+from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info, Turns
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place, known_contacts
@@ -62,7 +63,7 @@ def run_start(
         owner = box.identity.peer_id
         if says_finished(box, name, owner, run.run.rounds):
             return Ending.ROUNDS_REACHED
-        box, monitors = _at_the_door(stack, box, extensions)
+        box, begin_monitors = _at_the_door(stack, box, extensions)
         say_list(AllowList.of(owner, run.swarm.members), console)
         turns = _turns(stack, box, extensions, name, owner)
         thread = _enter_dht(stack, box, name, owner, initial)
@@ -72,7 +73,7 @@ def run_start(
         address = format_join_address(JoinAddress(tuple(entrance[:1]), name, owner))
         peer = Peer(box, member, thread, turns, extensions.wishes, address)
         stack.callback(peer.close)
-        monitors.begin(peer.info)
+        begin_monitors(peer.info)
         console.join_address(address)
         if member.code is not None:
             console.note(f"volunteers who trust your code join with --trust {owner}")
@@ -91,7 +92,7 @@ def run_join(
         stack.callback(box.state.unlock)
         if says_finished(box, address.run, address.owner, None):
             return Ending.ROUNDS_REACHED
-        box, monitors = _at_the_door(stack, box, extensions)
+        box, begin_monitors = _at_the_door(stack, box, extensions)
         thread = _enter_dht(stack, box, address.run, address.owner, address.bootstrap)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
@@ -110,13 +111,16 @@ def run_join(
         console.note(f"others may join through this peer: {ours}")
         peer = Peer(box, member, thread, turns, extensions.wishes, ours)
         stack.callback(peer.close)
-        monitors.begin(peer.info)
+        begin_monitors(peer.info)
         return peer.run()
 
 
-def _at_the_door(stack: ExitStack, box: Box, extensions: Extensions) -> tuple[Box, Monitors]:
+def _at_the_door(
+    stack: ExitStack, box: Box, extensions: Extensions
+) -> tuple[Box, Callable[[Info], None]]:
     """What the peer file asks for and cannot have is said before there is an address or a state:
-    making them may take hours. The box whose events monitors hear, too.
+    making them may take hours. The box whose events monitors hear, too, and what tells them of the
+    daemon.
 
     Raises: PortInUseError, AddressError, ConfigError, StorageError.
     """
@@ -130,8 +134,8 @@ def _at_the_door(stack: ExitStack, box: Box, extensions: Extensions) -> tuple[Bo
     place = data_place(network, box.listen)
     if place is not None:
         data_door(place).close()
-    monitors = extensions.monitors(box.peer, stack, box.console)
-    return replace(box, events=EventFan(box.events, *monitors.sinks)), monitors
+    sinks, begin = extensions.monitors(box.peer, stack, box.console)
+    return replace(box, events=EventFan(box.events, *sinks)), begin
 
 
 def _turns(stack: ExitStack, box: Box, extensions: Extensions, run: str, owner: str) -> Turns:

@@ -14,39 +14,34 @@ from atom.base.errors import ConfigError, StorageError
 from atom.base.events import EventSink
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
-from atom.daemon.extensions import Info
+from atom.daemon.extensions import Info, Monitors
 from atom.extras.monitors.metrics import Metrics
 from atom.models.installing import install_extra
 
 
-class Monitors:
-    """Those that the peer file asks for. What they hold is freed with the stack."""
+def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
+    """Those that the peer file asks for. What they hold is freed with the stack. Takes the port of
+    metrics, if they are wanted: before anything is made that may take hours. Raises: ConfigError,
+    StorageError, PortInUseError, AddressError."""
+    sinks, metrics, url = list[EventSink](), Metrics(), ""
+    if peer.metrics.port is not None:
+        host = peer.metrics.host
+        server = metrics.serve(host, peer.metrics.port)
+        stack.callback(server.close)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+        sinks.append(GivenUp(metrics, "the metrics that count events", console.note))
+    if peer.log.tensorboard is not None:
+        board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
+        told = GivenUp(board, "TensorBoard", console.note)
+        stack.callback(told.attempt, board.close)
+        sinks.append(told)
 
-    def __init__(self, peer: PeerFile, stack: ExitStack, console: Console) -> None:
-        """Takes the port of metrics, if they are wanted: before anything is made that may take
-        hours. Raises: ConfigError, StorageError, PortInUseError, AddressError."""
-        self._stack, self._console = stack, console
-        self._metrics: Metrics | None = None
-        self._url = ""
-        self.sinks: list[EventSink] = []
-        if peer.metrics.port is not None:
-            self._metrics = Metrics()
-            server = self._metrics.serve(peer.metrics.host, peer.metrics.port)
-            stack.callback(server.close)
-            host = f"[{peer.metrics.host}]" if ":" in peer.metrics.host else peer.metrics.host
-            self._url = f"http://{host}:{server.server_port}/metrics"
-            self.sinks.append(GivenUp(self._metrics, "the metrics that count events", console.note))
-        if peer.log.tensorboard is not None:
-            board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
-            told = GivenUp(board, "TensorBoard", console.note)
-            stack.callback(told.attempt, board.close)
-            self.sinks.append(told)
+    def begin(info: Info) -> None:
+        if url:
+            stack.callback(metrics.show(info))
+            console.note(f"metrics: {url}")
 
-    def begin(self, info: Info) -> None:
-        """There is a daemon now: metrics tell of it, if they are wanted, until the stack ends."""
-        if self._metrics is not None:
-            self._stack.callback(self._metrics.show(info))
-            self._console.note(f"metrics: {self._url}")
+    return sinks, begin
 
 
 class GivenUp:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -122,40 +122,26 @@ less, a game or another training much more."""
 _POWER_HINT = "remove [device] power, or set it by hand: `sudo nvidia-smi -pl WATTS`"
 
 
-class Gpu(Protocol):
-    """From one thread at a time."""
+class UnseenGpu:
+    """There is none, or no way to look at it. From one thread at a time."""
 
-    @property
-    def blind(self) -> str:
+    def __init__(self, blind: str) -> None:
+        self.blind = blind
         """Why programs on it cannot be seen; empty: they can."""
-        ...
 
     def other_user(self) -> str:
         """Name of a program that is not ours and used it since the last call; empty: none is
         seen."""
-        ...
-
-    def limit_power(self, watts: float | None) -> None:
-        """None: ours ends. Raises: DeviceError, and nothing is changed."""
-        ...
-
-
-class UnseenGpu:
-    """There is none, or no way to look at it."""
-
-    def __init__(self, blind: str) -> None:
-        self.blind = blind
-
-    def other_user(self) -> str:
         return ""
 
     def limit_power(self, watts: float | None) -> None:
+        """None: ours ends. Raises: DeviceError, and nothing is changed."""
         if watts is not None:
             raise DeviceError(f"the GPU's power cannot be limited: {self.blind}", _POWER_HINT)
 
 
 class NvidiaGpu:
-    """One GPU, by its handle in the library."""
+    """One GPU, by its handle in the library. As the other."""
 
     def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
         self._nvml, self._handle, self._neighbours = library, handle, neighbours
@@ -221,6 +207,9 @@ class NvidiaGpu:
             return set() if refusal.value == nvml.NVML_ERROR_NOT_FOUND else computing
         self._seen_until_us = max([self._seen_until_us, *(each.timeStamp for each in samples)])
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
+
+
+Gpu = UnseenGpu | NvidiaGpu
 
 
 def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:

@@ -17,6 +17,7 @@ from atom.base.errors import DeviceError
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
+from atom.daemon.extensions import Wishes
 from atom.extras.owner.machine import Gpu, MachineUse, Neighbours, on_battery, open_gpu
 
 GPU_QUIET_S = 30.0
@@ -83,7 +84,7 @@ def wall_clock() -> datetime:
     return datetime.now()  # naive on purpose: see `atom.config.hours.next_opening`
 
 
-class OwnersWishes:
+class OwnersWishes(Wishes):
     """[schedule] and [device] power. A thread looks; `told` hears why the peer is to stand still;
     empty: it is not."""
 

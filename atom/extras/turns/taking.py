@@ -14,7 +14,7 @@ from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.config.peer_file import Device
 from atom.config.places import turns_directory
-from atom.daemon.extensions import Seat, Trainer
+from atom.daemon.extensions import Seat, Trainer, Turns
 from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, ClaimFile, may_take, must_give
 
 LOOK_S = 0.5
@@ -33,7 +33,7 @@ class _SetUp:
     events: EventSink
 
 
-class DeviceTurns:
+class DeviceTurns(Turns):
     """`serve`, `retune`, `end_of_round` and `figures` may be called from any thread."""
 
     def __init__(self, folder: Path, claim: Claim, clock: Clock) -> None:

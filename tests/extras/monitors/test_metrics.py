@@ -17,7 +17,7 @@ from atom.base.errors import PortInUseError, StorageError
 from atom.config.load import parse_peer_text
 from atom.daemon.console import Silence
 from atom.extras.monitors.metrics import Metrics
-from atom.extras.monitors.monitors import Monitors, TensorBoardLog
+from atom.extras.monitors.monitors import TensorBoardLog, open_monitors
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]
@@ -125,9 +125,9 @@ class Said(Silence):
 def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     said = Said()
     with ExitStack() as stack:
-        monitors = Monitors(parse_peer_text("", tmp_path), stack, said)
-        monitors.begin(lambda: INFO)
-        assert monitors.sinks == []
+        sinks, begin = open_monitors(parse_peer_text("", tmp_path), stack, said)
+        begin(lambda: INFO)
+        assert sinks == []
     assert said.notes == []
     assert list(tmp_path.iterdir()) == []
 
@@ -136,9 +136,9 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     text = '[metrics]\nport = 0\n[log]\ntensorboard = "board"\n'
     said = Said()
     with ExitStack() as stack:
-        monitors = Monitors(parse_peer_text(text, tmp_path), stack, said)
-        monitors.begin(lambda: INFO)
-        for sink in monitors.sinks:
+        sinks, begin = open_monitors(parse_peer_text(text, tmp_path), stack, said)
+        begin(lambda: INFO)
+        for sink in sinks:
             sink.emit("left")
             sink.emit(
                 "round", **ROUND, loss=2.5, sequences=64, gradient_norm=0.5, members=["a", "b"]
@@ -213,9 +213,9 @@ def test_a_board_that_fails_ends_itself_and_nothing_else(
     monkeypatch.setattr(TensorBoardLog, "in_folder", lambda folder: board)
     with ExitStack() as stack:
         peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
-        monitors = Monitors(peer, stack, said)
+        sinks, _ = open_monitors(peer, stack, said)
         for _ in range(3):
-            for sink in monitors.sinks:
+            for sink in sinks:
                 sink.emit("round", **ROUND, members=[])
     assert broken.calls == 1
     assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
@@ -228,8 +228,8 @@ def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     said = Said()
     monkeypatch.setattr(Metrics, "emit", broken)
     with ExitStack() as stack:
-        monitors = Monitors(parse_peer_text("[metrics]\nport = 0\n", tmp_path), stack, said)
-        for sink in (*monitors.sinks, *monitors.sinks):
+        sinks, _ = open_monitors(parse_peer_text("[metrics]\nport = 0\n", tmp_path), stack, said)
+        for sink in (*sinks, *sinks):
             sink.emit("left")
     assert said.notes == [
         "nothing more for the metrics that count events until the next start: no such label"
