@@ -47,7 +47,7 @@ def shown(
 async def served(swarm: ShownSwarm, port: int = 0) -> AsyncIterator[str]:
     """The page's URL, until the dashboard ends with the block."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    feed = SwarmFeed(swarm.look, swarm.view, 2000, swarm, swarm.clock)
+    feed = SwarmFeed(swarm.look, swarm.view, 2000, swarm)
     server = asyncio.create_task(serve(feed, Listening(port), url.set_result, every_s=0.05))
     try:
         yield await url
@@ -75,13 +75,11 @@ def test_it_fits_and_asks_nobody_else(width: int, dark: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("seconds", [1, 100, 4_000, 1_000_000])
-def test_a_crowd_fits_too(width: int, seconds: int) -> None:
+def test_a_crowd_fits_too(width: int) -> None:
     async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
         await page.open(url, width, dark=False)
-        swarm.clock.advance(seconds)
-        await page.until("document.querySelectorAll('svg').length === 2")
-        keep(await page.picture(), f"crowd-{width}-{seconds}.png")
+        await page.until("document.querySelectorAll('svg').length === 1")
+        keep(await page.picture(), f"crowd-{width}.png")
         assert await page.value("document.documentElement.scrollWidth") == width
         assert await page.value(OUTSIDE) == 0
         assert await page.value(CUT_OR_COVERED) == 0

@@ -7,7 +7,6 @@ from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.view import SwarmView, VoidAttempt
-from tests.manual_clock import ManualClock
 from tests.swarm.swarm_samples import a_lease
 
 HOSTILE = "<img src=x onerror=harmed=1><script>harmed=1</script>"
@@ -20,7 +19,6 @@ class ShownSwarm:
 
     def __init__(self, run: str = "shakespeare") -> None:
         self.note = ""
-        self.clock = ManualClock()
         self.problem = ""
         states = (PeerState.ACCUMULATING, PeerState.SYNCING, PeerState.LEFT)
         peers = tuple(

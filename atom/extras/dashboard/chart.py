@@ -1,18 +1,14 @@
-"""What an onlooker has seen since it began to look, as nobody on the DHT keeps older sights; and
-curves of it as SVG: one picture from one list of points. Colours come from the style. Pure."""
+"""The losses that an onlooker has seen since it began to look, as nobody on the DHT keeps older
+sights; and a curve of them as SVG. Colours come from the style. Pure."""
 
 import math
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
-
-from atom.base.clock import Clock
-from atom.base.units import format_seconds
 
 MAX_POINTS = 10_000
 
 Point = tuple[int, float]
-"""(round, mean loss of that round), or (second, tokens per second)."""
+"""(round, mean loss of that round)."""
 
 
 class LossHistory:
@@ -34,32 +30,6 @@ class LossHistory:
             self._points.pop()
         self._points.append((round_number, loss))
         del self._points[: -self._max_points]
-
-
-class SpeedHistory:
-    """The swarm's speed, one point a second at most; old ones get coarser, none are dropped."""
-
-    def __init__(self, clock: Clock, max_points: int = MAX_POINTS) -> None:
-        self._clock = clock
-        self._max_points = max_points
-        self._began = clock.now()
-        self._points: list[Point] = []
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        """(seconds since this began, tokens per second), seconds ascending."""
-        return tuple(self._points)
-
-    def add(self, tokens_per_s: float) -> None:
-        """Takes what is seen now; nothing that is no number."""
-        if not math.isfinite(tokens_per_s):
-            return
-        second = int(self._clock.now() - self._began)
-        if self._points and self._points[-1][0] == second:
-            self._points.pop()
-        self._points.append((second, tokens_per_s))
-        if len(self._points) > self._max_points:
-            self._points = thinned(self._points, self._max_points // 2)
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
@@ -87,21 +57,6 @@ _CHARACTER = 11.5
 _GAP = 10
 
 
-def loss_chart(points: Sequence[Point]) -> str:
-    """An `<svg>` of loss over rounds. `points` has at least two rounds."""
-    drawn = thinned(points, _MOST_POINTS)
-    ticks = nice_ticks(min(y for _, y in drawn), max(y for _, y in drawn), _GRID_LINES)
-    return _chart("loss by round", drawn, ticks, (f"{drawn[0][0]:,}", f"{drawn[-1][0]:,}"))
-
-
-def speed_chart(points: Sequence[Point], unit: str) -> str:
-    """An `<svg>` of speeds over the seconds until now. At least two points."""
-    drawn = thinned(points, _MOST_POINTS)
-    ticks = nice_ticks(0.0, max(1.0, *(y for _, y in drawn)), _GRID_LINES)
-    ago = f"{format_seconds(drawn[-1][0] - drawn[0][0])} ago"
-    return _chart(unit, drawn, ticks, (ago, "now"))
-
-
 def nice_ticks(low: float, high: float, most_steps: int) -> list[float]:
     """Round numbers that enclose [low, high], at least two, at equal distances."""
     span = max(high - low, abs(high) * 1e-3, 1e-6)
@@ -110,10 +65,10 @@ def nice_ticks(low: float, high: float, most_steps: int) -> list[float]:
     return [step * index for index in range(start, max(stop, start + 1) + 1)]
 
 
-def _chart(
-    title: str, drawn: Sequence[Point], ticks: Sequence[float], ends: tuple[str, str]
-) -> str:
-    """`ticks` enclose the values; `ends`: what is written below the first and the last place."""
+def loss_chart(points: Sequence[Point]) -> str:
+    """An `<svg>` of loss over rounds. `points` has at least two rounds."""
+    drawn = thinned(points, _MOST_POINTS)
+    ticks = nice_ticks(min(y for _, y in drawn), max(y for _, y in drawn), _GRID_LINES)
     first, last = drawn[0][0], drawn[-1][0]
     labels = _numbers(ticks)
     left = _GAP + _CHARACTER * (max(map(len, labels)) + 0.5)
@@ -128,11 +83,11 @@ def _chart(
     line = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in drawn)
     floor = f"{x(last):.1f},{y(ticks[0]):.1f} {x(first):.1f},{y(ticks[0]):.1f}"
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="loss by round">',
         *(_grid_line(left, y(tick), text) for tick, text in zip(ticks, labels, strict=True)),
-        f'<text class="tick" x="{left:.1f}" y="{_HEIGHT - 7}">{escape(ends[0])}</text>',
+        f'<text class="tick" x="{left:.1f}" y="{_HEIGHT - 7}">{first:,}</text>',
         f'<text class="tick" x="{_WIDTH - _GAP}" y="{_HEIGHT - 7}" text-anchor="end">'
-        f"{escape(ends[1])}</text>",
+        f"{last:,}</text>",
         f'<polygon class="area" points="{line} {floor}"/>',
         f'<polyline class="line" points="{line}"/>',
         f'<circle class="now" cx="{x(last):.1f}" cy="{y(drawn[-1][1]):.1f}" r="4"/>',

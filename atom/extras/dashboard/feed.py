@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from atom.base.clock import BootClock, Clock
 from atom.base.errors import AtomError
-from atom.extras.dashboard.chart import LossHistory, Point, SpeedHistory
+from atom.extras.dashboard.chart import LossHistory, Point
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.view import SwarmView
 
@@ -47,8 +46,6 @@ class Seen:
     """None: nothing of the chain was read yet."""
     ledger_note: str = ""
     """As `Chain.note`."""
-    speeds: tuple[Point, ...] = ()
-    """(seconds since we began to look, tokens per second of the swarm)."""
 
 
 class SwarmFeed:
@@ -60,12 +57,10 @@ class SwarmFeed:
         first: SwarmView,
         rounds: int | None = None,
         chain: Chain | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """`chain`: None for a run whose chain nobody here may read."""
         self._read_view = read_view
         self._history = LossHistory()
-        self._speeds = SpeedHistory(clock or BootClock())
         self._view = first
         self._keep(first)
         self._rounds = rounds
@@ -81,8 +76,7 @@ class SwarmFeed:
         if self._chain is not None:
             ledger, note = self._chain.ledger, self._chain.note
         losses = self._losses(ledger)
-        speeds = self._speeds.points
-        return Seen(self._view, self._rounds, losses, self._problem, ledger, note, speeds)
+        return Seen(self._view, self._rounds, losses, self._problem, ledger, note)
 
     def _losses(self, ledger: Ledger | None) -> tuple[Point, ...]:
         if ledger is None or not ledger.rounds:
@@ -109,7 +103,6 @@ class SwarmFeed:
     def _keep(self, view: SwarmView) -> None:
         self._view = view
         self._history.add(view.round, view.loss)
-        self._speeds.add(view.tokens_per_s)
 
     async def follow(self, every_s: float = LOOK_EVERY_S) -> None:
         """Looks until cancelled; a chain that takes long to read keeps nobody from looking."""

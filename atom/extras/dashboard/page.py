@@ -7,7 +7,7 @@ elements with an id inside `<main>`, which the script replaces one by one.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from atom.extras.dashboard.chart import loss_chart, speed_chart
+from atom.extras.dashboard.chart import loss_chart
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
@@ -45,8 +45,7 @@ def content(seen: Seen) -> str:
             f'<header id="head"><h1>{escape(view.run)}</h1>{_liveness(seen)}</header>',
             f'<section id="numbers" class="tiles">{"".join(_tiles(seen))}</section>',
             f'<section id="batch" class="card">{_batch(view)}</section>',
-            f'<div class="curves"><section id="loss" class="card">{_loss(seen)}</section>'
-            f'<section id="speed" class="card">{_speed(seen)}</section></div>',
+            f'<section id="loss" class="card">{_loss(seen)}</section>',
             f'<section id="peers" class="card"><h2>peers</h2>{peers_table(view)}</section>',
             f'<section id="rounds" class="card">{_rounds(seen)}</section>',
             f'<section id="shares" class="card">{_contributions(seen)}</section>',
@@ -117,15 +116,6 @@ def _loss(seen: Seen) -> str:
     if len(seen.losses) < 2:
         return f'{title}<p class="quiet">the curve begins with the second round seen</p>'
     return title + loss_chart(seen.losses)
-
-
-def _speed(seen: Seen) -> str:
-    unit = f"{trained_on(seen.view.data_amount)} per second"
-    since = f"{unit} of the swarm, since the dashboard started"
-    title = f'<h2>speed <span class="quiet">{since}</span></h2>'
-    if len(seen.speeds) < 2:
-        return f'{title}<p class="quiet">the curve begins with the second look</p>'
-    return title + speed_chart(seen.speeds, unit)
 
 
 def _rounds(seen: Seen) -> str:

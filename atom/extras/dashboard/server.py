@@ -159,7 +159,7 @@ def _serving_json(feed: SwarmFeed) -> _Handler:
         seen = feed.seen
         body: dict[str, Any] = seen.view.to_json()
         body |= {"rounds": seen.rounds, "losses": seen.losses, "problem": seen.problem}
-        body |= {"speeds": seen.speeds, "contributions": {}, "chain_problem": seen.ledger_note}
+        body |= {"contributions": {}, "chain_problem": seen.ledger_note}
         if seen.ledger is not None:
             shares = seen.ledger.by_share()
             body["contributions"] = {peer: share.sequences for peer, share in shares}

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 
 from atom.extras.dashboard.chart import (
     LossHistory,
-    SpeedHistory,
     loss_chart,
     nice_ticks,
-    speed_chart,
     thinned,
 )
-from atom.swarm.records.lease import MAX_LOSS, MAX_RATE
-from tests.manual_clock import ManualClock
+from atom.swarm.records.lease import MAX_LOSS
 
 
 def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:
@@ -73,60 +70,26 @@ def test_the_curve_stays_inside_its_picture(points: list[tuple[int, float]]) -> 
     assert [x for x, _ in places] == sorted(x for x, _ in places)
 
 
-def test_a_speed_is_kept_once_a_second_and_old_ones_get_coarser() -> None:
-    clock = ManualClock(1000.0)
-    history = SpeedHistory(clock, max_points=10)
-    for speed in range(30):
-        history.add(speed)
-        history.add(2.0 * speed)
-        clock.advance(1)
-    seconds = [second for second, _ in history.points]
-    assert len(seconds) <= 10
-    assert (seconds[0], seconds[-1]) == (0, 29)
-    assert seconds == sorted(set(seconds))
-    assert all(speed == pytest.approx(2 * second, abs=2) for second, speed in history.points)
-
-
-@pytest.mark.parametrize("speed", [math.nan, math.inf])
-def test_a_speed_that_is_no_number_is_not_kept(speed: float) -> None:
-    history = SpeedHistory(ManualClock(1000.0))
-    history.add(speed)
-    assert history.points == ()
-
-
 def test_what_leases_may_say_can_be_drawn() -> None:
-    for svg in (
-        loss_chart([(1, -MAX_LOSS), (2, MAX_LOSS)]),
-        speed_chart([(0, 0.0), (1, 10_000 * MAX_RATE)], "tokens per second"),
-    ):
-        texts = [part.text or "" for part in ElementTree.fromstring(svg)]
-        assert max(map(len, texts)) < 24
-        assert "inf" not in svg
-        assert "nan" not in svg
+    svg = loss_chart([(1, -MAX_LOSS), (2, MAX_LOSS)])
+    texts = [part.text or "" for part in ElementTree.fromstring(svg)]
+    assert max(map(len, texts)) < 24
+    assert "inf" not in svg
+    assert "nan" not in svg
 
 
 @pytest.mark.parametrize(
-    ("chart", "ends"),
+    ("losses", "labels", "ends"),
     [
-        (loss_chart([(1, 5.0), (1234, 4.0)]), ["1", "1,234"]),
-        (speed_chart([(10, 5.0), (610, 4.0)], "tokens per second"), ["10 min ago", "now"]),
+        ([0.0, 1.0], {"0.00", "0.25", "0.50", "0.75", "1.00"}, ["1", "2"]),
+        ([90_000.0, 0.0], {"0", "25k", "50k", "75k", "100k"}, ["1", "2"]),
+        ([4e7, *[0.0] * 1232, 4.9e7], {"0", "20M", "40M", "60M"}, ["1", "1,234"]),
     ],
 )
-def test_the_ends_of_a_curve_are_named(chart: str, ends: list[str]) -> None:
-    texts = [part.text for part in ElementTree.fromstring(chart) if part.tag == "text"]
-    assert texts[-2:] == ends
-
-
-@pytest.mark.parametrize(
-    ("speeds", "labels"),
-    [
-        ([0.0, 0.0], {"0.00", "0.50", "1.00"}),
-        ([90_000.0, 98_765.0], {"0", "25k", "50k", "75k", "100k"}),
-        ([4e7, 4.9e7], {"0", "20M", "40M", "60M"}),
-    ],
-)
-def test_a_speed_is_drawn_from_zero_in_numbers_of_few_digits(
-    speeds: list[float], labels: set[str]
+def test_a_curve_has_numbers_of_few_digits_and_its_ends_are_named(
+    losses: list[float], labels: set[str], ends: list[str]
 ) -> None:
-    picture = ElementTree.fromstring(speed_chart(list(enumerate(speeds)), "tokens per second"))
-    assert {part.text for part in picture if part.tag == "text"} >= labels
+    picture = ElementTree.fromstring(loss_chart(list(enumerate(losses, start=1))))
+    texts = [part.text or "" for part in picture if part.tag == "text"]
+    assert set(texts) >= labels
+    assert texts[-2:] == ends
