@@ -10,16 +10,40 @@ What is needed for longer is copied out of the ring, device to device.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from atom.graph.segment import Computed
 from atom.swap.boundary_memory import BoundaryMemory
 from atom.swap.crossing import OUTGOING, aligned
-from atom.swap.device import Copy, Device, Report
+from atom.swap.device import Copy, Device, RandomState, Report
 from atom.swap.schedule import Backward, Shape, ValuesIn, ValuesOut
-from atom.swap.segment import MicroBatch
+
+
+@dataclass
+class MicroBatch:
+    """What one micro-batch has in flight between sub-models."""
+
+    values: dict[str, Tensor]
+    """Batch entries and boundary values by name, detached, on the device."""
+    sequences: int
+    random: RandomState
+    """Where its own stream of random numbers stands: the same whatever the cut or the company."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Gradients of boundary values, summed over the sub-models visited so far."""
+    random_before: dict[int, RandomState] = field(default_factory=dict)
+    """Per sub-model: the random state its forward began with."""
+    computed: dict[int, Computed] = field(default_factory=dict)
+    """Per sub-model: its graph, if it waits for the backward instead of being recomputed."""
+    loss: Tensor | None = None
+
+    def clear(self) -> None:
+        """Forgets what is on the device."""
+        self.values.clear()
+        self.gradients.clear()
+        self.computed.clear()
 
 
 @dataclass(frozen=True)

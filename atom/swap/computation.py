@@ -1,20 +1,20 @@
 """What a sub-model computes on one micro-batch, and where the results go."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.swap import segment
-from atom.swap.boundary_traffic import BoundaryTraffic
+from atom.graph.segment import Computed, compute, push_back
+from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.host_sums import Gate
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import Shape
-from atom.swap.segment import Computed, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class Computation:
         if current.training and not keep:
             batch.random_before[index] = batch.random
         self._device.set_random_state(batch.random)
-        computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
+        computed = compute(part.module, part.sub_model, batch.values, current.training)
         batch.random = self._device.random_state()
         borrowed, first = self._borrowed(part, batch), current.batches[0].values
         for name, value in computed.outputs.items():
             if name in self._program.shared and name in first:
                 batch.values[name] = first[name]
             else:
-                batch.values[name] = segment.outliving(value.detach(), borrowed)
+                batch.values[name] = _outliving(value.detach(), borrowed)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
             if current.gate is not None:
                 current.gate.show(batch.loss)
         if keep:
-            batch.computed[index] = segment.for_backward(computed)
+            batch.computed[index] = _for_backward(computed)
         if not current.training:
             _release(batch, self._last_used[index])
 
@@ -102,13 +102,13 @@ class Computation:
             loss = computed.outputs[self._program.loss]
             seed = torch.full_like(loss, self._seed(current, batch))
             batch.gradients[self._program.loss] = seed
-        segment.push_back(computed, batch.gradients, gradients.roots(index, micro_batch))
+        push_back(computed, batch.gradients, gradients.roots(index, micro_batch))
         gradients.take(index, micro_batch, self._weight(current, batch))
         _release(batch, self._first_used[index])
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
         self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
-        return segment.compute(part.module, part.sub_model, batch.values)
+        return compute(part.module, part.sub_model, batch.values)
 
     def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
         """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
@@ -141,3 +141,21 @@ def _names_by_user(
 def _release(batch: MicroBatch, names: Sequence[str]) -> None:
     for name in names:
         batch.values.pop(name, None)
+
+
+def _for_backward(computed: Computed) -> Computed:
+    """What a graph that waits for its backward needs: outputs without gradient only take memory."""
+    outputs = {name: value for name, value in computed.outputs.items() if value.requires_grad}
+    return replace(computed, outputs=outputs)
+
+
+def _outliving(value: Tensor, borrowed: Set[int]) -> Tensor:
+    """The value, in memory of its own if it is a view of memory that starts at one of the
+    addresses `borrowed`: that will soon hold something else. Strides stay (kernels are chosen by
+    them), expanded dimensions too.
+    """
+    if value.untyped_storage().data_ptr() not in borrowed:
+        return value
+    once = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
+    copy = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(once).expand(value.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
 from atom.swap.boundary_memory import boundary_shape
-from atom.swap.boundary_traffic import BoundaryTraffic
+from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
@@ -37,7 +37,6 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from atom.swap.segment import MicroBatch
 from atom.swap.voided import not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from layer_major import run_layer_major
 from torch import Tensor, nn
 from traced_modules import Batch
 
@@ -13,7 +14,6 @@ from atom.graph.ir import Program
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
-from atom.graph.verify import run_layer_major
 from atom.placement.choosing import Question, choose, enough_bytes
 from atom.placement.memory import Limits
 from atom.swap.device import CpuDevice

@@ -12,38 +12,13 @@ Four habits make a cut invisible in the bits:
 * Values and gradients cross with their strides: sums are made in the order of memory.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from atom.graph.ir import SubModel
-from atom.swap.device import RandomState
-
-
-@dataclass
-class MicroBatch:
-    """What one micro-batch has in flight between sub-models."""
-
-    values: dict[str, Tensor]
-    """Batch entries and boundary values by name, detached, on the device."""
-    sequences: int
-    random: RandomState
-    """Where its own stream of random numbers stands: the same whatever the cut or the company."""
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients of boundary values, summed over the sub-models visited so far."""
-    random_before: dict[int, RandomState] = field(default_factory=dict)
-    """Per sub-model: the random state its forward began with."""
-    computed: "dict[int, Computed]" = field(default_factory=dict)
-    """Per sub-model: its graph, if it waits for the backward instead of being recomputed."""
-    loss: Tensor | None = None
-
-    def clear(self) -> None:
-        """Forgets what is on the device."""
-        self.values.clear()
-        self.gradients.clear()
-        self.computed.clear()
 
 
 @dataclass(frozen=True)
@@ -66,24 +41,6 @@ def compute(
         outputs = module(*inputs.values())
     outputs_by_name = dict(zip(sub_model.outputs, outputs, strict=True))
     return Computed(inputs, outputs_by_name, tuple(module.parameters()))
-
-
-def for_backward(computed: Computed) -> Computed:
-    """What a graph that waits for its backward needs: outputs without gradient only take memory."""
-    outputs = {name: value for name, value in computed.outputs.items() if value.requires_grad}
-    return replace(computed, outputs=outputs)
-
-
-def outliving(value: Tensor, borrowed: Set[int]) -> Tensor:
-    """The value, in memory of its own if it is a view of memory that starts at one of the
-    addresses `borrowed`: that will soon hold something else. Strides stay (kernels are chosen by
-    them), expanded dimensions too.
-    """
-    if value.untyped_storage().data_ptr() not in borrowed:
-        return value
-    once = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
-    copy = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(once).expand(value.shape)
 
 
 def push_back(

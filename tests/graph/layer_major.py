@@ -1,0 +1,131 @@
+"""The meaning of a program, written to be checked: sub-models one after the other, layer-major.
+
+Forward keeps only what crosses the cuts; backward goes up the chain and computes each sub-model
+again. It shares no code with the engine, which is compared with it bit by bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atom.graph.ir import Program, SubModel, require_fit
+from atom.graph.program import bind
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Micro-batches: a loss each, and the gradients of their sum by names in the layout."""
+
+    losses: Sequence[torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+
+
+def run_layer_major(
+    program: Program,
+    modules: Sequence[nn.Module],
+    parameters: Mapping[str, torch.Tensor],
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    seeds: Sequence[int],
+) -> Steps:
+    """Losses of several micro-batches, and the gradients of their sum, in the order of a pass.
+    `modules` (one per sub-model) are bound to `parameters`, which are keyed by names in the layout
+    and not changed. Every micro-batch draws the random numbers of its seed.
+
+    Each sub-model, last to first, takes all micro-batches in turn before the next. A parameter's
+    gradient is the sum over its sub-models in that order, within one over the micro-batches; what
+    later sub-models summed for it enters the first micro-batch's backward as a root. With a
+    parameter used in one sub-model, that is the order of plain accumulation. For one used in
+    several (tied) it is not: (h₁+h₂)+e₁+e₂ here, (h₁+e₁)+(h₂+e₂) there; other last bits.
+
+    Raises: ModelError for a batch that does not fit.
+    """
+    for batch in batches:
+        require_fit(program, batch)
+    for module, sub_model in zip(modules, program.sub_models, strict=True):
+        bind(module, sub_model, parameters)
+    runs = []
+    for batch, seed in zip(batches, seeds, strict=True):
+        torch.manual_seed(seed)
+        runs.append(_forward(program, modules, batch))
+    sums: dict[str, torch.Tensor] = {}
+    end = _random_state()
+    for index in reversed(range(len(modules))):
+        for number, run in enumerate(runs):
+            _set_random_state(run.states[index])
+            _backward(modules[index], program.sub_models[index], run, sums, number == 0)
+    _set_random_state(end)
+    return Steps([run.values[program.loss] for run in runs], sums)
+
+
+_RandomState = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One micro-batch's values, their gradients so far, and the random state per sub-model."""
+
+    values: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    states: list[_RandomState]
+
+
+def _forward(
+    program: Program, modules: Sequence[nn.Module], batch: Mapping[str, torch.Tensor]
+) -> _Run:
+    values, states = dict(batch), []
+    for module, sub_model in zip(modules, program.sub_models, strict=True):
+        states.append(_random_state())
+        outputs = module(*_inputs(sub_model, values))
+        for name, output in zip(sub_model.outputs, outputs, strict=True):
+            values[name] = output.detach()
+    return _Run(values, {program.loss: torch.ones_like(values[program.loss])}, states)
+
+
+def _backward(
+    module: nn.Module, sub_model: SubModel, run: _Run, sums: dict[str, torch.Tensor], first: bool
+) -> None:
+    """Adds what flows through one sub-model to the run's gradients, and the parameters' to `sums`.
+    In the `first` run what is there already enters as roots."""
+    if not any(name in run.gradients for name in sub_model.outputs):
+        return
+    inputs = _inputs(sub_model, run.values)
+    ends = list(zip(sub_model.outputs, module(*inputs), strict=True))
+    leaves = [(n, t) for n, t in zip(sub_model.inputs, inputs, strict=True) if t.requires_grad]
+    named = {name: module.get_parameter(path) for path, name in sub_model.parameters}
+    trained = [(name, p) for name, p in named.items() if p.requires_grad]
+    roots = [(t, run.gradients[name]) for name, t in [*ends, *leaves] if name in run.gradients]
+    roots += [(p, sums[name]) for name, p in trained if first and name in sums]
+    # Not backward(): a leaf's `.grad` takes the leaf's strides, and sums over what flows on are
+    # made in the order of its memory.
+    found = torch.autograd.grad(
+        [tensor for tensor, _ in roots],
+        [leaf for _, leaf in (*leaves, *trained)],
+        [gradient for _, gradient in roots],
+        allow_unused=True,
+    )
+    for (name, _), gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            run.gradients[name] = gradient
+    for (name, _), gradient in zip(trained, found[len(leaves) :], strict=True):
+        if gradient is not None:
+            sums[name] = gradient if first or name not in sums else sums[name] + gradient
+
+
+def _inputs(sub_model: SubModel, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [
+        values[name].detach().requires_grad_(needs_grad)
+        for name, needs_grad in zip(sub_model.inputs, sub_model.inputs_need_grad, strict=True)
+    ]
+
+
+def _random_state() -> _RandomState:
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), on_devices
+
+
+def _set_random_state(state: _RandomState) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
