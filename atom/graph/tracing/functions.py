@@ -27,6 +27,8 @@ call in the graph as they are."""
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.Size)
 _LIBRARY = Library(FUNCTIONS, "DEF")  # type: ignore[no-untyped-call]
 _operators: dict[tuple[type, str], Callable[..., Any]] = {}
+_giving_tuples: set[Callable[..., Any]] = set()
+"""Operators whose function gives a tuple, be it of one tensor."""
 _numbers = count(1)
 
 
@@ -61,15 +63,19 @@ def _call(function: Any, args: tuple[Any, ...]) -> Any:
     key = function, repr(constants)
     if key not in _operators:
         _operators[key] = _operator(function, constants)
-    results = _operators[key]([arg for arg in args if isinstance(arg, torch.Tensor)])
-    return results[0] if len(results) == 1 else tuple(results)
+    operator = _operators[key]
+    results = operator([arg for arg in args if isinstance(arg, torch.Tensor)])
+    return tuple(results) if operator in _giving_tuples else results[0]
 
 
 def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[..., Any]:
     def kernel(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         given = iter(tensors)
         found = function.apply(*(next(given) if each is None else each[0] for each in constants))
-        return list(found) if isinstance(found, tuple) else [found]
+        if not isinstance(found, tuple):
+            return [found]
+        _giving_tuples.add(made)
+        return list(found)
 
     text = f"{function.__module__}.{function.__qualname__}{constants}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
