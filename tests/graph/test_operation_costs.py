@@ -8,7 +8,7 @@ import torch
 from big_and_small import GPT3_NAMES, HF_NAMES, MODELS, Batch, bert, gpt3, llama, tokens
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from traced_modules import ZOO, TiedGPT, tokens_and_targets
+from traced_modules import ZOO, Alone, TiedGPT, tokens_and_targets
 
 from atom.graph.chain import Chain, Seconds
 from atom.graph.costs import call_cost
@@ -177,19 +177,36 @@ def test_every_graph_has_costs(name: str) -> None:
         assert -1 <= value.made_by <= value.last_used_by < len(graph.calls)
 
 
+@pytest.mark.parametrize("problem", [RuntimeError, ValueError, AssertionError])
 def test_a_call_that_no_fake_can_run_is_judged_by_its_results(
-    monkeypatch: pytest.MonkeyPatch,
+    problem: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A function's backward is the user's, and may be for a GPU alone."""
     graph = trace(TiedGPT(layers=1), tokens_and_targets())
     exact = operation_costs(graph)
 
     def fails(*_: object) -> None:
-        raise RuntimeError("no fake kernel")
+        raise problem("no fake kernel")
 
     monkeypatch.setattr(call_cost, "_dissect", fails)
     judged = operation_costs(graph)
     assert kept(judged) >= kept(exact)
     assert judged.values[0] == exact.values[0]
+
+
+def test_what_a_function_holds_counts_though_autograd_does_not_know_of_it() -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            (held,) = Alone.apply(self.layer(hidden))
+            return held.sum()
+
+    graph = trace(Holding(), {"hidden": torch.randn(4, 16)})
+    (own,) = (each for each in operation_costs(graph).operations if "Alone" in each.name)
+    assert own.kept_bytes == 2 * 4 * 16 * 4, "sine and cosine"
 
 
 def test_values_are_made_once_and_used_last_somewhere() -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from atom.graph.traced import bind, nested_graph
+from atom.graph.traced import FUNCTIONS, bind, nested_graph
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
     """
     try:
         return _dissect(node, forms, fused)
-    except RuntimeError:  # an operator of the user's that has no fake, or no backward on fakes
+    except Exception:  # noqa: BLE001 - a user's operator, on fakes, raises what it likes
         return _by_results(node)
 
 
@@ -131,19 +131,25 @@ def _dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
             with ledger:
                 outcome = _forward(node, inputs, fused)
             going, peak = ledger.next_phase()
+            held = ledger.live_bytes
             with ledger:
                 _backward(outcome, leaves)
             coming, backward_peak = ledger.next_phase()
         memory = [_storage(inputs[argument]) for argument in arguments_of(node)]
         own = [_storage(tensor) for tensor in outcome]
         stored = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
+        results = tuple(_results(outcome, memory))
+        more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *own})
+        if getattr(node.target, "namespace", "") == FUNCTIONS:
+            # It may keep tensors without telling autograd: all that it made and still holds.
+            more_bytes = max(more_bytes, held - sum(result.new_bytes for result in results))
         return CallCost(
             forward=tuple(going),
             backward=tuple(coming),
-            results=tuple(_results(outcome, memory)),
+            results=results,
             keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
             keeps_results=frozenset(i for i, storage in enumerate(own) if storage in stored),
-            keeps_more_bytes=sum(stored[storage] for storage in stored.keys() - {*memory, *own}),
+            keeps_more_bytes=more_bytes,
             forward_peak_bytes=peak,
             backward_peak_bytes=backward_peak,
         )
@@ -237,12 +243,12 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = {_storage(tensor) for tensor in given}
         self._kernels: list[Kernel] = []
-        self._live = self._peak = self._before = 0
+        self.live_bytes = self._peak = self._before = 0
 
     def next_phase(self) -> tuple[list[Kernel], int]:
         """The kernels since the last phase, and the most bytes alive beyond what was then."""
         kernels, peak = self._kernels, self._peak - self._before
-        self._kernels, self._before, self._peak = [], self._live, self._live
+        self._kernels, self._before, self._peak = [], self.live_bytes, self.live_bytes
         return kernels, peak
 
     def __torch_dispatch__(
@@ -267,13 +273,13 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage, key = tensor.untyped_storage(), _storage(tensor)
             if key not in self._known:
                 self._known.add(key)
-                self._live += storage.nbytes()
-                self._peak = max(self._peak, self._live)
+                self.live_bytes += storage.nbytes()
+                self._peak = max(self._peak, self.live_bytes)
                 weakref.finalize(storage, self._freed, key, storage.nbytes())
 
     def _freed(self, key: int, size_bytes: int) -> None:
         self._known.discard(key)
-        self._live -= size_bytes
+        self.live_bytes -= size_bytes
 
 
 _MEMORY_ONLY = {
