@@ -162,6 +162,7 @@ class ReplicaEngines:
     ) -> None:
         programs = [program, *([evaluation] if evaluation else [])]
         _require_one_model(programs, self.store)
+        factories = [load(each, self._device.torch_device) for each in programs]
         slots = DeviceSlots.allocate(
             programs,
             self._device,
@@ -172,8 +173,8 @@ class ReplicaEngines:
         )
         # From here on the device expects the gradients of these.
         engines = [
-            Engine(each, load(each, self._device.torch_device), self.store, slots, self._device)
-            for each in programs
+            Engine(each, made, self.store, slots, self._device)
+            for each, made in zip(programs, factories, strict=True)
         ]
         self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
 

@@ -18,6 +18,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
+from atom.training.replica import engines
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.training.small_replica import (
@@ -285,6 +286,24 @@ def test_without_room_for_it_everything_is_as_before_and_of_what_was_half_made_n
             assert alike(rig, untouched)
         room_for += 1
     assert len(failures) > 6
+
+
+def test_constants_without_room_come_before_anything_is_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards the device would expect the gradients of what is not there."""
+    reserved = list[object]()
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "load", full)
+        patch.setattr(rig.device, "reserve_gradients", lambda *each: reserved.append(each))
+        with pytest.raises(torch.OutOfMemoryError):
+            rig.rearrange(1)
+    assert not reserved
+    rig.train()
 
 
 def test_fewer_micro_batches_learned_of_another_plan_are_forgotten(
