@@ -43,6 +43,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._waiting = queue.SimpleQueue[Event | Offence | Callable[[], None] | None]()
+        self.is_read = False
+        """Messages that come before the loop has begun are dropped: to rebuild a state takes long,
+        and they would be stale."""
 
     def put(self, event: Event | Offence | Callable[[], None] | None) -> None:
         """An event for the machine, or a call for the loop's thread. None: the loop ends."""
@@ -55,7 +58,7 @@ class Inbox:
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
         """A message from the transport. A malformed one is an offence; more than the loop can take
         are dropped, as a network would."""
-        if self._waiting.qsize() >= MAX_WAITING:
+        if not self.is_read or self._waiting.qsize() >= MAX_WAITING:
             return
         try:
             self.put(Received(peer_id, incarnation, decode(raw)))
@@ -103,6 +106,7 @@ class RoundLoop:
         """`first`: what the machine knows before anybody sees it, if anything."""
         if first is not None:
             self._handle(first)
+        self._inbox.is_read = True
         self._thread.start()
 
     def close(self) -> None:

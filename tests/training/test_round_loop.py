@@ -238,6 +238,8 @@ def test_whom_the_machine_accuses_is_put_aside(stage: Stage) -> None:
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
     raw = encode(Prevote(START.digest))
+    idle.inbox.receive(BOB.peer_id, BOB.incarnation, raw)  # before the loop: dropped
+    idle.inbox.is_read = True
     for _ in range(MAX_WAITING + 50):
         idle.inbox.receive(ANN.peer_id, ANN.incarnation, raw)
     idle.loop.leave()
