@@ -156,6 +156,9 @@ class Program:
     """On the CPU, by the hashes of their values, by which the source names them."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
     """The operators for custom `autograd.Function`s, by the source's names for them."""
+    own_backwards: bool = False
+    """Whether some backward is not PyTorch's own: it may clip what it is given, or the like, so it
+    has to be given the gradient of the mean loss, and no multiple of that."""
 
 
 def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:

@@ -72,6 +72,7 @@ def build_program(
         shared=frozenset(map(graph.value_name, shared_values(graph))) & values.keys(),
         constants=source.constants,
         functions=graph.functions,
+        own_backwards=graph.own_backwards,
     )
 
 

@@ -82,6 +82,11 @@ class Graph:
         return {operator_text(each): each for each in own}
 
     @cached_property
+    def own_backwards(self) -> bool:
+        """Whether it calls what is not PyTorch's own, whose backward need not be linear."""
+        return not all(_is_pytorchs(inner) for call in self.calls for inner in with_nested(call))
+
+    @cached_property
     def span_of(self) -> Mapping[fx.Node, Span]:
         """The span of `recomputed` that a call is in; other calls are absent."""
         return {node: span for span in self.recomputed for node in self.calls[slice(*span)]}
@@ -166,8 +171,12 @@ def is_random(node: fx.Node) -> bool:
 def repeats(call: fx.Node) -> bool:
     """Whether the call gives the same for the same, as far as is known: no random numbers.
     Operators of others than PyTorch may draw them, or count their calls, and not say so."""
-    known = not isinstance(call.target, torch._ops.OpOverload) or call.target.namespace in _PYTORCH
-    return known and not is_random(call)
+    return _is_pytorchs(call) and not is_random(call)
+
+
+def _is_pytorchs(call: fx.Node) -> bool:
+    target = call.target
+    return not isinstance(target, torch._ops.OpOverload) or target.namespace in _PYTORCH
 
 
 def shared_values(graph: Graph) -> frozenset[fx.Node]:

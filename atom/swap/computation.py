@@ -50,7 +50,8 @@ class Computation:
     ) -> None:
         self._program, self._slots, self._device = program, slots, device
         self._traffic = traffic
-        self._exact = slots.weights[0].dtype == torch.float32
+        single = slots.weights[0].dtype == torch.float32
+        self._exact = single and not program.own_backwards
         users = _users(program)
         self._first_used, self._last_used = _names_by_user(users, 0), _names_by_user(users, -1)
 
@@ -102,8 +103,10 @@ class Computation:
             loss = computed.outputs[self._program.loss]
             seed = torch.full_like(loss, self._seed(current, batch))
             batch.gradients[self._program.loss] = seed
-        push_back(computed, batch.gradients, gradients.roots(index, micro_batch))
-        gradients.take(index, micro_batch, self._weight(current, batch))
+        weight = self._weight(current, batch)
+        roots = gradients.roots(index, micro_batch, weight)
+        push_back(computed, batch.gradients, roots)
+        gradients.take(index, micro_batch, weight)
         _release(batch, self._first_used[index])
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
@@ -111,8 +114,9 @@ class Computation:
         return compute(part.module, part.sub_model, batch.values)
 
     def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
-        """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
-        the count is multiplied in afterwards, in float32."""
+        """What the backward starts with. Sixteen bits cannot count sequences exactly, and backwards
+        of others than PyTorch need not be linear: there the count is multiplied in afterwards, in
+        float32."""
         return float(batch.sequences) if self._exact else current.loss_scale
 
     def _weight(self, current: RunningPass, batch: MicroBatch) -> float:

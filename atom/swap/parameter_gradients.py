@@ -77,15 +77,22 @@ class ParameterGradients:
             if place.gap.numel() > 0:
                 place.gap.zero_()
 
-    def roots(self, sub_model: int, micro_batch: int) -> list[tuple[nn.Parameter, Tensor]]:
-        """Gradients that enter this micro-batch's backward as roots."""
+    def roots(
+        self, sub_model: int, micro_batch: int, weight: float
+    ) -> list[tuple[nn.Parameter, Tensor]]:
+        """Gradients that enter this micro-batch's backward as roots; `take` follows, with the same
+        weight."""
         if micro_batch > 0:
             return []
-        return [
+        roots = [
             (place.parameter, place.sum)
             for place in self._places[sub_model]
             if place.continues and place.parameter.requires_grad
         ]
+        for _, total in roots:
+            if weight != 1.0:
+                total.div_(weight)
+        return roots
 
     def take(self, sub_model: int, micro_batch: int, weight: float) -> None:
         """Moves the parameters' `.grad`, times `weight`, into the slot's sums."""

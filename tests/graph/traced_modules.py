@@ -338,7 +338,8 @@ class Scaled(torch.autograd.Function):
 
 
 class Alone(torch.autograd.Function):
-    """Gives a tuple of one tensor, and keeps what it needs without telling autograd."""
+    """Gives a tuple of one tensor, keeps what it needs without telling autograd, and clips: twice
+    the gradient gives no more than once."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> tuple[Tensor]:
@@ -347,7 +348,7 @@ class Alone(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient * ctx.held[0] * ctx.held[1]
+        return gradient.clamp(-1e-4, 1e-4) * ctx.held[0] * ctx.held[1]
 
 
 class Functions(nn.Module):
