@@ -1,13 +1,12 @@
 """Bytes over the link in one step: what the formula says, and what an engine was seen to move."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atom.graph.ir import Program
 from atom.swap.arrangement import Arrangement
 from atom.swap.boundary_memory import boundary_shape
-from atom.swap.device_slots import SlotLayout
+from atom.swap.device_slots import SlotLayout, carried_elements, users_of_parameters
 from atom.swap.schedule import GradientOut, Load, Observed
 
 
@@ -27,6 +26,8 @@ class Link:
 
     elements: tuple[int, ...]
     """Per sub-model; one that shares a tied weight with another counts it too."""
+    leaving: tuple[int, ...]
+    """Likewise, of gradients. In float32 a tied weight's leave with its first user alone."""
     arrangement: Arrangement
     weight_bytes: int
     gradient_bytes: int
@@ -35,7 +36,15 @@ class Link:
     def of(cls, program: Program, arrangement: Arrangement, gradient_bytes: int = 4) -> "Link":
         layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
         elements = tuple(layout.elements for layout in layouts)
-        return cls(elements, arrangement, program.parameter_dtype.itemsize, gradient_bytes)
+        carried = carried_elements(program, program.parameter_dtype)
+        users = users_of_parameters(program.sub_models)
+        stays = [
+            sum(n for name, n in carried.items() if s in users[name][1:])
+            for s in range(len(elements))
+        ]
+        leaving = tuple(n - m for n, m in zip(elements, stays, strict=True))
+        each = program.parameter_dtype.itemsize
+        return cls(elements, leaving, arrangement, each, gradient_bytes)
 
     def formula(self, passes: int) -> Traffic:
         """A step of so many passes; nothing is loaded when it begins, for the last step changed it.
@@ -67,9 +76,6 @@ class Link:
         return Traffic(
             len(loads),
             len(outs),
-            self._elements(loads) * self.weight_bytes,
-            self._elements(outs) * self.gradient_bytes,
+            sum(self.elements[s] for s in loads) * self.weight_bytes,
+            sum(self.leaving[s] for s in outs) * self.gradient_bytes,
         )
-
-    def _elements(self, sub_models: Sequence[int]) -> int:
-        return sum(self.elements[s] * times for s, times in Counter(sub_models).items())
