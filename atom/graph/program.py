@@ -10,52 +10,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from atom.base.errors import MismatchError, ModelError
+from atom.base.errors import MismatchError
 from atom.graph.generate.codegen import Source
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, shared_values
 
-Cut = Sequence[tuple[int, int]]
-"""Sub-models as (first layer, last layer), both included, in order."""
 
+def compile_program(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> Program:
+    """Traces a model whose forward returns the mean loss; one sub-model per layer.
 
-def compile_program(
-    model: nn.Module,
-    example_batch: Mapping[str, torch.Tensor],
-    cut: Cut | None = None,
-) -> Program:
-    """Traces, cuts and prints a model whose forward returns the mean loss.
+    The model may be on `meta`; it and the batch are left as they were.
 
-    Without `cut`, one sub-model per layer. The model may be on `meta`; it and the batch are left as
-    they were.
-
-    Raises: ModelError naming what cannot be traced or cut.
+    Raises: ModelError naming what cannot be traced.
     """
-    return build_program(trace(model, example_batch), cut)
+    return build_program(trace(model, example_batch))
 
 
-def build_program(
-    graph: Graph,
-    cut: Cut | None = None,
-    *,
-    ends: Sequence[int] | None = None,
-) -> Program:
-    """`compile_program` for a graph already traced: several cuts cost one trace.
+def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
+    """Cuts and prints a traced graph: several cuts cost one trace.
 
-    `ends` cuts between operations instead of layers: positions in `graph.calls` where sub-models
-    end, growing, none of them in `graph.forbidden_cuts`, the last one `len(graph.calls)`.
+    `ends`: positions in `graph.calls` where sub-models end, growing, none of them in
+    `graph.forbidden_cuts`, the last one `len(graph.calls)`. None: where layers end.
 
-    Raises: ModelError for a cut that is not consecutive or not legal, or that is given twice.
+    Raises: ModelError for a cut that is not legal.
     """
     layers = layers_of(graph)
-    if cut is not None and ends is not None:
-        raise ModelError("the cut is given twice, in layers and in operations")
-    finest = layer_ends(layers)
-    if ends is None:
-        ends = finest if cut is None else _ends_of(cut, finest)
-    source = Source(graph, layers, tuple(ends))
+    source = Source(graph, layers, tuple(layer_ends(layers) if ends is None else ends))
     values = _crossing_values(graph, source.sub_models)
     source_hash = hashlib.sha256(source.text.encode()).hexdigest()
     return Program(
@@ -149,23 +131,6 @@ def _execute(program: Program, device: torch.device, directory: Path | None) -> 
     }
     exec(compile(program.source, filename, "exec"), namespace)
     return namespace
-
-
-def _ends_of(cut: Cut, finest: Sequence[int]) -> tuple[int, ...]:
-    """Positions for a cut in layers. Raises: ModelError unless it covers all layers in order."""
-    expected = 0
-    for first, last in cut:
-        if first != expected or not first <= last < len(finest):
-            raise ModelError(
-                f"the cut's sub-model ({first}, {last}) does not follow layer {expected - 1}",
-                f"cover layers 0 to {len(finest) - 1} in order",
-            )
-        expected = last + 1
-    if expected != len(finest):
-        raise ModelError(
-            f"the cut ends at layer {expected - 1}", f"the last layer is {len(finest) - 1}"
-        )
-    return tuple(finest[last] for _, last in cut)
 
 
 def _crossing_values(graph: Graph, sub_models: Iterable[SubModel]) -> dict[str, ValueSpec]:

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, tokens_and_targets
 
-from atom.base.errors import MismatchError, ModelError
+from atom.base.errors import MismatchError
+from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import bind, build_program, compile_program, load
 from atom.graph.trace import trace
@@ -61,6 +63,12 @@ def test_real_names_clean_calls_and_shapes() -> None:
     ):
         assert line in source.splitlines(), line
     assert max(map(len, source.splitlines())) <= 100
+
+
+def cut_after(graph: Graph, layers: Sequence[int]) -> Program:
+    """Sub-models end with these layers."""
+    finest = layer_ends(layers_of(graph))
+    return build_program(graph, ends=[finest[layer] for layer in layers])
 
 
 def sources_at_several_cuts(graph: Graph) -> list[str]:
@@ -164,12 +172,12 @@ def test_every_python_lays_out_alike() -> None:
 def test_the_hash_depends_on_the_cut_and_not_on_the_numbers_of_the_batch() -> None:
     finest = compile_program(TiedGPT(), tokens_and_targets())
     assert compile_program(TiedGPT(), tokens_and_targets(1)).source_hash == finest.source_hash
-    coarse = compile_program(TiedGPT(), tokens_and_targets(), [(0, 4)])
+    coarse = cut_after(trace(TiedGPT(), tokens_and_targets()), [4])
     assert coarse.source_hash != finest.source_hash
 
 
 def test_a_tied_weight_is_one_parameter_of_its_sub_model() -> None:
-    program = compile_program(TiedGPT(), tokens_and_targets(), [(0, 4)])
+    program = cut_after(trace(TiedGPT(), tokens_and_targets()), [4])
     (only,), (make,) = program.sub_models, load(program, "cpu")
     tied = [path for path, name in only.parameters if name == "tokens.weight"]
     assert tied == ["0.tokens_weight", "4.tokens_weight"]
@@ -180,11 +188,9 @@ def test_a_tied_weight_is_one_parameter_of_its_sub_model() -> None:
     assert len(list(module.parameters())) == len(program.layout.specs)
 
 
-@pytest.mark.parametrize("cut", [[(0, 1), (2, 4)], [(0, 4)]])
-def test_loaded_modules_have_the_parameters_on_meta(
-    tmp_path: Path, cut: list[tuple[int, int]]
-) -> None:
-    program = compile_program(TiedGPT(), tokens_and_targets(), cut)
+@pytest.mark.parametrize("last_layers", [[1, 4], [4]])
+def test_loaded_modules_have_the_parameters_on_meta(tmp_path: Path, last_layers: list[int]) -> None:
+    program = cut_after(trace(TiedGPT(), tokens_and_targets()), last_layers)
     for sub_model, make in zip(program.sub_models, load(program, "cpu", tmp_path), strict=True):
         module = make()
         assert module is not make()
@@ -234,12 +240,6 @@ def test_a_changed_source_is_not_run() -> None:
         load(changed, "cpu")
 
 
-@pytest.mark.parametrize("cut", [[(0, 3)], [(0, 1), (3, 4)], [(0, 2), (2, 4)], [(0, 5)], []])
-def test_a_cut_must_cover_all_layers_in_order(cut: list[tuple[int, int]]) -> None:
-    with pytest.raises(ModelError, match="cut"):
-        compile_program(TiedGPT(), tokens_and_targets(), cut)
-
-
 def test_gpt3_175b_compiles_without_its_weights() -> None:
     config = dataclasses.replace(SIZES["175b"], layers=2)
     batch = {name: torch.zeros(1, 2048, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -275,8 +275,8 @@ def test_gpt3_175b_at_any_cut() -> None:
 def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:
     model = GPT3(GPT3Config(12, 2, 16, sequence_tokens=16, vocabulary_size=32), device="meta")
     graph = trace(model, tokens_and_targets())
-    for cut in (None, [(0, 13)], [(0, 3), (4, 6), (7, 13)]):
-        source = build_program(graph, cut).source
+    for last_layers in (range(14), [13], [3, 6, 13]):
+        source = cut_after(graph, last_layers).source
         assert len(source.splitlines()) < 200
 
 

@@ -188,11 +188,9 @@ def test_sub_models_say_which_calls_and_layers_they_have() -> None:
     assert [(s.first_layer, s.last_layer) for s in found] == [(0, 1), (1, 1), (1, 2), (3, 4)]
 
 
-def test_ends_at_layers_are_the_cut_in_layers() -> None:
+def test_without_ends_sub_models_are_layers() -> None:
     graph = trace(TiedGPT(), tokens_and_targets())
-    ends = layer_ends(layers_of(graph))
-    assert build_program(graph, ends=ends) == build_program(graph)
-    assert build_program(graph, ends=ends[1::3]) == build_program(graph, [(0, 1), (2, 4)])
+    assert build_program(graph, ends=layer_ends(layers_of(graph))) == build_program(graph)
 
 
 @pytest.mark.parametrize("ends", [(), (0, 80), (5,), (5, 5, 80), (9, 5, 80), (81,), (-1, 80)])
@@ -209,12 +207,6 @@ def test_forbidden_ends_are_refused_by_the_names_of_the_calls() -> None:
         before, after = graph.calls[end - 1].name, graph.calls[end].name
         with pytest.raises(ModelError, match=f"separates {before} from {after}"):
             build_program(graph, ends=[end, len(graph.calls)])
-
-
-def test_a_cut_given_twice_is_refused() -> None:
-    _, graph = traced("gpt")
-    with pytest.raises(ModelError, match="twice"):
-        build_program(graph, [(0, 4)], ends=[len(graph.calls)])
 
 
 def crossing_values(name: str, batch: int = 1) -> tuple[Program, dict[str, Tensor]]:

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 from traced_modules import ZOO, TiedGPT, hidden_states, tokens_and_targets
 
-from atom.graph.layers import layers_of
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -26,7 +25,7 @@ class Whole(nn.Module):
 
 def traced_again(model: nn.Module, batch: dict[str, Tensor]) -> tuple[str, str]:
     graph = trace(model, batch)
-    program = build_program(graph, [(0, len(layers_of(graph)) - 1)])
+    program = build_program(graph, ends=[len(graph.calls)])
     (make,), (only,) = load(program, "cpu"), program.sub_models
     inner, dtype = make(), program.parameter_dtype
     shapes = {spec.name: spec.shape for spec in program.layout.specs}

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.graph.program import compile_program
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import build_program
+from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
@@ -48,7 +50,9 @@ def program(
     blocks: int = 2,
 ) -> Program:
     """`cut`: first and last layer of each sub-model, of two more than blocks; None: all apart."""
-    return compile_program(GPT3(config(dropout, blocks), dtype=precision), batches(1, 0)[0], cut)
+    graph = trace(GPT3(config(dropout, blocks), dtype=precision), batches(1, 0)[0])
+    finest = layer_ends(layers_of(graph))
+    return build_program(graph, ends=None if cut is None else [finest[last] for _, last in cut])
 
 
 def filled(

@@ -13,7 +13,7 @@ from atom.base.errors import ConfigError, ControlError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile, changed_keys
 from atom.daemon.extensions import Turns, Wishes
-from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.fitting.building import MemoryCaps
 from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()

@@ -10,7 +10,7 @@ from atom.base.errors import IdentityError, PeerRefused
 from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
-from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.fitting.building import MemoryCaps
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.peer.addresses import KeptContacts
@@ -116,7 +116,7 @@ class Peer:
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         device = replica.engines.torch_device
         self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
-        memory, line = MemoryCaps(member.built, self._worker), self._transport.bandwidth
+        memory, line = MemoryCaps(member.built, self._worker.submit_soon), self._transport.bandwidth
         givers = Givers(self._wishes, turns, line, memory, self._worker.submit)
         self._settings = Settings(box.peer_file, box.peer, givers)
         self._control = ControlServer(self, box.state.control_socket)

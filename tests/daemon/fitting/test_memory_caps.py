@@ -10,7 +10,7 @@ import pytest
 from atom.base.errors import DeviceError, ShortageError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
-from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.fitting.building import MemoryCaps
 from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import DeviceSlots
 from tests.daemon.model.kept_runs import Folder, folder_in
@@ -19,11 +19,9 @@ from tests.daemon.tiny_run import GPT3
 CUT = "program/sub_models.py"
 
 
-class AtOnce:
+def at_once(command: Callable[[], None]) -> None:
     """A worker with nothing else to do."""
-
-    def submit_soon(self, command: Callable[[], None]) -> None:
-        command()
+    command()
 
 
 class Busy:
@@ -68,7 +66,7 @@ def test_caps_are_planned_for_and_refused(
 ) -> None:
     member = folder.found(GPT3)
     built, cut = member.built, folder.root / "a" / CUT
-    caps = MemoryCaps(built, AtOnce())
+    caps = MemoryCaps(built, at_once)
     assert member.initialise()
     batch = member.samples.batch(range(4))
     first = built.replica.run_pass([batch]).loss_sum
@@ -100,8 +98,8 @@ def test_a_worker_that_does_not_come_to_it_changes_nothing_later(
     built, cut = folder.found(GPT3).built, folder.root / "a" / CUT
     before, busy = cut.read_text(), Busy()
     with pytest.raises(DeviceError, match="cannot be broken off"):
-        MemoryCaps(built, busy, patience_s=0.0).change(allowing(device="216 kB"))
-    patient = MemoryCaps(built, busy)
+        MemoryCaps(built, busy.submit_soon, patience_s=0.0).change(allowing(device="216 kB"))
+    patient = MemoryCaps(built, busy.submit_soon)
     failures = list[DeviceError]()
 
     def change() -> None:
