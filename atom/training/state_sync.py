@@ -102,15 +102,6 @@ class PeerDonors:
 
 
 @dataclass(frozen=True)
-class FirstState:
-    """The state of round 0, which no commit names but the run's manifest."""
-
-    digest: bytes
-    initialise: Callable[[], bool]
-    """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's."""
-
-
-@dataclass(frozen=True)
 class _Chain:
     """A verified chain that somebody serves."""
 
@@ -128,18 +119,21 @@ class StateSync:
         replica: Replica,
         storage: RunStorage,
         donors: PeerDonors,
-        first: FirstState,
+        first: bytes,
+        initialise: Callable[[], bool],
         events: EventSink,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
+        """`first`: digest of the state of round 0, which no commit names but the run's manifest.
+        `initialise`: sets the replica to it, if it can be made here; whether it is bit for bit the
+        run's. `on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
         self._mine = [me]
         self._replica = replica
         self._storage = storage
         self._journal = storage.journal
         self._results = storage.results
         self._donors = donors
-        self._first = first
+        self._first, self._initialise = first, initialise
         self._events = events
         self._on_progress = on_progress
         self.usable = False
@@ -216,7 +210,7 @@ class StateSync:
             except StorageError:
                 self._events.emit("snapshot-damaged", path=snapshot.path.name)
         self._go_on()
-        return self._first.initialise()
+        return self._initialise()
 
     # ---- from others
 
@@ -272,7 +266,7 @@ class StateSync:
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
     def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
-        return certified_state(round_number, self._first.digest, commits)
+        return certified_state(round_number, self._first, commits)
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""

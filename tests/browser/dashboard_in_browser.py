@@ -13,7 +13,8 @@ from chromium import Page, browser, keep
 from shown_swarm import HOSTILE, ShownSwarm
 
 from atom.extras.dashboard.feed import SwarmFeed
-from atom.extras.dashboard.server import Listening, serve
+from atom.extras.dashboard.server import LOOPBACK, serve
+from atom.swarm.addresses import ListenAddress
 
 pytestmark = pytest.mark.timeout(180)
 PHONE, SCREEN = 390, 1280
@@ -48,7 +49,8 @@ async def served(swarm: ShownSwarm, port: int = 0) -> AsyncIterator[str]:
     """The page's URL, until the dashboard ends with the block."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     feed = SwarmFeed(swarm.look, swarm.view, 2000, swarm)
-    server = asyncio.create_task(serve(feed, Listening(port), url.set_result, every_s=0.05))
+    where = ListenAddress(LOOPBACK, port)
+    server = asyncio.create_task(serve(feed, where, url.set_result, every_s=0.05))
     try:
         yield await url
     finally:

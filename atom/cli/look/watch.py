@@ -23,7 +23,8 @@ from atom.cli.shell.terminal import draws, stderr_console, stdout_console
 from atom.config.address import parse_interface
 from atom.extras.dashboard.chart import Point, thinned
 from atom.extras.dashboard.feed import Seen, SwarmFeed
-from atom.extras.dashboard.server import LOOPBACK, Listening, serve
+from atom.extras.dashboard.server import LOOPBACK, serve
+from atom.swarm.addresses import ListenAddress
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 
@@ -40,10 +41,9 @@ def watch_swarm(address: str | None, state: Path | None) -> None:
 
     Raises: AddressError, ControlError.
     """
-    console = stdout_console()
     meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_watch(*meant, console))
+        run_to_the_end(_watch(*meant, stdout_console()))
 
 
 async def _watch(address: str, state: Path | None, console: Console) -> None:
@@ -144,7 +144,7 @@ def show_dashboard(
 
     Raises: typer.BadParameter, AddressError, ControlError, PortInUseError, UserError.
     """
-    where = Listening(DEFAULT_PORT if port is None else port, _host(host))
+    where = ListenAddress(_host(host), DEFAULT_PORT if port is None else port)
     meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
         run_to_the_end(_serve(*meant, where))
@@ -157,7 +157,7 @@ def _host(text: str | None) -> str:
         raise typer.BadParameter(str(problem), param_hint="--host") from None
 
 
-async def _serve(address: str, state: Path | None, where: Listening) -> None:
+async def _serve(address: str, state: Path | None, where: ListenAddress) -> None:
     async with onlooking(address, state) as onlooker:
         first = await onlooker.first_look()
         await serve(SwarmFeed(onlooker.view, first.view, first.rounds, onlooker), where, _say)

@@ -119,8 +119,7 @@ def _at_the_door(
     stack: ExitStack, box: Box, extensions: Extensions
 ) -> tuple[Box, Callable[[Info], None]]:
     """What the peer file asks for and cannot have is said before there is an address or a state:
-    making them may take hours. The box whose events monitors hear, too, and what tells them of the
-    daemon.
+    making them may take hours. Returns the box that monitors hear, and what begins them.
 
     Raises: PortInUseError, AddressError, ConfigError, StorageError.
     """

@@ -18,7 +18,7 @@ from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, Patience, Terms
 from atom.training.round.batch_policy import BatchPolicy
-from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.state_sync import PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 
@@ -94,7 +94,8 @@ def state_sync_of(
         member.replica,
         storage,
         donors,
-        FirstState(member.manifest.initial_state_digest, member.initialise),
+        member.manifest.initial_state_digest,
+        member.initialise,
         events,
         lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
     )

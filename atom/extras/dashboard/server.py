@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -17,6 +16,7 @@ from aiohttp.http import HttpProcessingError
 from atom.base.errors import PortInUseError, UserError
 from atom.extras.dashboard.feed import LOOK_EVERY_S, SwarmFeed
 from atom.extras.dashboard.page import content, page
+from atom.swarm.addresses import ListenAddress
 
 LOOPBACK = "127.0.0.1"
 
@@ -45,17 +45,9 @@ _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Where the dashboard listens; port 0: any free one."""
-
-    port: int
-    host: str = LOOPBACK
-
-
 async def serve(
     feed: SwarmFeed,
-    where: Listening,
+    where: ListenAddress,
     ready: Callable[[str], None],
     every_s: float = LOOK_EVERY_S,
 ) -> None:
@@ -79,7 +71,7 @@ async def serve(
         await runner.cleanup()
 
 
-def _application(feed: SwarmFeed, where: Listening) -> web.Application:
+def _application(feed: SwarmFeed, where: ListenAddress) -> web.Application:
     names = _own_names(where.host)
     guards = [web.middleware(partial(_own_name_only, names))] if names else []
     application = web.Application(middlewares=guards)
@@ -110,7 +102,7 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _listening(runner: web.AppRunner, where: Listening) -> AsyncIterator[str]:
+async def _listening(runner: web.AppRunner, where: ListenAddress) -> AsyncIterator[str]:
     """Listens meanwhile, at the URL that it gives. Raises: PortInUseError, UserError."""
     assert runner.server is not None, "it was set up"
     loop, let_in = asyncio.get_running_loop(), partial(_let_in, runner.server)
@@ -134,7 +126,7 @@ def _let_in(server: web.Server) -> asyncio.BaseProtocol:
     return server()
 
 
-def _refused(where: Listening, error: OSError) -> UserError:
+def _refused(where: ListenAddress, error: OSError) -> UserError:
     """Why nobody can listen there."""
     if error.errno == errno.EADDRINUSE:
         return PortInUseError(
@@ -196,4 +188,4 @@ def _has_port(host: str) -> bool:
     return ":" in host and not host.endswith("]")
 
 
-__all__ = ["LOOPBACK", "Listening", "serve"]
+__all__ = ["LOOPBACK", "serve"]

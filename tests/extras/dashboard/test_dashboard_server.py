@@ -15,7 +15,8 @@ from seen_samples import a_ledger, a_peer, a_view
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.extras.dashboard import server
 from atom.extras.dashboard.feed import Seen, SwarmFeed
-from atom.extras.dashboard.server import Listening, serve
+from atom.extras.dashboard.server import LOOPBACK, serve
+from atom.swarm.addresses import ListenAddress
 from atom.swarm.records.view import SwarmView
 
 SOON_S = 20.0
@@ -58,7 +59,7 @@ def served(
     visit: Callable[[str], None],
     feed: SwarmFeed,
     swarm: FakeSwarm | None = None,
-    where: Listening = Listening(0),  # noqa: B008 - frozen
+    where: ListenAddress = ListenAddress(LOOPBACK, 0),  # noqa: B008 - frozen
 ) -> None:
     """Runs `visit` against the feed's page; with `swarm`, once all its views were seen."""
 
@@ -138,7 +139,7 @@ def test_whoever_listens_to_this_machine_alone_answers_to_no_other_name(
         assert get(at).status == 200
         assert get(at, host="evil.example").status == status
 
-    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()), where=Listening(0, host))
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()), where=ListenAddress(host, 0))
 
 
 def test_pages_that_are_open_ask_for_the_newest_look() -> None:
@@ -200,9 +201,9 @@ def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:
         port = int(url.rstrip("/").rpartition(":")[2])
         feed = SwarmFeed(FakeSwarm(a_view()), a_view())
         with pytest.raises(PortInUseError, match=str(port)):
-            asyncio.run(serve(feed, Listening(port), str.encode))
+            asyncio.run(serve(feed, ListenAddress(LOOPBACK, port), str.encode))
         with pytest.raises(UserError, match=r"192\.0\.2\.1"):
-            asyncio.run(serve(feed, Listening(0, "192.0.2.1"), str.encode))
+            asyncio.run(serve(feed, ListenAddress("192.0.2.1", 0), str.encode))
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
 
