@@ -66,7 +66,7 @@ class Transport:
         """Who is put aside here."""
         self.known = self._endpoint.known
         """As given; set by the follower of the chain."""
-        self.listens = bind is not None
+        self.listens = False
         credentials = make_credentials(local.identity)
         self._reverse = ReverseConnections(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, self._reverse)
@@ -94,7 +94,7 @@ class Transport:
     def start(self) -> None:
         """Listens. Raises: PortInUseError, AddressError."""
         if self._bind is not None:
-            self._address = self._listener.start(self._bind)
+            self._address, self.listens = self._listener.start(self._bind), True
 
     def close(self) -> None:
         """Cuts every connection and joins every thread; idempotent."""
