@@ -247,15 +247,10 @@ class Peer:
 
     def _say_goodbye(self, verdict: Ending) -> Ending:
         self._gone = True
-        machine = self._machine
-        head = machine.head if machine.state_digest else self._storage.journal.head
-        self._events.emit(
-            "left",
-            ending=verdict.value,
-            round=head.round,
-            head=head.digest.hex(),
-            digest=machine.state_digest.hex(),
-        )
+        digest = self._machine.state_digest  # empty: what is on disk was not rebuilt
+        head = self._machine.head if digest else self._storage.journal.head
+        told = {"round": head.round, "head": head.digest.hex(), "digest": digest.hex()}
+        self._events.emit("left", ending=verdict.value, **told)
         self._console.note(ending_note(verdict, head.round))
         return verdict
 
