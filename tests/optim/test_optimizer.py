@@ -144,11 +144,16 @@ def test_split_weights_are_as_exact_and_a_half_state_is_near(
 ) -> None:
     exact, split, half = (stepped(OPTIMIZERS[name], form, gradients) for form in StateForm)
     assert torch.equal(exact.working, exact.master.bfloat16()), "the copy for the device"
+    kept = exact.state.keys() & split.state.keys()
+    assert all(torch.equal(exact.state[each], split.state[each]) for each in kept)
     for spec in SEVERAL.specs:
         weights = exact.weights(spec.name)
         assert torch.equal(split.weights(spec.name), weights)
         way = (weights - normal(spec.shape, spec.numel)).norm()
         assert (half.weights(spec.name) - weights).norm() < 0.05 * way
+    rounded = any(half.state[each].dtype != exact.state[each].dtype for each in kept)
+    differs = any(not torch.equal(half.weights(n), exact.weights(n)) for n in ("odd", "long"))
+    assert differs == rounded
 
 
 @pytest.fixture

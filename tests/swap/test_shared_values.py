@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from atom.graph.ir import Program, SubModel
 from atom.graph.program import compile_program, load
-from atom.swap import segment
+from atom.graph.segment import Computed
+from atom.swap import computation
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
@@ -122,16 +123,16 @@ def test_every_micro_batch_is_given_the_same_memory(
     program: Program, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: defaultdict[str, list[Tensor]] = defaultdict(list)
-    compute = segment.compute
+    compute = computation.compute
 
     def watched(
         module: nn.Module, sub_model: SubModel, values: dict[str, Tensor], record: bool = True
-    ) -> segment.Computed:
+    ) -> Computed:
         for name in sub_model.inputs:
             given[name].append(values[name])  # alive, so that no address is used twice
         return compute(module, sub_model, values, record)
 
-    monkeypatch.setattr(segment, "compute", watched)
+    monkeypatch.setattr(computation, "compute", watched)
     rig = Rig(program, ARRANGEMENTS[how])
     rig.engine.run_pass([batch(seed) for seed in range(MICRO_BATCHES)], range(MICRO_BATCHES))
     rig.device.close()
