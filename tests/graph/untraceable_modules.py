@@ -65,6 +65,41 @@ class HoldsATensor(Two):
         return multiplying(self.other.weight)(self.layer(hidden)).sum()
 
 
+SHIFT = torch.full((WIDTH,), 0.5)
+
+
+class Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, hidden: Tensor) -> Tensor:
+        return hidden + SHIFT
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class FindsATensor(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return Shifted.apply(self.layer(hidden)).sum()
+
+
+class Weighted(torch.autograd.Function):
+    weight: Tensor = torch.full((WIDTH,), 2.0)
+
+    @classmethod
+    def forward(cls, ctx: object, hidden: Tensor) -> Tensor:  # type: ignore[override]
+        return hidden * cls.weight
+
+    @classmethod
+    def backward(cls, ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * cls.weight
+
+
+class KeepsATensor(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return Weighted.apply(self.layer(hidden)).sum()
+
+
 class OwnGenerator(Two):
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ Arguments that are no tensors are part of the operator.
 """
 
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,10 @@ def _is_plain(value: Any) -> bool:
 
 def _stands_alone(function: Any) -> bool:
     """Not one of PyTorch's own, and holds no tensor or module that the graph would not see."""
-    methods = (getattr(function, name) for name in ("forward", "backward", "setup_context"))
-    cells = [cell for method in methods for cell in getattr(method, "__closure__", None) or ()]
-    held = any(isinstance(cell.cell_contents, torch.Tensor | nn.Module) for cell in cells)
-    return not held and not function.__module__.startswith("torch.")
+    held = list(vars(function).values())
+    for name in ("forward", "backward", "setup_context"):
+        method = inspect.unwrap(getattr(function, name))
+        enclosed = inspect.getclosurevars(method)
+        held += [*enclosed.nonlocals.values(), *enclosed.globals.values()]
+    has_values = any(isinstance(each, torch.Tensor | nn.Module) for each in held)
+    return not has_values and not function.__module__.startswith("torch.")
