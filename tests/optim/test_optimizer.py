@@ -1,5 +1,8 @@
 """What optimizers declare and are given to update; and what all of them, toys included, owe."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +34,7 @@ from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
 from tests.training.small_replica import apply, batches, filled, program, same, step_once
 
+ROOT = Path(__file__).parent.parent.parent
 LAYOUT = ParameterLayout.of({"matrix": (3, 50), "bias": (7,)})
 BLOCK = 64
 
@@ -115,7 +119,7 @@ def test_a_store_takes_what_is_reckoned(form: StateForm) -> None:
 # ---- what every optimizer owes
 
 SEED = {"betas": (0.8, 0.9), "weight_decay": 0.2, "seed": 5}
-OPTIMIZERS = {
+OWING = {
     "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "LARS": LARS(**SEED),
     "Muon": Muon(**SEED), "SignSGD": SignSGD(betas=(0.8, 0.9)),
 }  # fmt: skip
@@ -126,34 +130,61 @@ SEVERAL = ParameterLayout.of({"odd": (37, 53), "bias": (7,), "long": (2, 700)}, 
 def stepped(optimizer: Optimizer, form: StateForm, gradients: torch.dtype) -> HostStore:
     store = allocate_store(optimizer, SEVERAL, torch.bfloat16, form=form)
     for spec in SEVERAL.specs:
-        store.write_weights(spec.name, normal(spec.shape, spec.numel))
+        store.write_weights(spec.name, uniform(spec.shape, spec.numel))
     for step in range(1, 4):
-        gradient = normal((SEVERAL.total_elements,), step).to(gradients)
+        gradient = uniform((SEVERAL.total_elements,), step).to(gradients)
         take_step(optimizer, store, gradient, 1e-2, step, 0.7)
     return store
 
 
-def normal(shape: tuple[int, ...], seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def uniform(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Of the uniform distribution, and the same bits on every processor."""
+    whole = torch.randint(-(2**15), 2**15, shape, generator=torch.Generator().manual_seed(seed))
+    return whole.float() / 2**14
 
 
 @pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OWING)
 def test_split_weights_are_as_exact_and_a_half_state_is_near(
     name: str, gradients: torch.dtype
 ) -> None:
-    exact, split, half = (stepped(OPTIMIZERS[name], form, gradients) for form in StateForm)
+    exact, split, half = (stepped(OWING[name], form, gradients) for form in StateForm)
     assert torch.equal(exact.working, exact.master.bfloat16()), "the copy for the device"
     kept = exact.state.keys() & split.state.keys()
     assert all(torch.equal(exact.state[each], split.state[each]) for each in kept)
     for spec in SEVERAL.specs:
         weights = exact.weights(spec.name)
         assert torch.equal(split.weights(spec.name), weights)
-        way = (weights - normal(spec.shape, spec.numel)).norm()
+        way = (weights - uniform(spec.shape, spec.numel)).norm()
         assert (half.weights(spec.name) - weights).norm() < 0.05 * way
     rounded = any(half.state[each].dtype != exact.state[each].dtype for each in kept)
     differs = any(not torch.equal(half.weights(n), exact.weights(n)) for n in ("odd", "long"))
     assert differs == rounded
+
+
+def test_steps_have_the_same_bits_with_other_instructions() -> None:
+    told = set()
+    for instructions in ("default", "avx2"):
+        paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+        environment = os.environ | paths | {"ATEN_CPU_CAPABILITY": instructions}
+        words = [
+            sys.executable,
+            "-c",
+            "import test_optimizer; print(test_optimizer.digests_of_steps())",
+        ]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        told.add(done.stdout)
+    assert len(told) == 1
+    assert all(name in done.stdout for name, each in OWING.items() if each.reproducible)
+
+
+def digests_of_steps() -> list[tuple[str, str]]:
+    stores = {
+        name: stepped(optimizer, StateForm.EXACT, torch.float32)
+        for name, optimizer in OWING.items()
+        if optimizer.reproducible
+    }
+    return [(name, state_digest(store.state).hex()) for name, store in stores.items()]
 
 
 @pytest.fixture
@@ -162,11 +193,11 @@ def device() -> Iterator[CpuDevice]:
         yield device
 
 
-@pytest.mark.parametrize("name", [name for name, each in OPTIMIZERS.items() if each.reproducible])
+@pytest.mark.parametrize("name", [name for name, each in OWING.items() if each.reproducible])
 def test_a_joiner_loads_its_snapshot_and_catches_up(
     name: str, tmp_path: Path, device: CpuDevice
 ) -> None:
-    settings = {"rate": RateSettings(1e-2), "optimizer": OPTIMIZERS[name], "clip_norm": 1.0}
+    settings = {"rate": RateSettings(1e-2), "optimizer": OWING[name], "clip_norm": 1.0}
     giver, joiner = (filled(device, program(), **settings) for _ in range(2))
     for number in (1, 2):
         step_once(giver, batches(1, number), number)

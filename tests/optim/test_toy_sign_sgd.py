@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from toy_sign_sgd import SignSGD
 
+from atom.base.errors import ConfigError
 from atom.config.load import parse_run_text
 from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
@@ -48,8 +50,8 @@ class PlainSignSGD(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             kept = self.state[parameter]
             momentum = kept.setdefault("momentum", torch.zeros_like(parameter))
-            momentum.mul_(BETA).add_(parameter.grad, alpha=1 - BETA)
-            parameter.sub_(momentum.sign(), alpha=RATE)
+            momentum.mul_(BETA).add_(parameter.grad.mul(1 - BETA))
+            parameter.sub_(momentum.sign().mul_(RATE))
 
 
 def test_training_is_bit_equal_to_plain_pytorch(run: RunFile) -> None:
@@ -69,3 +71,14 @@ def test_memory_and_snapshots_are_reckoned_by_what_it_declares(run: RunFile) -> 
     assert list(shared_state(run, layout)) == ["master", "momentum"]
     assert sum(arena.size_bytes for arena in shared_state(run, layout).values()) == 8 * 528
     assert peer_bytes(run, layout) == (8 + 4 + 2 * 4) * 528
+
+
+def test_a_form_that_it_does_not_have_is_refused(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(*given: object) -> None:
+        raise ValueError("signs are whole")
+
+    monkeypatch.setattr(SignSGD, "state", state)
+    with pytest.raises(ConfigError, match=r'sign-sgd has no "exact" state: signs are whole'):
+        shared_state(run, ParameterLayout.of({"matrix": (32, 16)}))

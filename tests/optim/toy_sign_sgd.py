@@ -1,4 +1,8 @@
-"""Sign-SGD with momentum: what it takes to add an optimizer."""
+"""Sign-SGD with momentum: what it takes to add an optimizer.
+
+Products and sums are apart: PyTorch's combined ones (`alpha=`, `lerp`, `addcmul`) round once or
+twice, by processor.
+"""
 
 from torch import Tensor
 
@@ -18,6 +22,6 @@ class SignSGD(Optimizer):
 
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
         momentum = part.state["momentum"]
-        momentum.mul_(self._beta).add_(step.clipped(gradient), alpha=1 - self._beta)
+        momentum.mul_(self._beta).add_(step.clipped(gradient).mul_(1 - self._beta))
         with part.weights() as weights:
-            weights.sub_(momentum.sign(), alpha=step.learning_rate)
+            weights.sub_(momentum.sign().mul_(step.learning_rate))

@@ -65,9 +65,17 @@ def gradients(run: RunFile) -> torch.dtype:
 
 
 def replica_state(run: RunFile, layout: ParameterLayout) -> dict[str, StateArena]:
-    """The weights and the optimizer's state, as a replica of the run holds them."""
+    """The weights and the optimizer's state, as a replica of the run holds them. Raises:
+    ConfigError if the optimizer's state has no such form."""
     form = state_form(run)
-    return state_arenas(layout, form, optimizer_state(optimizer(run), layout, form))
+    try:
+        kept = optimizer_state(optimizer(run), layout, form)
+    except ValueError as problem:
+        raise ConfigError(
+            f'optimizer.state: {run.optimizer.name} has no "{form.value}" state: {problem}',
+            "choose another form: [optimizer] state",
+        ) from problem
+    return state_arenas(layout, form, kept)
 
 
 def shared_state(run: RunFile, layout: ParameterLayout) -> Mapping[str, StateArena]:
