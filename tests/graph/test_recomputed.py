@@ -157,7 +157,7 @@ def test_memory_at_the_peak_is_that_of_one_chunk(chunks: int) -> None:
     ledger = call_cost._Ledger([*batch.values(), *module.parameters()])
     with ledger:
         (loss,) = module(*batch.values())
-        forward = ledger._live
+        forward = ledger.live_bytes
         torch.autograd.grad(loss, list(module.parameters()))
     _, used = ledger.next_phase()
     logits = 4 * 1024 * 512
