@@ -87,7 +87,7 @@ def _sleep(seconds: float, should_stop: Callable[[], bool]) -> None:
     """Stands for a device that computes: nothing is counted before."""
     ends_at = time.monotonic() + seconds
     while (left_s := ends_at - time.monotonic()) > 0 and not should_stop():
-        time.sleep(min(left_s, LOOK_S))
+        time.sleep(min(left_s, LOOK_S))  # the device computes: nothing to wait on but time
 
 
 def _counted(loop: RoundLoop) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventList
+from atom.base.events import NoEvents
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
@@ -82,7 +82,7 @@ class _Peer:
         self._transport = Transport(
             Local(Identity.create(), bytes(32), bytes(16)),
             ("127.0.0.1", 0),
-            EventList(),
+            NoEvents(),
             bandwidth=bandwidth,
             handlers=Handlers(on_blobs=BlobServer(store, throttle=bandwidth.throttle).serve),
         )

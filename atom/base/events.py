@@ -114,13 +114,3 @@ class NoEvents:
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Nothing."""
-
-
-class EventList:
-    """The in-memory twin, for tests."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        self.events.append({"event": kind, **fields})

@@ -2,7 +2,9 @@
 a terminal that is closed says to it."""
 
 import signal
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 BYTES = "bytes"
 
@@ -29,6 +31,18 @@ def hang_up() -> tuple[signal.Signals, ...]:
     """SIGHUP, or nothing where it is ignored: `nohup` has its way."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return () if ignored else (signal.SIGHUP,)
+
+
+@contextmanager
+def ending_signals(handler: Any) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP go to `handler` meanwhile. In the main thread."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, answer in before.items():
+            signal.signal(number, answer)
 
 
 class Silence:

@@ -153,12 +153,12 @@ def _split(
     for make, sub_model in zip(load(program, device), program.sub_models, strict=True):
         module = make()
         bind(module, sub_model, parameters)
-        done.append((module, sub_model, _random_state()))
+        done.append((module, sub_model, random_state()))
         outputs = compute(module, sub_model, values).outputs
         values |= {name: output.detach() for name, output in outputs.items()}
     gradients = {program.loss: torch.ones_like(values[program.loss])}
     for module, sub_model, state in reversed(done):
-        _set_random_state(state)
+        set_random_state(state)
         named = {name: module.get_parameter(path) for path, name in sub_model.parameters}
         carried = [(p, sums[name]) for name, p in named.items() if name in sums]
         push_back(compute(module, sub_model, values), gradients, carried)
@@ -201,15 +201,15 @@ def _by(wanted: torch.Tensor | None, gradient: torch.Tensor | None) -> str:
     return f", by up to {difference:.3g}"
 
 
-_RandomState = tuple[torch.Tensor, list[torch.Tensor]]
+RandomState = tuple[torch.Tensor, list[torch.Tensor]]
 
 
-def _random_state() -> _RandomState:
+def random_state() -> RandomState:
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), on_devices
 
 
-def _set_random_state(state: _RandomState) -> None:
+def set_random_state(state: RandomState) -> None:
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])

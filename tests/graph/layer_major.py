@@ -12,6 +12,7 @@ from torch import nn
 
 from atom.graph.ir import Program, SubModel, require_fit
 from atom.graph.program import bind
+from atom.graph.verify import RandomState, random_state, set_random_state
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,13 @@ def run_layer_major(
         torch.manual_seed(seed)
         runs.append(_forward(program, modules, batch))
     sums: dict[str, torch.Tensor] = {}
-    end = _random_state()
+    end = random_state()
     for index in reversed(range(len(modules))):
         for number, run in enumerate(runs):
-            _set_random_state(run.states[index])
+            set_random_state(run.states[index])
             _backward(modules[index], program.sub_models[index], run, sums, number == 0)
-    _set_random_state(end)
+    set_random_state(end)
     return Steps([run.values[program.loss] for run in runs], sums)
-
-
-_RandomState = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class _Run:
 
     values: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]
-    states: list[_RandomState]
+    states: list[RandomState]
 
 
 def _forward(
@@ -76,7 +74,7 @@ def _forward(
 ) -> _Run:
     values, states = dict(batch), []
     for module, sub_model in zip(modules, program.sub_models, strict=True):
-        states.append(_random_state())
+        states.append(random_state())
         outputs = module(*_inputs(sub_model, values))
         for name, output in zip(sub_model.outputs, outputs, strict=True):
             values[name] = output.detach()
@@ -118,14 +116,3 @@ def _inputs(sub_model: SubModel, values: Mapping[str, torch.Tensor]) -> list[tor
         values[name].detach().requires_grad_(needs_grad)
         for name, needs_grad in zip(sub_model.inputs, sub_model.inputs_need_grad, strict=True)
     ]
-
-
-def _random_state() -> _RandomState:
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), on_devices
-
-
-def _set_random_state(state: _RandomState) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])

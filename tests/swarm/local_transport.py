@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from atom.base.events import EventList, EventSink
+from atom.base.events import EventSink
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
 
 
 class LocalNetwork:

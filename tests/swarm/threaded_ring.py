@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
     Channels,
@@ -26,6 +25,7 @@ from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Landed, Reduction
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Pace
+from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT = b"p" * 32

@@ -10,7 +10,6 @@ from typing import TypeVar
 import pytest
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream import handshake
@@ -20,6 +19,7 @@ from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import Handlers, TransportLimits
 from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
 
 RUN = b"r" * 32
 SOON = 10.0

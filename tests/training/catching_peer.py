@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.events import EventList
 from atom.swarm.chain.commit import Voter
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
@@ -16,6 +15,7 @@ from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.training.state_sync import PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage, write_snapshot
+from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 from tests.training.small_history import ROUNDS, initialise, new_replica, run
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
@@ -20,6 +19,7 @@ from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
+from tests.event_list import EventList
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.means import encoded

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, Contribution
@@ -28,6 +27,7 @@ from atom.training import exchange
 from atom.training.exchange import Exchange
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.run_storage import Results
+from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT, ELEMENTS = b"p" * 32, 256

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Prevote, encode
@@ -38,6 +37,7 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.swarm_samples import a_lease
 

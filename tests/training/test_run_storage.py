@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from atom.base.errors import StorageError
-from atom.base.events import EventList
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import DiskRoom
@@ -22,6 +21,7 @@ from atom.training.storage.run_storage import (
     list_snapshots,
     write_snapshot,
 )
+from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.swarm.chain_samples import beginning
 from tests.swarm.means import encoded

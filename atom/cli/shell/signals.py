@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from atom.base.errors import StorageError
 from atom.base.files import why_not_written
 from atom.cli.shell.failures import Terminated
-from atom.daemon.console import hang_up
+from atom.daemon.console import ending_signals, hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -69,13 +69,8 @@ def raise_on_signals() -> None:
 def undisturbed() -> Iterator[None]:
     """Meanwhile Ctrl-C, SIGTERM and SIGHUP do nothing: for the short end of what one has ended
     already, that half done would leave more behind than a moment's wait. In the main thread."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
+    with ending_signals(signal.SIG_IGN):
         yield
-    finally:
-        for number, answer in before.items():
-            signal.signal(number, answer)
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:

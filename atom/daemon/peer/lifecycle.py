@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from atom.base.clock import Clock
-from atom.daemon.console import hang_up
+from atom.daemon.console import ending_signals
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import Phase
 
@@ -200,13 +200,8 @@ class LeaveSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGINT, *hang_up())
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
+        with ending_signals(self._on_signal):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def take(self) -> Iterator[str]:
         """Names of those that arrived, each once."""

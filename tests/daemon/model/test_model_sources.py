@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
-from atom.base.events import EventList
 from atom.config.load import load_run_file, run_from_text
 from atom.daemon.console import Console, Silence
 from atom.daemon.model import recipe as recipes
@@ -26,6 +25,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.worker import BatchLoader
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
+from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.shelf import Shelf
 

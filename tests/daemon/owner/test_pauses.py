@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from atom.base.events import EventList
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
 from atom.training.replica.worker import RunGate
+from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.training.worker_scene import SmallDevice
 

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from atom.base.errors import AddressError
-from atom.base.events import EventList
 from atom.daemon.peer import heartbeat as heartbeat_module
 from atom.daemon.peer.heartbeat import PATIENCE_S, DirectoryThread, Heartbeat, enter_dht
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import Lease
 from tests.daemon.peer.small_peer import SmallDirectory, on_thread
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 
 LEASE = cast(Lease, SimpleNamespace(peer_id="us"))

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from atom.base.events import EventList
 from atom.daemon.peer.addresses import KeptContacts, known_contacts
 from atom.swarm.identity import Identity
 from atom.training.storage.disk import DiskRoom
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 
 

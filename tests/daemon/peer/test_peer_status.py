@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from atom.base.events import EventFan, EventList
+from atom.base.events import EventFan
 from atom.base.reasons import Reason
 from atom.config.load import parse_run_text
 from atom.daemon.peer.lifecycle import Facts
@@ -17,6 +17,7 @@ from atom.swarm.records.lease import Reached
 from atom.training.round.events import Phase, View
 from atom.training.round_stats import RoundStats
 from tests.daemon.tiny_run import run_text
+from tests.event_list import EventList
 
 ME = Voter("us", b"m" * 16)
 RATE = 12.5

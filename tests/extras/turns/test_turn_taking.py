@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.events import EventList
 from atom.config.peer_file import Device
 from atom.extras.turns.claims import WAITS, Claim
 from atom.extras.turns.taking import IDLE_S, UNREADABLE_S, DeviceTurns, device_name, open_turns
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 
 SLOT_S = 100.0

@@ -16,12 +16,12 @@ import pytest
 from dht_stock import end_all, stock_node, wait_until_gone
 
 from atom.base.errors import AddressError, PortInUseError
-from atom.base.events import EventList
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
+from tests.event_list import EventList
 
 pytestmark = pytest.mark.timeout(180)
 SOON = 60.0

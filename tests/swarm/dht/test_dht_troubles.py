@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from atom.base.errors import StorageError, UserError
-from atom.base.events import EventList
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht import p2pd, process
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable, keep_small, open_node_log
 from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
 from atom.swarm.dht.process import DhtService, message_line, until_clock_is_set_back
+from tests.event_list import EventList
 
 SOON = 20.0
 LISTEN = parse_listen("127.0.0.1:0")

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
 
 
 def main(donor: str, address: str, name: str, digest: str, folder: str) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import PeerRefused, StorageError
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.state import arenas
@@ -26,6 +25,7 @@ from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
+from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.refusals import refusal
 from tests.swarm.shelf import Shelf

@@ -8,7 +8,6 @@ import pytest
 from transport_peers import SOON, until
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
@@ -30,6 +29,7 @@ from atom.swarm.transport.limits import (
     TransportLimits,
     Unreachable,
 )
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.stream_pairs import stream_pair
 

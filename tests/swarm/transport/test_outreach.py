@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 import pytest
 from swarm_samples import a_lease
 
-from atom.base.events import EventList
 from atom.swarm.records.lease import PeerState, Reached
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.outreach import (
@@ -19,6 +18,7 @@ from atom.swarm.transport.outreach import (
     verdict,
     witness_of,
 )
+from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 
 YES, NO, UNKNOWN = Reached.YES, Reached.NO, Reached.UNKNOWN

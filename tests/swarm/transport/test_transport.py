@@ -10,7 +10,6 @@ import pytest
 from transport_peers import RUN, SOON, Peer
 
 from atom.base.errors import AddressError, PortInUseError
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
@@ -22,6 +21,7 @@ from atom.swarm.transport import dialer
 from atom.swarm.transport.dialer import CALL, Contact, ContactBook
 from atom.swarm.transport.limits import TransportLimits, Unreachable
 from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
 from tests.swarm.refusals import refusal
 
 Make = Callable[..., Peer]

@@ -9,7 +9,6 @@ import pytest
 from transport_peers import RUN, SOON, Peer, until
 
 from atom.base.errors import AddressError, PeerRefused
-from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state.fetch import Wanted, fetch
@@ -17,6 +16,7 @@ from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import reverse_connections
 from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
 
 Make = Callable[..., Peer]
 
