@@ -54,7 +54,7 @@ def leave(
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
     ] = None,
 ) -> None:
-    """Finish cleanly: no mini-batch already counted is lost.
+    """Finish cleanly: no sequence already counted is lost.
 
     The daemon waits until they are committed, at most 60 s if there is no --deadline. If it had to
     go without that, it ends with exit code 11.

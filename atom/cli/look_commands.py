@@ -85,7 +85,7 @@ def contributions(
 ) -> None:
     """What each peer gave to the run: the sums of its certified rounds.
 
-    Every round's record says how many mini-batches each peer gave, and is signed by a quorum of the
+    Every round's record says how many sequences each peer gave, and is signed by a quorum of the
     peers that voted. It is fetched from a peer that is alive, and every signature is checked here.
 
     [bold]Examples[/]

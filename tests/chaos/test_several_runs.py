@@ -39,8 +39,8 @@ def rounds_over_turns(peer: Peer) -> list[tuple[int, Event]]:
     for event in peer.events():
         if event["event"] == "turn-ended":
             with_round = event.get("with_round")
-            assert with_round or event["mini_batches"] >= counted
-            counted = 0 if with_round else event["mini_batches"]
+            assert with_round or event["sequences"] >= counted
+            counted = 0 if with_round else event["sequences"]
         elif event["event"] == "round":
             found += [(counted, event)] if counted else []
             counted = 0

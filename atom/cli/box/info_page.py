@@ -45,14 +45,14 @@ def _work(info: Info) -> Iterator[Row]:
     of_rounds = "" if info["rounds"] is None else f" of {info['rounds']:,}"
     now = "" if loss is None else f", loss {loss:.4f} {loss_unit(data)}".rstrip()
     yield "round", f"{info['round']:,}{of_rounds}{now}"
-    counted, batch = info["mini_batches"], info["global_batch"]
-    yield "next round", f"{counted:,} of its {batch:,} mini-batches are counted here"
+    counted, batch = info["sequences"], info["global_batch"]
+    yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
     yield "data", str(data)
     joined, given = info["rounds_joined"], info["sequences_committed"]
-    yield "given", f"{given:,} mini-batches to {joined:,} round{'' if joined == 1 else 's'}"
-    # A sample that is no text is a mini-batch, and has no tokens.
+    yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
+    # A sample that is no text is a sequence of its own, and has no tokens.
     tokens = f"{info['tokens_per_s']:,.0f} tokens/s, " if trained_on(data) == "tokens" else ""
-    yield "speed", f"{tokens}{info['sequences_per_s']:,.1f} mini-batches/s"
+    yield "speed", f"{tokens}{info['sequences_per_s']:,.1f} sequences/s"
     void = [f"{count:,} {cause}" for cause, count in info["passes_voided"].items() if count]
     if void:
         yield "void passes", ", ".join(void)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.cli.demo.peer import DemoPeer, Event, PeerFailed, Stage
-from atom.cli.demo.verdict import Check, PeerResult, judge, mini_batches, rounds_of, sum_up
+from atom.cli.demo.verdict import Check, PeerResult, judge, rounds_of, sequences_of, sum_up
 from atom.cli.shell.failures import ExitCode, say_error
 from atom.cli.shell.signals import raise_on_signals, undisturbed
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
@@ -128,7 +128,7 @@ class Demo:
 
     def _show(self, event: Event) -> None:
         for peer in self.peers:
-            if peer.name not in self._training and mini_batches(event, peer.peer_id):
+            if peer.name not in self._training and sequences_of(event, peer.peer_id):
                 self._training.add(peer.name)
                 self._say(f"{peer.name} trains from round {self._round} on")
         words = f"round {self._round:3} of {self._rounds}   loss {event['loss']:.4f}"
@@ -165,7 +165,7 @@ def results_table(results: Sequence[PeerResult]) -> Table:
             "peer": result.name,
             "id": short_id(result.peer_id) if result.peer_id else "-",
             "rounds": f"{result.rounds:,}",
-            "mini-batches": f"{result.mini_batches:,}",
+            "sequences": f"{result.sequences:,}",
             "tokens/s": f"{result.tokens_per_s:,.0f}",
             "digest": result.digest[:12] or "-",
             "fate": result.fate,

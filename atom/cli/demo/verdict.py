@@ -20,7 +20,7 @@ class PeerResult:
     fate: str
     rounds: int
     """Committed rounds it had a part in."""
-    mini_batches: int
+    sequences: int
     """Sequences it contributed to them."""
     tokens_per_s: float
     """Contributed tokens over the time from its first to its last round."""
@@ -51,7 +51,7 @@ def rounds_of(events: Iterable[Event]) -> list[Event]:
     return [last[number] for number in sorted(last)]
 
 
-def mini_batches(event: Event, peer_id: str) -> int:
+def sequences_of(event: Event, peer_id: str) -> int:
     """What this peer contributed to a round (sequences)."""
     parts = zip(event["members"], event["contributed"], strict=True)
     return sum(sequences for member, sequences in parts if member == peer_id)
@@ -62,15 +62,15 @@ def sum_up(
     sequence_tokens: int,
 ) -> PeerResult:  # fmt: skip
     """One peer's line. Its share is read from the founder's rounds, its replica from its own."""
-    told = [event for event in rounds_of(founder) if mini_batches(event, peer_id)]
-    count = sum(mini_batches(event, peer_id) for event in told)
+    told = [event for event in rounds_of(founder) if sequences_of(event, peer_id)]
+    count = sum(sequences_of(event, peer_id) for event in told)
     seconds = told[-1]["time"] - told[0]["time"] if len(told) > 1 else 0.0
     return PeerResult(
         name=name,
         peer_id=peer_id,
         fate=fate,
         rounds=len(told),
-        mini_batches=count,
+        sequences=count,
         tokens_per_s=count * sequence_tokens / seconds if seconds else 0.0,
         states=_states(events),
     )

@@ -13,7 +13,7 @@ from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.identity import short_id
 from atom.swarm.records.manifest import Manifest
 
-_COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")
+_COLUMNS = ("peer", "sequences", "share", "rounds", "first", "last")
 
 
 def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
@@ -24,7 +24,7 @@ def show_contributions(address: str | None, state: Path | None, as_json: bool) -
         return
     head, console = ledger.head, stdout_console()
     print_plainly(
-        f"{manifest.run}   {ledger.sequences:,} mini-batches in {head.round:,} "
+        f"{manifest.run}   {ledger.sequences:,} sequences in {head.round:,} "
         f"round{'' if head.round == 1 else 's'}, certified up to head {head.digest.hex()[:12]}",
         whole=True,
     )
@@ -42,7 +42,7 @@ def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
         "owner": manifest.owner,
         "round": ledger.head.round,
         "head": ledger.head.digest.hex(),
-        "mini_batches": ledger.sequences,
+        "sequences": ledger.sequences,
         "peers": _told(ledger),
     }
 
@@ -52,7 +52,7 @@ def _told(ledger: Ledger) -> list[dict[str, Any]]:
     return [
         {
             "peer_id": peer_id,
-            "mini_batches": share.sequences,
+            "sequences": share.sequences,
             "share": round(share.sequences / ledger.sequences, 6),
             "rounds": share.rounds,
             "first_round": share.first_round,
@@ -65,7 +65,7 @@ def _told(ledger: Ledger) -> list[dict[str, Any]]:
 def _cells(told: dict[str, Any], whole_id: bool) -> dict[str, str]:
     return {
         "peer": told["peer_id"] if whole_id else short_id(told["peer_id"]),
-        "mini-batches": f"{told['mini_batches']:,}",
+        "sequences": f"{told['sequences']:,}",
         "share": f"{told['share']:.1%}",
         "rounds": f"{told['rounds']:,}",
         "first": f"{told['first_round']:,}",

@@ -20,13 +20,13 @@ from atom.swarm.records.view import SwarmView, round_use, trained_on, void_text
 
 _BAR_COLUMNS = 40
 _COLUMNS = (
-    "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent",
+    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
     "received", "digest", "lease age",
 )  # fmt: skip
 _WORDS = ("peer", "state", "digest")
 _FIRST_TO_GO = (
     "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
-    "mini-batches",
+    "sequences",
 )  # fmt: skip
 _STATE_STYLES = {
     "accumulating": "green",
@@ -95,13 +95,13 @@ def headline(view: SwarmView, rounds: int | None) -> Text:
 
 
 def batch_bar(view: SwarmView) -> RenderableType:
-    """How near the next round is, in mini-batches (sequences) of the whole swarm."""
+    """How near the next round is, in sequences of the whole swarm."""
     if view.global_batch is None:
-        return Text(f"mini-batches {view.accumulated:,} (the global batch is not known)")
+        return Text(f"sequences {view.accumulated:,} (the global batch is not known)")
     row = Table.grid(padding=(0, 1))
     done = min(view.accumulated, view.global_batch)
     bar = ProgressBar(total=view.global_batch, completed=done, width=_BAR_COLUMNS)
-    row.add_row("mini-batches", bar, f"{view.accumulated:,} / {view.global_batch:,}")
+    row.add_row("sequences", bar, f"{view.accumulated:,} / {view.global_batch:,}")
     return row
 
 
@@ -123,7 +123,7 @@ def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
         "peer": Text(short_id(peer.peer_id), row),
         "state": Text.assemble((trouble, "bad"), ", ", state) if trouble else state,
         "round": Text(f"{peer.round:,}", behind),
-        "mini-batches": Text(f"{peer.sequences:,}", row),
+        "sequences": Text(f"{peer.sequences:,}", row),
         "seq/s": Text(f"{peer.sequences_per_s:,.1f}", row),
         "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
         **{title: Text(text, row) for title, text in round_use(peer).items()},

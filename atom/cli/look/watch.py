@@ -122,7 +122,7 @@ def plain_line(view: SwarmView) -> str:
     peers = f"{len(view.peers)} peer" + ("" if len(view.peers) == 1 else "s")
     batch = "" if view.global_batch is None else f"/{view.global_batch}"
     return (
-        f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} mini-batches"
+        f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} sequences"
         f"  {view.tokens_per_s:,.0f} {trained_on(view.data_amount)}/s{loss}"
     )
 

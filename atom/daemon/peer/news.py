@@ -106,7 +106,7 @@ class News:
         of = (
             f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all of them ours"
         )
-        yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} mini-batches{of}"
+        yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{of}"
 
     def _company(self, now: float) -> Iterator[str]:
         self._seen_at = {peer: at for peer, at in self._seen_at.items() if now - at < LOST_S}

@@ -122,7 +122,7 @@ class Status:
             "optimizer_state": run.optimizer.state,
             "gradients": run.optimizer.gradients,
             "codec": run.swarm.codec,
-            "mini_batches": self.own_sequences,
+            "sequences": self.own_sequences,
             "rounds_joined": stats.rounds_joined,
             "sequences_committed": stats.sequences_committed,
             "sequences_per_s": round(rate, 3),

@@ -98,7 +98,7 @@ def _tile(name: str, number: str, below: str, kind: str = "") -> str:
 
 
 def _batch(view: SwarmView) -> str:
-    title = "<h2>mini-batches toward the next round</h2>"
+    title = "<h2>sequences toward the next round</h2>"
     if view.global_batch is None:
         count = f"{view.accumulated:,} (the global batch is not known)"
         return f'{title}<p class="count">{count}</p>'
@@ -130,7 +130,7 @@ def _rounds(seen: Seen) -> str:
 
 def _contributions(seen: Seen) -> str:
     title = (
-        '<h2>contributions <span class="quiet">mini-batches in committed rounds of the whole run, '
+        '<h2>contributions <span class="quiet">sequences in committed rounds of the whole run, '
         "certified by its voters</span></h2>"
     )
     if seen.ledger is None or (seen.ledger_note and not seen.ledger.rounds):
@@ -159,13 +159,13 @@ MAX_ATTEMPTS = 8
 _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
 _PEERS = (
-    "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent",
+    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
     "received", "digest", "lease age",
 )  # fmt: skip
-_ROUNDS = ("round", "loss", "mini-batches", "peers", "what happened")
-_SHARES = ("peer", "mini-batches", "share", "rounds", "last round")
+_ROUNDS = ("round", "loss", "sequences", "peers", "what happened")
+_SHARES = ("peer", "sequences", "share", "rounds", "last round")
 _NUMBERS = frozenset(
-    {"round", "mini-batches", "seq/s", "tokens/s", "utilisation", "sent", "received", "lease age",
+    {"round", "sequences", "seq/s", "tokens/s", "utilisation", "sent", "received", "lease age",
      "loss", "peers", "rounds", "last round"}
 )  # fmt: skip
 

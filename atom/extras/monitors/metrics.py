@@ -164,7 +164,7 @@ _FIGURES = (
     _Figure("atom_global_batch_sequences", "Sequences per round, over all peers.",
             _at("global_batch")),
     _Figure("atom_counted_sequences", "Sequences counted here for the next round.",
-            _at("mini_batches")),
+            _at("sequences")),
     _Figure("atom_loss_nats", "Mean loss of the last committed round; of text, nats per token.",
             _at("loss")),
     _Figure("atom_tokens_per_second", "This peer's speed over the last 30 s.", _at("tokens_per_s")),

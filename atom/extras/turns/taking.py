@@ -153,9 +153,7 @@ class DeviceTurns(Turns):
         self._giving = False
         seconds = round(self._clock.now() - self._mine.since_s, 1)
         counted = there.trainer.counted()
-        there.events.emit(
-            "turn-ended", seconds=seconds, with_round=round_ended, mini_batches=counted
-        )
+        there.events.emit("turn-ended", seconds=seconds, with_round=round_ended, sequences=counted)
         return True
 
     def _holder(self) -> str:

@@ -156,7 +156,7 @@ class Share(NamedTuple):
     """What one peer gave to committed rounds."""
 
     sequences: int
-    """The mini-batches of the paper."""
+    """Counted in those rounds; the paper calls them mini-batches."""
     rounds: int
     """Those that something of it was averaged in."""
     first_round: int

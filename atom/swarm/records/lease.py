@@ -144,7 +144,7 @@ class Lease:
     head: OptionalDigest
     round: int
     sequences: int
-    """Sequences accumulated for the next round (the mini-batch count of the paper)."""
+    """Sequences accumulated for the next round (what the paper counts as mini-batches)."""
     sequences_per_s: Rate
     tokens_per_s: Rate
     pass_seconds: Rate

@@ -98,7 +98,7 @@ class SwarmView:
             "peer_id": lease.peer_id,
             "state": lease.state,
             "round": lease.round,
-            "mini_batches": lease.sequences,
+            "sequences": lease.sequences,
             "rate": round(lease.sequences_per_s, 3),
             "tokens_per_s": lease.tokens_per_s,
             "digest": lease.state_digest.hex(),

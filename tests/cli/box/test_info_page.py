@@ -21,7 +21,7 @@ def info(**more: Any) -> dict[str, Any]:
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
-        "mini_batches": 4, "rounds_joined": 76,
+        "sequences": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
         "loss": 3.7321, "passes_voided": {"loss-not-finite": 0, "out-of-memory": 0},
         "last_pass": {"pass_seconds": 0.006, "computing": 0.64,
@@ -39,7 +39,7 @@ def info(**more: Any) -> dict[str, Any]:
 def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     shown = dict(rows(info()))
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
-    assert shown["next round"] == "4 of its 8 mini-batches are counted here"
+    assert shown["next round"] == "4 of its 8 sequences are counted here"
     assert shown["data"] == "1,880 tokens, 234 sequences to train on"
     waits = "waits for host 21%, end 3%"
     assert shown["device"] == f"cpu; computes 64% of a pass of 0.006 s; {waits}"
@@ -53,7 +53,7 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:
     own = dict(rows(info(data={"tokens": 0, "samples": 20, "held_back": 0})))
     assert own["round"] == "1,076 of 10,000, loss 3.7321"
-    assert own["speed"] == "82.2 mini-batches/s"
+    assert own["speed"] == "82.2 sequences/s"
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
@@ -83,7 +83,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
-    assert shown["given"] == "608 mini-batches to 1 round"
+    assert shown["given"] == "608 sequences to 1 round"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
     assert shown["device"] == "cuda:0; tiny waits; tiny waits; other waits"

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from atom.cli.demo.peer import FINISHED
-from atom.cli.demo.verdict import PeerResult, judge, mini_batches, rounds_of, sum_up
+from atom.cli.demo.verdict import PeerResult, judge, rounds_of, sequences_of, sum_up
 
 FALLING = [5.0, 4.0, 2.4]
 STATES = {number: (f"head {number}", f"digest {number}") for number in range(1, 101)}
@@ -79,7 +79,7 @@ FOUNDERS = [
 
 def test_shares_are_read_from_the_founders_rounds() -> None:
     result = sum_up("peer 2", "B", FINISHED, [], FOUNDERS, sequence_tokens=10)
-    assert (result.rounds, result.mini_batches) == (2, 72)
+    assert (result.rounds, result.sequences) == (2, 72)
     assert result.tokens_per_s == pytest.approx(72 * 10 / 20.0)
 
 
@@ -113,4 +113,4 @@ def test_a_round_told_twice_counts_once() -> None:
 
 def test_a_share() -> None:
     event = {"members": ["A", "B", "A"], "contributed": [3, 0, 2]}
-    assert [mini_batches(event, peer) for peer in "ABC"] == [5, 0, 0]
+    assert [sequences_of(event, peer) for peer in "ABC"] == [5, 0, 0]

@@ -50,17 +50,17 @@ def test_a_pipe_gets_whole_ids_whatever_the_terminal_behind_it_has_room_for(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     headline, *_, ann, bob = shown(monkeypatch, capsys)
-    assert "1,536 mini-batches in 24 rounds, certified up to head 9f9f" in headline
+    assert "1,536 sequences in 24 rounds, certified up to head 9f9f" in headline
     assert ann.split() == ["peer-of-ann", "880", "57.3%", "24", "1", "24"]
     assert bob.split() == ["peer-of-bob", "656", "42.7%", "17", "8", "24"]
 
 
 def test_the_json_has_the_documented_keys() -> None:
     told = contributions(Village().manifest(), LEDGER)
-    assert (told["round"], told["mini_batches"], told["head"]) == (24, 1536, "9f" * 32)
+    assert (told["round"], told["sequences"], told["head"]) == (24, 1536, "9f" * 32)
     assert told["peers"][0] == {
         "peer_id": "peer-of-ann",
-        "mini_batches": 880,
+        "sequences": 880,
         "share": 0.572917,
         "rounds": 24,
         "first_round": 1,

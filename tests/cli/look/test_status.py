@@ -35,7 +35,7 @@ def test_the_json_has_the_documented_keys() -> None:
     assert len(answer["peers"]) == 2
     for peer in answer["peers"]:
         assert peer.keys() >= {
-            "peer_id", "state", "round", "mini_batches", "rate", "digest", "lease_age_s",
+            "peer_id", "state", "round", "sequences", "rate", "digest", "lease_age_s",
         }  # fmt: skip
         assert peer["state"] == "accumulating"
         assert peer["digest"] == DIGEST.hex()
@@ -106,7 +106,7 @@ def test_no_line_is_wider_than_the_screen(width: int) -> None:
 def test_narrow_screens_keep_what_matters() -> None:
     text = drawn(sight(), width=50)
     assert "state" in text
-    assert "mini-batches" in text
+    assert "sequences" in text
     assert "lease age" not in text
 
 

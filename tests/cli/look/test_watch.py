@@ -34,7 +34,7 @@ def drawn(shown: Sight, width: int, height: int, problem: str = "") -> list[str]
 
 def test_a_line_of_the_log() -> None:
     line = plain_line(sight().view)
-    assert line == "tiny  round 7  2 peers  21/64 mini-batches  200 tokens/s  loss 2.5000"
+    assert line == "tiny  round 7  2 peers  21/64 sequences  200 tokens/s  loss 2.5000"
 
 
 def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:

@@ -99,14 +99,14 @@ def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     assert told.after(30) == []
     first = value(7, (CY, 32), (BOB, 64), ("idle", 0))
     assert told.after(1, last=first) == [
-        "round 7: loss 2.5000, 96 mini-batches of 2 peers, 32 of them ours"
+        "round 7: loss 2.5000, 96 sequences of 2 peers, 32 of them ours"
     ]
     lines = [line for n in range(8, 308) for line in told.after(1, last=value(n, (BOB, 96)))]
     assert lines[0].startswith("rounds 8 to 3")
-    assert lines[0].endswith(", the last: loss 2.5000, 96 mini-batches of 1 peer, 0 of them ours")
+    assert lines[0].endswith(", the last: loss 2.5000, 96 sequences of 1 peer, 0 of them ours")
     assert len(lines) == 300 / EVERY_S
     (only,) = told.after(60, last=value(900, (CY, 96)))
-    assert only.endswith("96 mini-batches, all of them ours")
+    assert only.endswith("96 sequences, all of them ours")
 
 
 def test_a_pause_is_told_with_its_reason_and_its_end() -> None:

@@ -18,7 +18,7 @@ INFO: dict[str, Any] = {
     "state": "accumulating",
     "round": 7,
     "global_batch": 64,
-    "mini_batches": 12,
+    "sequences": 12,
     "loss": 2.5,
     "tokens_per_s": 1000.0,
     "rounds_joined": 5,

@@ -131,7 +131,7 @@ def test_the_first_keeps_it_for_a_slot_and_gives_it_when_a_round_ends(box: Box) 
     assert one.seat.holder == "the run two"
     (ended,) = one.events.events
     assert ended == {
-        "event": "turn-ended", "seconds": SLOT_S + 1, "with_round": True, "mini_batches": 12,
+        "event": "turn-ended", "seconds": SLOT_S + 1, "with_round": True, "sequences": 12,
     }  # fmt: skip
     two.turns.look()
     two.serve()

@@ -46,7 +46,7 @@ def test_what_the_status_command_tells() -> None:
         "peer_id": "a",
         "state": "accumulating",
         "round": 3,
-        "mini_batches": 5,
+        "sequences": 5,
         "rate": 1.235,
         "tokens_per_s": 80.0,
         "digest": "64" * 32,
