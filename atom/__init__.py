@@ -6,12 +6,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from atom.base import __version__
+
 if TYPE_CHECKING:
     from atom.offloaded_model import OffloadedModel, offload
     from atom.optim.adamw import AdamW
     from atom.optim.rate import RateSettings as Schedule
 
-__version__ = "0.2.0"
 __all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
 
 _PLACES = {

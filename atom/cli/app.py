@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from atom import __version__
+from atom.base import __version__
 from atom.cli import box_commands, look_commands, train_commands
 from atom.cli.shell.failures import ExitCode, refuse_empty, run_guarded
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atom import __version__
+from atom.base import __version__
 from atom.base.errors import MismatchError, ModelError
 from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES

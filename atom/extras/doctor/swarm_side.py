@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from atom import __version__
+from atom.base import __version__
 from atom.base.errors import AtomError, UserError
 from atom.base.units import format_bytes
 from atom.config.load import run_from_text

@@ -29,7 +29,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from atom import __version__
+from atom.base import __version__
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.extensions import Info
