@@ -16,7 +16,7 @@ from home_figures import Reading, commits
 from home_scale import SmallRound
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
-sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in (".", "chaos", "swarm")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in (".", "swarm")]
 from home_networks import Home, homes, settle
 from swarm_of_processes import Peer, Swarm, gather, swarm_in
 

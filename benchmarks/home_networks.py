@@ -7,10 +7,9 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from long_way import LongWays
-from swarm_of_processes import Swarm, swarm_in
+from swarm_of_processes import Swarm
 
 _NETWORK = "10.214.9"
 _SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
@@ -65,17 +64,6 @@ class Home:
         with a small share of a real one's speed, the usual megabytes would hide that it is slow."""
         command = f"echo 4096 16384 {most_bytes} > /proc/sys/net/ipv4/tcp_wmem"
         _run(f"ip netns exec {self.namespace} sh -c", command)
-
-
-@contextlib.contextmanager
-def swarm_at_home(
-    root: Path, run_text: str, names: Sequence[str], shut: Sequence[bool], memory: str | None = None
-) -> Iterator[tuple[Swarm, list[Home]]]:
-    """Peers in networks of their own, of which these let nobody in; founded, and standing."""
-    with homes(shut) as places, swarm_in(root, run_text, names, memory) as swarm:
-        settle(swarm, places)
-        swarm.found(standing=True)
-        yield swarm, places
 
 
 def settle(swarm: Swarm, places: Sequence[Home]) -> None:
