@@ -18,7 +18,7 @@ from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.state.blobs import BlobServer, BlobStore
+from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
@@ -77,14 +77,15 @@ class _Peer:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         bandwidth = Bandwidth(setting.upload_bits_per_s, None)
-        store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
-        store.manifest(_NAME)  # hashed before anybody's clock runs
+        contents = {_NAME: read_tensors(setting.snapshot)}
+        server = BlobServer(contents.get, throttle=bandwidth.throttle)
+        server.manifest(_NAME)  # hashed before anybody's clock runs
         self._transport = Transport(
             Local(Identity.create(), bytes(32), bytes(16)),
             ("127.0.0.1", 0),
             NoEvents(),
             bandwidth=bandwidth,
-            handlers=Handlers(on_blobs=BlobServer(store, throttle=bandwidth.throttle).serve),
+            handlers=Handlers(on_blobs=server.serve),
         )
         self._transport.start()
         self._enough = threading.Event()

@@ -15,6 +15,7 @@ from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease, LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
+from atom.swarm.transport.limits import offend
 from atom.training.replica.pacing import count_swarm
 from atom.training.round.events import (
     Action,
@@ -154,7 +155,7 @@ class RoundLoop:
         self._next_tick = now + TICK_S
         own = worker.own_sequences(machine.head.digest), worker.pass_seconds
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
-        self.view = replace(seen, aside=self._transport.quarantine.aside(now))
+        self.view = replace(seen, aside=self._transport.offenders.held(now))
         worker.update_swarm(count_swarm(machine, self.view))
         self._handle(Tick(self.view))
 
@@ -187,7 +188,7 @@ class RoundLoop:
 
     def _set_aside(self, peer_id: str, reason: Reason) -> None:
         now = self._clock.now()
-        seconds = self._transport.quarantine.offend(peer_id, reason, now)
+        seconds = offend(self._transport.offenders, peer_id, reason, now)
         if seconds > 0 and self._complaints.allow(now):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
             self._events.emit("peer-aside", **told)

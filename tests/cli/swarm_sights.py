@@ -35,7 +35,6 @@ class Village:
             data_digest="c" * 64,
             initial_state_digest=DIGEST,
             founder_incarnation=b"i" * 16,
-            created_at=1.0,
         )
 
     async def publish(self, **wishes: object) -> None:

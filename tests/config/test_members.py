@@ -90,7 +90,6 @@ def test_the_longest_list_fits_into_a_signed_record() -> None:
         data_digest="ef" * 32,
         initial_state_digest=b"s" * 32,
         founder_incarnation=bytes(16),
-        created_at=1_700_000_000.0,
     )
     record = encode_manifest(manifest, owner)
     assert len(record) <= MAX_RECORD_BYTES

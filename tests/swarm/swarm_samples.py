@@ -60,6 +60,5 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
         data_digest="",
         initial_state_digest=b"s" * 32,
         founder_incarnation=INCARNATION,
-        created_at=1_700_000_000.0,
     )
     return replace(manifest, **changes)

@@ -11,7 +11,7 @@ import pytest
 
 from atom.base.errors import PeerRefused
 from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import OPEN, AllowList
+from atom.swarm.records.manifest import Listed
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
@@ -83,13 +83,13 @@ def make_peer() -> Iterator[Callable[..., Peer]]:
         run: bytes = RUN,
         limits: TransportLimits = QUICK,
         identity: Identity | None = None,
-        allowed: AllowList = OPEN,
+        listed: Listed = None,
         listens: bool = True,
         serve: Callable[[Channel], None] | None = None,
     ) -> Peer:
         """`serve`: blobs."""
         incarnation = bytes([len(made)]) * 16
-        local = Local(identity or Identity.create(), run, incarnation, allowed)
+        local = Local(identity or Identity.create(), run, incarnation, listed)
         made.append(Peer(local, limits, listens, serve))
         made[-1].transport.start()
         return made[-1]

@@ -9,7 +9,7 @@ import pytest
 from atom.swarm.chain.commit import Voter
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore, Content, plain_bytes
+from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.training.state_sync import PeerDonors, StateSync
@@ -23,7 +23,7 @@ PAGE_COMMITS = 2
 ME = Voter("me", bytes(16))
 
 
-class Served(BlobStore):
+class Served(BlobServer):
     """What one donor gives. Everything may be replaced by a lie."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Peer:
         self.told: list[tuple[int, int]] = []
         self.on_told: Callable[[int], None] = lambda done: None
         self._network = LocalNetwork()
-        self._doors: dict[BlobStore, str] = {}
+        self._doors: dict[BlobServer, str] = {}
         self.donors = self._peer_donors()
         first = run().digest(0), self._first
         self.state_sync = StateSync(
@@ -99,14 +99,14 @@ class Peer:
             self._network.add(), self.results.usual_bytes, state_bytes, self.downloads, watch
         )
 
-    def door(self, blobs: BlobStore, throttle: TransferThrottle | None = None) -> str:
+    def door(self, blobs: BlobServer, throttle: TransferThrottle | None = None) -> str:
         """The peer that serves this."""
         if blobs not in self._doors:
-            serve = BlobServer(blobs, throttle=throttle).serve
-            self._doors[blobs] = self._network.add(serve).peer_id
+            blobs.throttle = throttle or blobs.throttle
+            self._doors[blobs] = self._network.add(blobs.serve).peer_id
         return self._doors[blobs]
 
-    def run(self, *donors: BlobStore, discard: bool = False) -> str:
+    def run(self, *donors: BlobServer, discard: bool = False) -> str:
         return self.state_sync.run([self.door(each) for each in donors], discard)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobStore
+from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
@@ -86,7 +86,7 @@ class Stage(WorkerScene):
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2)
-        self.blobs = BlobStore(self.storage.content)
+        self.blobs = BlobServer(self.storage.content)
         context = TrainingContext(
             ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]
             self.transport, self.clock, self.events,

@@ -15,7 +15,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, V
 from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import GAP_SECONDS, LEASE_SECONDS, Lease, PeerState
-from atom.swarm.transport.limits import FIRST_HOLD_S, Quarantine
+from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff
 from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
@@ -86,7 +86,9 @@ class Stage:
         worker: Any = SimpleNamespace(
             pass_seconds=0.75, own_sequences=lambda head: 5, update_swarm=self.counts.append
         )
-        self.transport: Any = SimpleNamespace(quarantine=Quarantine(), send=self._send)
+        self.transport: Any = SimpleNamespace(
+            offenders=Backoff(FIRST_HOLD_S, LONGEST_HOLD_S), send=self._send
+        )
         self.reachable = True
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()

@@ -11,13 +11,12 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobStore, Content, plain_bytes
+from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.stream.frames import Pace
 from atom.training import state_sync as serving
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.swarm.means import encoded
 from tests.swarm.refusals import refusal
-from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
 from tests.training.catching_peer import Make, Served, peer_of, state_name
 from tests.training.small_history import ROUNDS, chain_bytes, run
@@ -143,11 +142,11 @@ def test_few_missed_rounds_are_replayed_and_more_are_a_state_and_the_rounds_sinc
 def test_a_peers_own_disk_serves_all_that_another_lacks(
     peer_of: Make, last_seen: int, fetches: list[str]
 ) -> None:
-    peer, donors = peer_of(at=last_seen), list[BlobStore]()
+    peer, donors = peer_of(at=last_seen), list[BlobServer]()
     for _ in range(2):
         donor = peer_of()
         donor.store(ROUNDS, [3, 4, 5], snapshots=[4])
-        donors.append(BlobStore(donor.storage.content))
+        donors.append(BlobServer(donor.storage.content))
     assert peer.run(*donors) == ""
     assert peer.at(ROUNDS)
     fetched = [event for event in peer.events.events if event["event"] == "fetched"]
@@ -197,7 +196,7 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: M
 def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Make) -> None:
     peer, honest = peer_of(), Served()
     digest, result = run().result_digest(2), run().results[2]
-    liar = Shelf({f"result/{digest.hex()}": {"other": result.wires}})
+    liar = BlobServer({f"result/{digest.hex()}": {"other": result.wires}}.get)
     assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.HASH_MISMATCH
     peer.state_sync.fetch_result(digest, [peer.door(liar), peer.door(honest)])
     fetched = peer.results.get(digest)
@@ -211,7 +210,7 @@ def test_what_is_no_result_is_refused_whatever_it_is_called(peer_of: Make) -> No
     """Its name may be a commit's: of voters in league."""
     peer, other = peer_of(), {"other": torch.zeros(64)}
     digest = state_digest(other)
-    liar = Shelf({f"result/{digest.hex()}": other})
+    liar = BlobServer({f"result/{digest.hex()}": other}.get)
     assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.MALFORMED
 
 

@@ -130,7 +130,7 @@ class ChainFetcher:
                 identity or Identity.create(),
                 manifest_digest(manifest),
                 os.urandom(16),
-                allowed=seen_from_outside(manifest),
+                listed=seen_from_outside(manifest),
             ),
             None,
             NoEvents(),

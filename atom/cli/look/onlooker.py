@@ -55,7 +55,7 @@ class Onlooker:
         self._directory = directory
         self.manifest = manifest
         self._rounds, self._global_batch = _agreed_on(manifest)
-        self._has_list = seen_from_outside(manifest).peer_ids is not None
+        self._has_list = seen_from_outside(manifest) is not None
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self._leases: dict[str, Lease] = {}
@@ -206,11 +206,11 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
 def listed_peer(manifest: Manifest) -> Identity | None:
     """Who takes part in that run from its usual place here, if its owner has listed them. In an
     open run nobody has to give a name. Raises: StorageError."""
-    allowed = seen_from_outside(manifest)
-    if allowed.peer_ids is None:
+    listed = seen_from_outside(manifest)
+    if listed is None:
         return None
     me = own_identity(default_state_directory(manifest.run))
-    return me if me is not None and allowed.holds(me.peer_id) else None
+    return me if me is not None and me.peer_id in listed else None
 
 
 def identity_in(state: Path | None) -> Identity | None:

@@ -23,7 +23,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import AllowList, Manifest, decode_manifest
+from atom.swarm.records.manifest import Listed, Manifest, decode_manifest
 
 _SILENCE = Silence()
 
@@ -137,9 +137,9 @@ def _name_of(run: str) -> str:
 # ---- the run that a state directory belongs to
 
 
-def check_member(allowed: AllowList, owner: str, peer_id: str) -> None:
+def check_member(listed: Listed, owner: str, peer_id: str) -> None:
     """Raises: TrustError for a peer that the run's owner has not listed."""
-    if not allowed.holds(peer_id):
+    if listed is not None and peer_id not in listed:
         raise TrustError(
             f"this run is open to those its owner has listed, and this peer is not: {peer_id}",
             f"ask its owner {owner} to list it in their next run; "
@@ -147,11 +147,12 @@ def check_member(allowed: AllowList, owner: str, peer_id: str) -> None:
         )
 
 
-def say_list(allowed: AllowList, console: Console) -> None:
+def say_list(listed: Listed, console: Console) -> None:
     """To a peer that is let in. Of an open run there is nothing to say."""
-    if allowed.peer_ids is not None:
-        number = len(allowed.peer_ids)
-        console.note(f"peers that may take part, by the owner's list: {number}, you among them")
+    if listed is not None:
+        console.note(
+            f"peers that may take part, by the owner's list: {len(listed)}, you among them"
+        )
 
 
 def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:

@@ -1,7 +1,6 @@
 """Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +148,6 @@ def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) 
         data_amount=DataAmount(*samples.amount),
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
-        created_at=time.time(),
     )
     record = encode_manifest(manifest, box.identity)
     if weights is not None:

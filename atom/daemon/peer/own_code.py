@@ -20,7 +20,7 @@ from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
+from atom.swarm.records.manifest import Manifest, listed_peers, manifest_digest
 from atom.swarm.state.fetch import asking
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
@@ -85,8 +85,8 @@ def _stored(run: RunFile, box: Box) -> OwnCode | None:
 
 def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:
     """The file that the manifest names, from whoever has it. Raises: AddressError."""
-    allowed = AllowList.of(manifest.owner, run.swarm.members)
-    local = Local(box.identity, manifest_digest(manifest), box.incarnation, allowed=allowed)
+    listed = listed_peers(manifest.owner, run.swarm.members)
+    local = Local(box.identity, manifest_digest(manifest), box.incarnation, listed)
     transport = Transport(local, ("", 0), box.events)
     try:
         deadline = time.monotonic() + FETCH_S

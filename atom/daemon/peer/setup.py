@@ -42,7 +42,7 @@ from atom.swarm.addresses import (
 )
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.codec import chunk_kernels
-from atom.swarm.records.manifest import AllowList
+from atom.swarm.records.manifest import listed_peers
 from atom.swarm.transport.listener import data_door
 from atom.training.storage.run_storage import Snapshot, list_snapshots
 
@@ -64,7 +64,7 @@ def run_start(
         if says_finished(box, name, owner, run.run.rounds):
             return Ending.ROUNDS_REACHED
         box, begin_monitors = _at_the_door(stack, box, extensions)
-        say_list(AllowList.of(owner, run.swarm.members), console)
+        say_list(listed_peers(owner, run.swarm.members), console)
         turns = _turns(stack, box, extensions, name, owner)
         thread = _enter_dht(stack, box, name, owner, initial)
         member = found_run(options, box, run, lambda: turns.begin(console.note))
@@ -98,9 +98,9 @@ def run_join(
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
         run = run_of(manifest, box)
-        allowed = AllowList.of(manifest.owner, run.swarm.members)
-        check_member(allowed, manifest.owner, box.identity.peer_id)
-        say_list(allowed, console)
+        listed = listed_peers(manifest.owner, run.swarm.members)
+        check_member(listed, manifest.owner, box.identity.peer_id)
+        say_list(listed, console)
         turns = _turns(stack, box, extensions, address.run, manifest.owner)
         code = obtain_code(run, manifest, options, box, thread)
         member = enter_run(manifest, record, code, box, lambda: turns.begin(console.note))

@@ -19,9 +19,7 @@ from atom.swarm.records.lease import (
     SHOWN,
     EndedAttempt,
     Lease,
-    NamedLink,
     PeerState,
-    short_name,
 )
 from atom.swarm.records.view import void_text
 from atom.swarm.transport.outreach import Outreach
@@ -92,10 +90,7 @@ class Status:
             state_digest=self.machine.state_digest,
             addresses=self.addresses,
             reached=self.outreach.reached,
-            links=tuple(
-                NamedLink(short_name(peer_id), link)
-                for peer_id, link in self.executor.exchange.speeds.links(MAX_LINKS).items()
-            ),
+            links=tuple(self.executor.exchange.speeds.links(MAX_LINKS).values()),
             ended_attempts=self.attempts.last,
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),

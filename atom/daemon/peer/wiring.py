@@ -8,12 +8,12 @@ from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
 from atom.swarm.exchange.codec import Codec, chunk_kernels, codec_named
-from atom.swarm.records.manifest import AllowList
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.records.manifest import listed_peers
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.limits import Handlers, KnownPeers
+from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, Patience, Terms
@@ -59,11 +59,13 @@ def transport_of(
     """It serves what is stored, and the run's own code."""
     network = box.peer.network
     bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
-    allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
-    local = Local(box.identity, member.run_id, box.incarnation, allowed)
+    listed = listed_peers(member.manifest.owner, member.run.swarm.members)
+    local = Local(box.identity, member.run_id, box.incarnation, listed)
     code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
-    blobs, known = BlobStore(lambda name: code.get(name) or storage.content(name)), KnownPeers()
-    server = BlobServer(blobs, known, bandwidth.throttle)
+    known = KnownPeers()
+    server = BlobServer(
+        lambda name: code.get(name) or storage.content(name), known, bandwidth.throttle
+    )
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
@@ -81,7 +83,7 @@ def donors_of(
         Watch(
             lambda done, total: console.progress("fetching the state", done, total),
             events,
-            lambda peer, reason: transport.quarantine.offend(peer, reason, clock.now()),
+            lambda peer, reason: offend(transport.offenders, peer, reason, clock.now()),
         ),
     )
 

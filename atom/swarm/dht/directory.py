@@ -22,7 +22,7 @@ from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 from atom.swarm.records.manifest import (
-    OPEN,
+    Listed,
     Manifest,
     decode_lease,
     decode_manifest,
@@ -70,7 +70,7 @@ class Directory:
         self.run, self.owner = check_run_name(run), owner
         self._client = client
         self._identity = identity
-        self._members = OPEN
+        self._listed: Listed = None
         self._leases: dict[bytes, Lease] = {}
         """By record, as they were read last: most are news only every other second."""
         self.known: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ class Directory:
 
     async def publish_manifest(self, record: bytes) -> None:
         """Stores the owner's signed record and keeps storing it while this directory is open."""
-        self._members = seen_from_outside(decode_manifest(record, self.run, self.owner))
+        self._listed = seen_from_outside(decode_manifest(record, self.run, self.owner))
         if self._keeping is not None:
             self._keeping.cancel()
         await self._store_manifest(record)
@@ -124,7 +124,7 @@ class Directory:
             if found:
                 [(_, record)] = found  # it is its author's own, under their name
                 manifest = decode_manifest(record, self.run, self.owner)
-                self._members = seen_from_outside(manifest)
+                self._listed = seen_from_outside(manifest)
                 return manifest, record
             is_answered = is_answered or (widely and complete)
             patience_s = MANIFEST_SECONDS if is_answered else MANIFEST_PATIENCE_SECONDS
@@ -176,7 +176,7 @@ class Directory:
 
     def _whose(self, key: str) -> dict[str, Any]:
         """The peers whose records matter there. Our own and the owner's always do."""
-        listed = self._members.peer_ids
+        listed = self._listed
         ours = {self.owner} | ({self._identity.peer_id} if self._identity else set())
         only_known = listed is not None and key == lease_key(self.run, self.owner)
         return {"known": list(ours | (listed or self.known)), "only_known": only_known}

@@ -44,16 +44,6 @@ SHARES = 1000
 
 
 @dataclass(frozen=True)
-class Line:
-    """How a member is connected to the others."""
-
-    bytes_per_s: float | None = None
-    """In each direction; None: nobody has measured it."""
-    may_own: bool = True
-    """A part: every other member is to be connected with it. Some member may."""
-
-
-@dataclass(frozen=True)
 class Choice:
     """The exchange, and why."""
 
@@ -75,15 +65,17 @@ class Choice:
 
 
 def choose(
-    lines: Sequence[Line],
+    lines: Sequence[float | None],
+    may_own: Sequence[bool],
     average_bytes: float,
     latency_s: float | None = None,
     ring_possible: bool = True,
 ) -> Choice:
-    """For members with these lines. `ring_possible`: the codec allows it, and no ring of these
-    members broke a moment ago without a culprit."""
+    """`lines`: of each member in bytes per second, in each direction; None: nobody has measured it.
+    `may_own`: a part, so that every other member is to be connected with it; some member may.
+    `ring_possible`: the codec allows it, and no ring of these members broke a moment ago without a
+    culprit."""
     members, rates = len(lines), _rates(lines)
-    may_own = [line.may_own for line in lines]
     latency_s = ASSUMED_LATENCY_S if latency_s is None else latency_s
     shares = part_shares(rates, may_own)
     busiest_s = max(
@@ -147,8 +139,7 @@ def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
         left = {way: rate for way, rate in left.items() if worst.isdisjoint(way)}
 
 
-def _rates(lines: Sequence[Line]) -> list[float]:
+def _rates(lines: Sequence[float | None]) -> list[float]:
     """Lines that nobody has measured never held an exchange up: they are faster than any other."""
-    known = [line.bytes_per_s for line in lines if line.bytes_per_s]
-    unknown = max([ASSUMED_BYTES_PER_S, *(TIMES_FASTER * rate for rate in known)])
-    return [line.bytes_per_s or unknown for line in lines]
+    unknown = max([ASSUMED_BYTES_PER_S, *(TIMES_FASTER * rate for rate in lines if rate)])
+    return [rate or unknown for rate in lines]

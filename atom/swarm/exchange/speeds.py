@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from atom.swarm.exchange.channels import Channels
 from atom.swarm.exchange.choice import averages_moved
 from atom.swarm.exchange.reduction import Terms
-from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link
+from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link, short_name
 from atom.swarm.stream.frames import SLOWEST_BYTES_PER_S, Channel, Pace
 
 FRACTION = 20
@@ -71,7 +72,7 @@ class SpeedBook:
         """To the peers met last."""
         with self._lock:
             known = [
-                (peer, Link(way.round_trip_s, self._rate(peer)))
+                (peer, replace(way, bytes_per_s=self._rate(peer)))
                 for peer, (way, _) in self._ways.items()
             ]
         return dict(known[-most:])
@@ -82,7 +83,8 @@ class SpeedBook:
         if count >= LEAST_BYTES and (right.sending_s >= BUSY_SHARE * seconds or pace > rate):
             rate, rated_at = pace, self._now()
         round_trip_s = min(right.round_trip_s, LONGEST_ROUND_TRIP_S)
-        self._ways[right.peer_id] = Link(round_trip_s, rate), rated_at
+        way = Link(short_name(right.peer_id), round_trip_s, rate)
+        self._ways[right.peer_id] = way, rated_at
         while len(self._ways) > KEPT:
             del self._ways[next(iter(self._ways))]
 

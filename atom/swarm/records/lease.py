@@ -93,16 +93,11 @@ class Reached(StrEnum):
 class Link:
     """What one peer measured of its way to another."""
 
+    peer: ShortName
+    """The other."""
     round_trip_s: RoundTrip
     bytes_per_s: LinkRate = math.inf
     """As fast as it was seen to go when it was what held things up; infinite: it never was."""
-
-
-class NamedLink(NamedTuple):
-    """The link to the peer of that short name."""
-
-    peer: ShortName
-    link: Link
 
 
 class EndedAttempt(NamedTuple):
@@ -156,7 +151,7 @@ class Lease:
     """Where the direct transport listens: "host:port"."""
     reached: Reached = Reached.UNKNOWN
     """Whether others can dial it, as far as it knows."""
-    links: Annotated[tuple[NamedLink, ...], MAX_LINKS] = ()
+    links: Annotated[tuple[Link, ...], MAX_LINKS] = ()
     """What it measured of its ways to others."""
     ended_attempts: Annotated[tuple[EndedAttempt, ...], MAX_ENDED_ATTEMPTS] = ()
     """The last attempts at a round that it coordinated in vain."""

@@ -77,7 +77,6 @@ class Manifest:
     """Digest of the tokenized training set, or "" if peers may hold different data."""
     initial_state_digest: Digest
     founder_incarnation: Incarnation
-    created_at: float
     data_amount: DataAmount | None = None
     """None: nobody said it."""
 
@@ -93,31 +92,16 @@ def first_head(manifest: Manifest) -> Head:
     return genesis(manifest_digest(manifest), manifest.initial_state_digest, founder)
 
 
-@dataclass(frozen=True)
-class AllowList:
-    """The peers of a run. All of them have the same list: it is in the run's manifest."""
-
-    peer_ids: frozenset[str] | None = None
-    """None: the run is open."""
-
-    @classmethod
-    def of(cls, owner: str, members: Iterable[str] | None) -> "AllowList":
-        """`members` as the run file has them, and the owner."""
-        return cls(None if members is None else frozenset(members) | {owner})
-
-    def holds(self, peer_id: str) -> bool:
-        return self.peer_ids is None or peer_id in self.peer_ids
-
-    def check(self, peer_id: str) -> None:
-        """Raises: PeerRefused(NOT_ON_THE_LIST)."""
-        if not self.holds(peer_id):
-            raise PeerRefused(Reason.NOT_ON_THE_LIST, f"{peer_id[:64]} is no member of the run")
+Listed = frozenset[str] | None
+"""The peers of a run, of which all have the same list: it is in the manifest. None: it is open."""
 
 
-OPEN = AllowList()
+def listed_peers(owner: str, members: Iterable[str] | None) -> Listed:
+    """`members` as the run file has them, and the owner."""
+    return None if members is None else frozenset(members) | {owner}
 
 
-def seen_from_outside(manifest: Manifest) -> AllowList:
+def seen_from_outside(manifest: Manifest) -> Listed:
     """The list of a (verified) manifest, for those who only look.
 
     They may look at a run of a newer version, whose file they cannot read: then at everybody in it.
@@ -126,8 +110,8 @@ def seen_from_outside(manifest: Manifest) -> AllowList:
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:
-        return OPEN
-    return AllowList.of(manifest.owner, run.swarm.members)
+        return None
+    return listed_peers(manifest.owner, run.swarm.members)
 
 
 LEASE_DOMAIN = "lease"

@@ -45,15 +45,27 @@ def plain_bytes(raw: bytes) -> Content:
     return {BYTES_ARENA: torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else empty}
 
 
-class BlobStore:
-    """What this peer serves, by name. Thread-safe."""
+class BlobServer:
+    """What this peer serves, by name, and its answers to blob channels: so many at once in all,
+    fewer for one peer, and half of all for strangers, so that a voter finds a place beside any
+    number of them. Thread-safe."""
 
-    def __init__(self, find: Callable[[str], Content | None]) -> None:
+    def __init__(
+        self,
+        find: Callable[[str], Content | None],
+        known: KnownPeers | None = None,
+        throttle: TransferThrottle | None = None,
+    ) -> None:
         """`find`: the content of that name; None: there is none. Called from many threads, for each
-        chunk anew. A name of more than a chunk must always mean the same content."""
+        chunk anew. A name of more than a chunk must always mean the same content. `known`: peers of
+        the run, asked each time."""
         self._find = find
+        self._known = known or KnownPeers()
+        self.throttle = throttle or TransferThrottle()
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
+        self._serving: list[str] = []
+        """To whom, once for each channel."""
 
     def manifest(self, name: str) -> BlobManifest:
         """Hashes the content; a large one's manifest is remembered. Raises:
@@ -84,31 +96,6 @@ class BlobStore:
                 return whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
-    def _content(self, name: str) -> Content:
-        content = self._find(name)
-        if content is None:
-            raise PeerRefused(Reason.NOT_FOUND, "no such blob")
-        return content
-
-
-class BlobServer:
-    """Answers blob channels from a store: so many at once in all, fewer for one peer, and half of
-    all for strangers, so that a voter finds a place beside any number of them."""
-
-    def __init__(
-        self,
-        store: BlobStore,
-        known: KnownPeers | None = None,
-        throttle: TransferThrottle | None = None,
-    ) -> None:
-        """`known`: peers of the run, asked each time."""
-        self._store = store
-        self._known = known or KnownPeers()
-        self._throttle = throttle or TransferThrottle()
-        self._lock = threading.Lock()
-        self._serving: list[str] = []
-        """To whom, once for each channel."""
-
     def serve(self, channel: Channel) -> None:
         """One channel, until the other end leaves; give this to the transport as `on_blobs`.
 
@@ -124,6 +111,12 @@ class BlobServer:
         finally:
             with self._lock:
                 self._serving.remove(channel.peer_id)
+
+    def _content(self, name: str) -> Content:
+        content = self._find(name)
+        if content is None:
+            raise PeerRefused(Reason.NOT_FOUND, "no such blob")
+        return content
 
     def _admits(self, peer_id: str) -> bool:
         with self._lock:
@@ -147,14 +140,14 @@ class BlobServer:
 
     def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
         if request.manifest:
-            return schema.encode(self._store.manifest(request.name))
-        return self._store.chunk(request.name, request.arena, request.chunk)
+            return schema.encode(self.manifest(request.name))
+        return self.chunk(request.name, request.arena, request.chunk)
 
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
         """One frame, in parts that wait for rings: a slow donor must not look silent."""
         channel.send_header(Kind.BLOB, len(answer), patience)
         while answer and not channel.closed.is_set():
-            size = self._throttle.take(len(answer), time.monotonic())
+            size = self.throttle.take(len(answer), time.monotonic())
             if size:
                 channel.stream.send_all(answer[:size], patience)
                 answer = answer[size:]

@@ -16,11 +16,11 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
-from atom.swarm.records.manifest import OPEN, AllowList
+from atom.swarm.records.manifest import Listed
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 MAX_FRAME_BYTES = 1024
@@ -36,8 +36,8 @@ class Local:
     """32 bytes: the digest of the run's manifest."""
     incarnation: bytes
     """16 random bytes per process start."""
-    allowed: AllowList = OPEN
-    """The same for all peers of the run: with whom the run's owner lets us speak."""
+    listed: Listed = None
+    """With whom the run's owner lets us speak."""
 
     def __post_init__(self) -> None:
         assert len(self.run_id) == 32
@@ -52,7 +52,7 @@ def greet(
 
     Raises: PeerRefused with the server's reason or our own; OSError.
     """
-    local.allowed.check(server)
+    _check_listed(server, local)
     challenge = wire.Challenge()
     _parse(challenge, channel.recv_frame(Kind.CHALLENGE, MAX_FRAME_BYTES, patience))
     if challenge.version != PROTOCOL_VERSION:
@@ -96,7 +96,7 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     if not verify(hello.peer_id, HELLO_DOMAIN, payload, hello.signature):
         raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer it names")
     channel.peer_id = hello.peer_id
-    local.allowed.check(hello.peer_id)
+    _check_listed(hello.peer_id, local)
     channel.incarnation = hello.incarnation
     channel.purpose = Purpose(hello.purpose)
     channel.tag = hello.tag
@@ -157,6 +157,11 @@ def _check_hello(hello: wire.Hello, local: Local) -> None:
     )
     if not well_formed:
         raise PeerRefused(Reason.BAD_HANDSHAKE, "a field of hello is out of bounds")
+
+
+def _check_listed(peer_id: str, local: Local) -> None:
+    if local.listed is not None and peer_id not in local.listed:
+        raise PeerRefused(Reason.NOT_ON_THE_LIST, f"{peer_id[:64]} is no member of the run")
 
 
 def _signed_part(hello: wire.Hello, server: str, certificate: bytes, nonce: bytes) -> bytes:

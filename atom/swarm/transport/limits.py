@@ -8,6 +8,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
@@ -37,7 +38,9 @@ OFFENCES = frozenset(
         Reason.HASH_MISMATCH,
     }
 )
-"""What puts a peer into quarantine."""
+"""What a peer is put aside for: nobody asks it to take part in a round. Never for long: a damaged
+disk looks like a lie. A peer that is aside may still connect, within the same limits as all others:
+a quorum may need its vote."""
 
 
 @dataclass(frozen=True)
@@ -222,21 +225,9 @@ class Backoff:
             return frozenset([name for name, (_, until) in self._failed.items() if now < until])
 
 
-class Quarantine:
-    """Peers that are put aside for what they did: nobody asks them to take part in a round. Never
-    for long: a damaged disk looks like a lie. A peer that is aside may still connect, within the
-    same limits as all others: a quorum may need its vote. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
-
-    def offend(self, peer_id: str, reason: Reason, now: float) -> float:
-        """Notes what may be an offence; returns for how many seconds it puts the peer aside."""
-        return self._offenders.fail(peer_id, now) if reason in OFFENCES else 0.0
-
-    def aside(self, now: float) -> frozenset[str]:
-        """The peers that are aside."""
-        return self._offenders.held(now)
+def offend(offenders: Backoff, peer_id: str, reason: Reason, now: float) -> float:
+    """Notes what may be an offence; returns for how many seconds it puts the peer aside."""
+    return offenders.fail(peer_id, now) if reason in OFFENCES else 0.0
 
 
 class Unreachable(ConnectionError):
@@ -267,7 +258,7 @@ class Endpoint:
     closing: threading.Event = field(default_factory=threading.Event)
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     handlers: Handlers = Handlers()
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    offenders: Backoff = field(default_factory=partial(Backoff, FIRST_HOLD_S, LONGEST_HOLD_S))
     known: KnownPeers = field(default_factory=KnownPeers)
     told: dict[str, TokenBucket] = field(default_factory=dict)
     channels: set[Channel] = field(default_factory=set)

@@ -17,7 +17,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import ThrottledStream, TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream
-from atom.swarm.transport.limits import ConnectionLimiter, Endpoint
+from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, offend
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
 _LAST_WORDS_S = 0.3
@@ -212,7 +212,7 @@ class Listener:
         try:
             self._served[channel.purpose](channel)
         except PeerRefused as refused:
-            end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
+            offend(end.offenders, channel.peer_id, refused.reason, end.clock.now())
             end.tell("connection-dropped", refused, peer_id=channel.peer_id)
         except OSError:  # the other end left, or we are closing: nothing to tell
             pass

@@ -62,8 +62,8 @@ class Transport:
         """The box's caps, and what lets our rings go before state transfers."""
         self.threads = self._endpoint.threads
         """`close` joins them."""
-        self.quarantine = self._endpoint.quarantine
-        """Who is put aside here."""
+        self.offenders = self._endpoint.offenders
+        """Who is put aside here, for one of the `OFFENCES`."""
         self.known = self._endpoint.known
         """As given; set by the follower of the chain."""
         self.listens = False

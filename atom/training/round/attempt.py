@@ -18,7 +18,7 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise
-from atom.swarm.exchange.choice import Choice, Line, choose, line_rates
+from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
@@ -237,26 +237,24 @@ def choose_exchange(
     links = _links(members, view.leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
-    lines = _lines(members, links, view.hidden, apart)
-    return choose(lines, average_bytes, latency_s, ring_possible)
+    rates = {way: link.bytes_per_s for way, link in links.items()}
+    slow = line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
+    owners = _able_to_own(members, view.hidden, apart)
+    lines = [slow.get(member.peer_id) for member in members]
+    may_own = [member.peer_id in owners for member in members]
+    return choose(lines, may_own, average_bytes, latency_s, ring_possible)
 
 
-def _lines(
-    members: Sequence[Contribution],
-    links: Mapping[tuple[str, str], Link],
-    hidden: set[str],
-    apart: Collection[Way],
-) -> list[Line]:
+def _able_to_own(
+    members: Sequence[Contribution], hidden: set[str], apart: Collection[Way]
+) -> set[str]:
     """Owners are dialled by all others: who can be, has no broken way to another member, and has
     work to give. If there is nobody like that, the last wish goes first."""
     peers = {member.peer_id for member in members}
     broken = {peer for way in apart if peers.issuperset(way) for peer in way}
-    rates = {way: link.bytes_per_s for way, link in links.items()}
-    slow = line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
     idle = {member.peer_id for member in members if not member.sequences}
     able = [peers - hidden - broken - idle, peers - hidden - broken, peers - hidden, peers]
-    owners = next(filter(None, able))
-    return [Line(slow.get(m.peer_id), m.peer_id in owners) for m in members]
+    return next(filter(None, able))
 
 
 def _links(
@@ -265,9 +263,9 @@ def _links(
     """What members measured of their ways to each other, by sender and receiver."""
     names = {short_name(member.peer_id): member.peer_id for member in members}
     return {
-        (peer_id, names[name]): link
+        (peer_id, names[link.peer]): link
         for peer_id, lease in leases.items()
         if peer_id in names.values()
-        for name, link in lease.links
-        if name in names and names[name] != peer_id
+        for link in lease.links
+        if link.peer in names and names[link.peer] != peer_id
     }

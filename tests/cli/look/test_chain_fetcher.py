@@ -21,7 +21,6 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 from tests.swarm.chain_samples import a_commit, heads_along
-from tests.swarm.shelf import Shelf
 from tests.swarm.swarm_samples import TINY_RUN, a_lease, a_manifest
 from tests.swarm.trickle import Trickle
 
@@ -44,12 +43,10 @@ def served(
     for _ in range(rounds):
         commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
     head = heads_along(first, commits)[-1]
-    store = Shelf()
-    for since in range(rounds + 1):
-        store.contents[f"chain/{since}"] = plain_bytes(page_of(commits, since))
-    allowed = seen_from_outside(manifest)
-    local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
-    handlers = Handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
+    pages = {f"chain/{since}": plain_bytes(page_of(commits, since)) for since in range(rounds + 1)}
+    listed = seen_from_outside(manifest)
+    local = Local(OWNER, manifest_digest(manifest), os.urandom(16), listed)
+    handlers = Handlers(on_blobs=BlobServer(pages.get, throttle=throttle).serve)
     transport = Transport(local, ("127.0.0.1", 0), NoEvents(), handlers=handlers)
     transport.start()
     stack.callback(transport.close)

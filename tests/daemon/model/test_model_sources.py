@@ -27,7 +27,6 @@ from atom.training.replica.worker import BatchLoader
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
-from tests.swarm.shelf import Shelf
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"
@@ -349,10 +348,8 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]
 
     def join(content: bytes | None) -> LocalTransport:
-        store = Shelf()
-        if content is not None:
-            store.contents[blob_name(run)] = plain_bytes(content)
-        serve = BlobServer(store).serve
+        contents = {} if content is None else {blob_name(run): plain_bytes(content)}
+        serve = BlobServer(contents.get).serve
         transport = LocalTransport(network, Identity.create(), bytes(16), EventList(), serve)
         transport.start()
         transports.append(transport)

@@ -10,16 +10,16 @@ from atom.cli.shell.failures import ExitCode, exit_code_of
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import check_member, open_box, own_peer_id, say_list
 from atom.swarm.identity import Identity, is_peer_id
-from atom.swarm.records.manifest import OPEN, AllowList
+from atom.swarm.records.manifest import listed_peers
 
 
 def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
-    allowed = AllowList.of("owner", ["ann"])
+    listed = listed_peers("owner", ["ann"])
     for let_in in ("owner", "ann"):
-        check_member(allowed, "owner", let_in)
-    check_member(OPEN, "owner", "stranger")
+        check_member(listed, "owner", let_in)
+    check_member(None, "owner", "stranger")
     with pytest.raises(TrustError, match="this peer is not: stranger") as caught:
-        check_member(allowed, "owner", "stranger")
+        check_member(listed, "owner", "stranger")
     assert "ask its owner owner" in caught.value.hint
     assert exit_code_of(caught.value) is ExitCode.TRUST
 
@@ -27,8 +27,8 @@ def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
 def test_who_is_let_in_by_a_list_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     console, said = Silence(), list[str]()
     monkeypatch.setattr(console, "note", said.append)
-    say_list(OPEN, console)
-    say_list(AllowList.of("owner", ["ann", "bob"]), console)
+    say_list(None, console)
+    say_list(listed_peers("owner", ["ann", "bob"]), console)
     assert said == ["peers that may take part, by the owner's list: 3, you among them"]
 
 

@@ -21,7 +21,6 @@ from atom.swarm.records.lease import (
     SHOWN,
     EndedAttempt,
     Link,
-    NamedLink,
     PeerState,
     Reached,
     RoundUse,
@@ -47,7 +46,7 @@ RUN = "shakespeare"
 PLACE = RUN, OWNER.peer_id
 MOST = 2**63 - 1
 NAME = bytes(8)
-LINK = NamedLink(NAME, Link(1.0, 1e9))
+LINK = Link(NAME, 1.0, 1e9)
 
 
 def encoded(expires_at: float = 100.0, **changes: Any) -> bytes:
@@ -83,7 +82,7 @@ LONGEST: dict[str, Any] = {
     [
         {},
         {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
-        {"reached": Reached.NO, "links": (NamedLink(b"87654321", Link(0.25)),)},
+        {"reached": Reached.NO, "links": (Link(b"87654321", 0.25),)},
         {"ended_attempts": (EndedAttempt(7, "bored"),), "branches": (Branch(7, 3, b"12345678"),)},
         LONGEST,
     ],

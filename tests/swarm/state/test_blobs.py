@@ -7,12 +7,11 @@ import torch
 
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
 from tests.swarm.refusals import refusal
-from tests.swarm.shelf import Shelf
 from tests.swarm.stream_pairs import stream_pair
 
 SOON = 10.0
@@ -26,26 +25,27 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def test_what_is_found_is_hashed_once_and_gone_when_it_is_not_found_any_more() -> None:
-    store = Shelf({"state/x": state(), "small": plain_bytes(b"old")})
+    contents = {"state/x": state(), "small": plain_bytes(b"old")}
+    store = BlobServer(contents.get)
     manifest = store.manifest("state/x")
     assert manifest.digest() == state_digest(state())
     assert store.manifest("state/x") is manifest
     store.manifest("small")
-    store.contents["small"] = plain_bytes(b"new")
+    contents["small"] = plain_bytes(b"new")
     assert store.manifest("small").digest() == state_digest(plain_bytes(b"new"))
-    del store.contents["state/x"]
+    del contents["state/x"]
     assert refusal(store.manifest, "state/x") is Reason.NOT_FOUND
 
 
 def test_unknown_names_and_places_are_not_found() -> None:
-    store = Shelf({"chain": plain_bytes(b"commits")})
+    store = BlobServer({"chain": plain_bytes(b"commits")}.get)
     for name, arena, chunk in (("chain", 0, 1), ("chain", 1, 0), ("chain", 2**31, 9), ("x", 0, 0)):
         assert refusal(store.chunk, name, arena, chunk) is Reason.NOT_FOUND
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
-    server = BlobServer(Shelf())
+    server = BlobServer(lambda name: None)
     asking, serving = (Channel(stream) for stream in stream_pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     assert refusal(server.serve, serving) in (Reason.MALFORMED, Reason.TOO_LARGE)
@@ -74,7 +74,7 @@ def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> N
                 raw = callers.pop().recv_frame(Kind.REFUSED, 1024, Patience(SOON))
                 assert wire.Refused.FromString(raw).reason == "busy"
 
-    server = BlobServer(BlobStore(served_meanwhile), known)
+    server = BlobServer(served_meanwhile, known)
     for _ in range(2):  # who has left has made room
         waiting += ["greedy"] * 5 + [f"stranger {number}" for number in range(5)]
         waiting += ["voter"] * 5 + ["member"] * 4 + ["third"]

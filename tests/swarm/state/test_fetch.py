@@ -21,14 +21,13 @@ from atom.swarm.identity import Identity
 from atom.swarm.state import arenas
 from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, PieceQueue, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.refusals import refusal
-from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
 
 SOON = 20.0
@@ -36,6 +35,7 @@ CHUNK, CHUNKS = CHUNK_BYTES // 4, 5
 STATE_BYTES = (3 * CHUNK + 7) * 4 + CHUNK * 2
 NAME = "state/" + "ab" * 32
 LEISURE = Pace(slack_s=60.0)
+EMPTY = BlobServer(lambda name: None)
 Act = Callable[[int, memoryview], memoryview | None]
 
 
@@ -51,12 +51,12 @@ def state(seed: int = 0) -> dict[str, Tensor]:
 DIGEST = state_digest(state())
 
 
-class Scripted(Shelf):
+class Scripted(BlobServer):
     """Serves a state. `act` sees the number of each chunk before it is given: what it returns is
     given in its place, if anything."""
 
     def __init__(self, act: Act = lambda number, chunk: None, seed: int = 0) -> None:
-        super().__init__({NAME: state(seed)})
+        super().__init__({NAME: state(seed)}.get)
         self._act = act
         self.asked = 0
 
@@ -91,10 +91,11 @@ class Town:
         self.lies: dict[str, Reason] = {}
 
     def donor(
-        self, store: BlobStore | None = None, throttle: TransferThrottle | None = None
+        self, server: BlobServer | None = None, throttle: TransferThrottle | None = None
     ) -> str:
-        serve = BlobServer(store or Scripted(), throttle=throttle).serve
-        return self._network.add(serve).peer_id
+        server = server or Scripted()
+        server.throttle = throttle or server.throttle
+        return self._network.add(server.serve).peer_id
 
     def address_of(self, donor: str) -> str:
         [there] = [each for each in self._network.present if each.peer_id == donor]
@@ -154,7 +155,7 @@ def test_liars_strangers_and_the_absent_are_replaced(
 ) -> None:
     monkeypatch.setattr(fetch_module, "MOST_DONORS", 1)
     scripts = [Scripted(act) for act in (lie, cut, town.fall_over)]
-    stores = [Scripted(seed=1), *scripts, Shelf(), Scripted()]
+    stores = [Scripted(seed=1), *scripts, EMPTY, Scripted()]
     stranger, liar, short, faint, empty, good = donors = [town.donor(each) for each in stores]
     assert town.fetch([Identity.create().peer_id, *donors]).keys() == {faint, good}
     dropped = {event["peer_id"]: event["reason"] for event in town.events.events[:-1]}
@@ -220,7 +221,7 @@ def test_when_nobody_is_left_the_last_reason_is_told(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refusal(town.fetch, []) is Reason.NOT_FOUND
-    assert refusal(town.fetch, [town.donor(Scripted(lie)), town.donor(Shelf())]) in {
+    assert refusal(town.fetch, [town.donor(Scripted(lie)), town.donor(EMPTY)]) in {
         Reason.NOT_FOUND,
         Reason.HASH_MISMATCH,
     }
@@ -298,7 +299,7 @@ def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) 
 
 def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> None:
     raw = bytes(range(256)) * 1000
-    donor = town.donor(Shelf({"chain": plain_bytes(raw), "empty": plain_bytes(b"")}))
+    donor = town.donor(BlobServer({"chain": plain_bytes(raw), "empty": plain_bytes(b"")}.get))
     with asking(town.me, donor, LEISURE) as ask:
         assert ask("chain", len(raw)) == raw
         assert ask("empty", 10) == b""
@@ -307,7 +308,9 @@ def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> No
 
 
 def test_plain_bytes_must_come_at_the_pace_of_all_that_came(town: Town) -> None:
-    donor = town.donor(Shelf({"page": plain_bytes(b"x" * 1000)}), throttle=Trickle(4000.0, 100))
+    donor = town.donor(
+        BlobServer({"page": plain_bytes(b"x" * 1000)}.get), throttle=Trickle(4000.0, 100)
+    )
     with asking(town.me, donor, Pace(3.0, 2000.0)) as ask:
         for _ in range(3):
             assert len(ask("page", 1000)) == 1000, "at twice the pace"

@@ -15,7 +15,6 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.dialer import Lanes
 from atom.swarm.transport.limits import (
     FORGOTTEN_S,
-    LONGEST_HOLD_S,
     MOST_REMEMBERED,
     OFFENCES,
     TOLD_AT_ONCE,
@@ -24,10 +23,10 @@ from atom.swarm.transport.limits import (
     Endpoint,
     Handlers,
     KnownPeers,
-    Quarantine,
     ThreadGroup,
     TransportLimits,
     Unreachable,
+    offend,
 )
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
@@ -88,34 +87,28 @@ def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None
 # ---- aside
 
 
-def test_a_hold_doubles_up_to_ten_minutes_and_ends() -> None:
-    quarantine, now, held = Quarantine(), 0.0, []
-    for _ in range(10):
-        held.append(quarantine.offend("a", Reason.TIMEOUT, now))
-        assert quarantine.aside(now + held[-1] - 1.0) == {"a"}
+def test_a_hold_doubles_up_to_the_longest_and_is_forgotten_or_forgiven() -> None:
+    waits, now, held = Backoff(10.0, 40.0), 0.0, []
+    for _ in range(4):
+        held.append(waits.fail("a", now))
+        assert waits.held(now + held[-1] - 1.0) == {"a"}
         now += held[-1]
-        assert quarantine.aside(now) == frozenset()
-    assert held == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, *[LONGEST_HOLD_S] * 3]
-
-
-def test_old_offences_are_forgotten_and_other_reasons_are_none() -> None:
-    quarantine = Quarantine()
-    for reason in set(Reason) - OFFENCES:
-        assert quarantine.offend("a", reason, 0.0) == 0.0
-    quarantine.offend("a", Reason.TIMEOUT, 0.0)
-    assert quarantine.offend("a", Reason.TIMEOUT, 5.0 + FORGOTTEN_S - 1.0) == 10.0
-    assert quarantine.offend("a", Reason.TIMEOUT, 3 * FORGOTTEN_S) == 5.0
-    for number in range(MOST_REMEMBERED + 10):
-        quarantine.offend(f"peer {number}", Reason.TIMEOUT, 0.0)
-    assert len(quarantine.aside(0.0)) == MOST_REMEMBERED
-
-
-def test_whom_is_forgiven_fails_for_the_first_time_again() -> None:
-    waits = Backoff(10.0, 40.0)
-    assert [waits.fail("a", 0.0) for _ in range(3)] == [10.0, 20.0, 40.0]
-    assert waits.failures("a") == 3
+        assert waits.held(now) == frozenset()
+    assert held == [10.0, 20.0, 40.0, 40.0]
+    assert waits.failures("a") == 4
+    assert waits.fail("a", now + FORGOTTEN_S - 1.0) == 40.0
+    assert waits.fail("a", now + 3 * FORGOTTEN_S) == 10.0
     waits.forgive("a")
-    assert (waits.failures("a"), waits.held(0.0)) == (0, frozenset())
+    assert (waits.failures("a"), waits.held(now)) == (0, frozenset())
+    for number in range(MOST_REMEMBERED + 10):
+        waits.fail(f"peer {number}", 0.0)
+    assert len(waits.held(0.0)) == MOST_REMEMBERED
+
+
+def test_only_an_offence_puts_a_peer_aside() -> None:
+    offenders = Backoff(10.0, 40.0)
+    for reason in Reason:
+        assert offend(offenders, reason.value, reason, 0.0) == 10.0 * (reason in OFFENCES)
 
 
 # ---- destinations and events

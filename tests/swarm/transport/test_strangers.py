@@ -106,7 +106,7 @@ def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) ->
         with pytest.raises(ConnectionError):
             stream.recv_into(memoryview(bytearray(1 << 16)), Patience(SOON))
         stream.close()
-    aside = peer.transport.quarantine.aside(0.0)
+    aside = peer.transport.offenders.held(0.0)
     assert aside == ({STRANGER.peer_id} if comes is proven else frozenset())
 
 

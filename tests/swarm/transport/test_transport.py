@@ -84,7 +84,7 @@ def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
     """A quorum may need its vote, and of two the other one is the only donor."""
     one, two = make_peer(), make_peer(serve=lambda channel: None)
     one.knows(two)
-    assert two.transport.quarantine.offend(one.peer_id, Reason.STATE_MISMATCH, 0.0) > 0
+    assert two.transport.offenders.fail(one.peer_id, 0.0) > 0
     channel = one.transport.connect(two.peer_id, purpose, b"tag")
     ends = [channel]
     if purpose is Purpose.RING:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from simulated_peer import Process
 
 READ_SECONDS = 0.9
-SLOW = Link(0.02, 1e6)
 _STATES = {
     Phase.ACCUMULATING: PeerState.ACCUMULATING,
     Phase.STEPPING: PeerState.STEPPING,
@@ -199,7 +198,7 @@ class Lookout:
         if not seat.slow:
             return ()
         others = [other for other in self._process.swarm.seats if other is not seat]
-        return tuple((short_name(other.peer_id), SLOW) for other in others[:16])
+        return tuple(Link(short_name(other.peer_id), 0.02, 1e6) for other in others[:16])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from simulated_seat import Chain, Seat
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
-from atom.swarm.transport.limits import Quarantine
+from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff, offend
 from atom.training.replica.pacing import count_swarm
 from atom.training.round import RoundMachine
 from atom.training.round.events import (
@@ -81,7 +81,7 @@ class Process:
         self.backlog: list[Callable[[], None]] = []
         self.gradients = Gradients(self)
         self.told: list[Report] = []
-        self.quarantine = Quarantine()
+        self.offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
         self._lookout = Lookout(self)
         self.ring: StartExchange | None = None
         """That it is in now."""
@@ -230,7 +230,7 @@ class Process:
             case CatchUp():
                 self._catch_up(action)
             case Offence(peer_id, reason):
-                self.quarantine.offend(peer_id, reason, self.now())
+                offend(self.offenders, peer_id, reason, self.now())
             case Report():
                 self.told.append(action)
 
@@ -351,7 +351,7 @@ class Process:
     # ---- the directory
 
     def _tick(self) -> None:
-        view = replace(self._lookout.view(), aside=self.quarantine.aside(self.now()))
+        view = replace(self._lookout.view(), aside=self.offenders.held(self.now()))
         self.gradients.swarm = count_swarm(self.machine, view)
         self.handle(Tick(view))
         if not self.alive:

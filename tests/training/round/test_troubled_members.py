@@ -64,7 +64,7 @@ def test_an_offender_is_in_no_ring_while_it_is_aside() -> None:
     for process in honest:
         for _ in range(4):  # aside for 5, 10, 20, then 40 s
             process.receive(liar.me, CommitNotice(replace(forged, value=value)))
-        assert process.quarantine.aside(process.now()) == {liar.peer_id}
+        assert process.offenders.held(process.now()) == {liar.peer_id}
     before = honest[0].chain.head.round
     swarm.run(30.0)
     rounds = [c for c in honest[0].chain.commits if c.value.round > before + 1]
