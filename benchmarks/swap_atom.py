@@ -24,6 +24,7 @@ from swap_setup import (
 from swap_traffic import Link
 
 from atom.base.clock import BootClock
+from atom.extras.chrome_trace import chrome_trace
 from atom.graph.profile.measured import measure_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -34,7 +35,6 @@ from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.swap.arrangement import Arrangement
-from atom.swap.chrome_trace import chrome_trace
 from atom.swap.device import CpuDevice, Device
 from atom.swap.pass_shares import PassShares
 from atom.swap.state_form import StateForm
@@ -133,8 +133,9 @@ class Atom:
         self.replica.finish_step()
         timeline = self._timed_steps()
         if trace is not None:
+            spans = [span.to_json(self._names()) for span in timeline.spans]
             Path(trace).write_text(
-                chrome_trace(timeline, self._names(), f"{len(self.step_ends) - 1} steps"),
+                chrome_trace(spans, f"{len(self.step_ends) - 1} steps"),
                 encoding="utf-8",
             )
         counts, ends = self.pass_counts, self.step_ends

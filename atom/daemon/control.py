@@ -28,8 +28,8 @@ class Controllable(Protocol):
         ...
 
     def trace(self, ticket: int) -> tuple[int, str, str]:
-        """Ticket 0: have the next pass recorded. Returns ticket, trace and summary; the latter are
-        empty until the pass has ended: ask again with the ticket."""
+        """Ticket 0: have the next pass recorded. Returns ticket, spans (JSON) and summary; the
+        latter are empty until the pass has ended: ask again with the ticket."""
         ...
 
 

@@ -15,10 +15,11 @@ the engine and its devices:
 A prediction leaves out what the host does between events, and that the lanes share memory.
 """
 
+import re
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from atom.swap.crossing import OUTGOING
 from atom.swap.device_slots import GRADIENT_SLOTS
@@ -101,6 +102,16 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
+
+    def to_json(self, names: Sequence[str] = ()) -> dict[str, Any]:
+        """What others draw. `names`: of the sub-models, in order; without, their numbers."""
+        number = self.sub_model
+        name = names[number] if number < len(names) and names[number] else f"sub-model {number}"
+        kind = re.sub(r"(?<!^)([A-Z])", r" \1", type(self.event).__name__).lower()
+        event = asdict(self.event)
+        return {
+            "kind": kind, "name": name, "event": event, "start_s": self.start_s, "end_s": self.end_s
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from atom.cli.shell.terminal import (
 )
 from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
+from atom.extras.chrome_trace import chrome_trace
 
 _CONNECT_S = 1.0
 _START_HINT = (
@@ -116,7 +117,8 @@ def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None
     refuse_folders(file, "trace.json")
     with stderr_console().status("asking the daemon") as status:
         client = control_client(state)
-        trace, summary = _next_pass(client, deadline_s or TRACE_DEADLINE_S, status.update)
+        spans, summary = _next_pass(client, deadline_s or TRACE_DEADLINE_S, status.update)
+        trace = chrome_trace(json.loads(spans), f"{client.info()['run']}: one pass")
     write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
     typer.echo(summary)
     typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)

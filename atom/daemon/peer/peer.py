@@ -333,7 +333,7 @@ class Peer:
         """See `atom.daemon.control.Controllable`."""
         watch = self._replica.watch
         ticket = ticket or watch.ask()
-        trace, summary = watch.trace(ticket, f"{self._run_name}: one pass")
+        trace, summary = watch.trace(ticket)
         return ticket, trace, summary
 
     def pause(self) -> str:

@@ -1,18 +1,166 @@
-"""The whole examination, in the order in which a person mends what is wrong."""
+"""The whole examination, in the order in which a person mends what is wrong: this box, then the run
+behind an address, by a DHT node that publishes nothing."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from atom.config.load import load_peer_file
+from atom.base import __version__
+from atom.base.errors import AtomError, UserError
+from atom.base.units import format_bytes
+from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory, state_home
-from atom.daemon.peer.box import kept_peer
-from atom.daemon.state_directory import StateDirectory
-from atom.extras.doctor import swarm_side, this_box
-from atom.extras.doctor.this_box import Finding, unchecked
+from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
+from atom.daemon.fitting.planning import disk_plan
+from atom.daemon.model.model_source import open_source
+from atom.daemon.model.recipe import trace_run
+from atom.daemon.model.text_source import run_amount
+from atom.daemon.peer.box import check_member, kept_peer
+from atom.daemon.state_directory import StateDirectory, own_identity
+from atom.extras.doctor import this_box
+from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
+from atom.models.installing import install_version
 from atom.swarm.addresses import parse_join_address
+from atom.swarm.dht.directory import open_directory
+from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.records.lease import Lease, PeerState, Reached
+from atom.swarm.records.manifest import Manifest, seen_from_outside
+
+RENEWAL_S = 2.0
+"""Between two renewals of a lease: the newest of many is hardly older than its way to us."""
+TRAVEL_S = 3.0
+NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of a swarm."""
+
+    manifest: Manifest
+    own: str | None
+    """Peer id of this box; None: it has none yet."""
+    alive: Mapping[str, Lease]
+    seen_at_s: float
+
+    @property
+    def offset_s(self) -> tuple[float, float] | None:
+        ages = [self.seen_at_s - e.issued_at for peer, e in self.alive.items() if peer != self.own]
+        return clock_offset_s(ages)
+
+
+async def look(address: str, state: Path) -> Sight | Finding:
+    """Through the address, or why nothing is seen. `state`: the directory of a peer that may run
+    here."""
+    try:
+        parsed = parse_join_address(address)
+        node = NodeSettings(initial_peers=parsed.bootstrap, client_mode=True)
+        directory = await open_directory(parsed.run, parsed.owner, node)
+        try:
+            manifest, _ = await directory.read_manifest()
+            me = own_identity(state)
+            own = None if me is None else me.peer_id
+            check_member(seen_from_outside(manifest), manifest.owner, own or NO_PEER_ID)
+            leases = await directory.read_leases()
+            now = time.time()
+        finally:
+            await directory.close()
+    except UserError as problem:
+        fix = problem.hint or "ask for the run's present address"
+        return failure("Swarm", problem.message, fix)
+    except AtomError as problem:
+        return failure("Swarm", str(problem), "try again in a moment")
+    alive = {peer: lease for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
+    return Sight(manifest, own, alive, now)
+
+
+def swarm(sight: Sight) -> Iterator[Finding]:
+    """Who is there, and what it takes to be one of them."""
+    yield alive(sight.manifest.run, sight.alive, sight.own)
+    yield from versions(sight.manifest.versions)
+    if data := run_amount(sight.manifest):
+        yield ok("Its data", str(data))
+    yield from_outside({peer: lease.reached for peer, lease in sight.alive.items()}, sight.own)
+
+
+def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
+    found = set(peers)
+    if not found:
+        fix = "ask its owner whether it goes on: atom status ADDRESS"
+        return warning("Swarm", f"{run} is known, nobody is alive", fix)
+    if found == {own}:
+        return ok("Swarm", f"{run} is reached; its only peer is the one on this box")
+    people = "1 peer is" if len(found) == 1 else f"{len(found)} peers are"
+    return ok("Swarm", f"{run} is reached, {people} alive")
+
+
+def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    apart = [(name, there) for name, there in wanted if _version_here(name) != there]
+    for name, there in apart:
+        said = f"the run was founded with {name} {there}, here is {_version_here(name) or 'none'}"
+        yield warning("Versions", said, install_version(name, there))
+    if not apart:
+        yield ok("Versions", "as the run's founder had them")
+
+
+def _version_here(package: str) -> str | None:
+    """Without a build's name: 2.13.0+cpu is 2.13.0."""
+    if package == "atom-swarm":
+        return __version__
+    try:
+        return metadata.version(package).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
+    """What our own peer, if it is alive, has found out about itself."""
+    topic = "From outside"
+    if own is None or own not in reached:
+        return unchecked(topic, "join, then ask again with --state DIR while the daemon runs")
+    if reached[own] is Reached.YES:
+        return ok(topic, "a peer of the run could connect to the data port")
+    if reached[own] is Reached.NO:
+        fix = 'forward it in the router, or say [network] reachable = "no" in the peer file'
+        return warning(topic, "no peer of the run could connect to the data port", fix)
+    return unchecked(topic, "no other peer of the run has tried yet")
+
+
+def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
+    """Ours minus the others', from how old their leases look: the youngest was made between now
+    and a renewal and its way ago. Pure."""
+    if not ages:
+        return None
+    youngest = min(ages)
+    return youngest - RENEWAL_S - TRAVEL_S, youngest
+
+
+def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Finding:
+    """Whether the run's model has room here, by the planner's arithmetic. `folder`: the state
+    directory; `trains`: the daemon there runs, so what it takes of memory it has."""
+    topic = "This run"
+    try:
+        run = run_from_text(manifest.run_file)
+        if run.model.module is not None:
+            said = "the run's model is code of its owner: join with --trust, and it tells"
+            return unchecked(topic, said)
+        graph = trace_run(run, open_source(run, None))
+        need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
+        room = disk_plan(run, graph, peer, folder)
+    except UserError as problem:
+        return unchecked(topic, problem.message)
+    takes = f"{format_bytes(need)} of host memory"
+    if need > have and not trains:
+        fix = "free memory: top lists what takes it; or raise [host] memory"
+        return failure(topic, f"it takes {takes}, {format_bytes(have)} may be used", fix)
+    if room.total_bytes > room.have_bytes:
+        said = f"it needs up to {format_bytes(room.total_bytes)} of disk, "
+        said += f"{format_bytes(room.have_bytes)} are free or its own"
+        return failure(topic, said, "choose a larger disk: [state] directory in the peer file")
+    return ok(topic, f"fits: {takes}, {format_bytes(room.total_bytes)} of disk")
 
 
 @dataclass(frozen=True)
@@ -30,26 +178,23 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding
     is_ours = StateDirectory(folder).in_use
     note("looking at the machine")
     found = [
-        this_box.python(),
         *this_box.libraries(),
         this_box.kernels(),
         this_box.gpu(peer.device, this_box.daemon_runs(folder)),
-        *this_box.windows(),
-        this_box.memory(peer.host.memory_bytes),
+        this_box.memory(),
         this_box.disk(folder),
         *this_box.ports(peer, is_ours),
     ]
-    synchronised = this_box.clock_synchronised()
     if request.address is None:
         said = "no address was given: atom doctor ADDRESS looks at a swarm, too"
-        return [*found, this_box.clock(None, synchronised), unchecked("Swarm", said)]
+        return [*found, unchecked("Swarm", said)]
     note("looking for the swarm")
-    sight = asyncio.run(swarm_side.look(request.address, folder))
+    sight = asyncio.run(look(request.address, folder))
     if isinstance(sight, Finding):
-        return [*found, this_box.clock(None, synchronised), sight]
-    found += [this_box.clock(sight.offset_s, synchronised), *swarm_side.swarm(sight)]
+        return [*found, sight]
+    found += [this_box.clock(sight.offset_s), *swarm(sight)]
     note("reckoning whether the run fits")
-    return [*found, swarm_side.fit(sight.manifest, peer, folder, is_ours)]
+    return [*found, fit(sight.manifest, peer, folder, is_ours)]
 
 
 def box_of(request: DoctorRequest) -> tuple[PeerFile, Path]:

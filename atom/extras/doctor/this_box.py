@@ -1,12 +1,9 @@
 """What a check finds, and the checks of this box. Each ends within a second, changes nothing, and
 raises nothing."""
 
-import ctypes
 import errno
-import platform
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
 from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
-from atom.daemon.usable_memory import UsableMemory, more_than_there_is, usable_memory
+from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.models.installing import install_package
 from atom.swap import host_kernels
 from atom.swarm.addresses import parse_listen
@@ -67,27 +64,16 @@ def failure(topic: str, said: str, fix: str) -> Finding:
     return Finding(topic, Level.FAILURE, said, fix)
 
 
-PYTHONS = ((3, 11), (3, 12))
 LEAST_DISK_BYTES = 2 * 10**9
 LEAST_GPU_SHARE = 0.5
 """Of its memory: when less is free, somebody else is using it."""
 _DISTRIBUTION = "atom-swarm"
 _NVIDIA, _DISPLAYS = "0x10de", "0x03"
 """In PCI's numbers: a vendor, and the beginning of a class of devices."""
-_TIME_ERROR = 5
-"""What adjtimex(2) returns while nothing keeps the clock right."""
 _MEND_GPU = (
     "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
     "; in a container: docker run --gpus all"
 )
-
-
-def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
-    said = ".".join(map(str, version))
-    if version in PYTHONS:
-        return ok("Python", said)
-    fix = "make clean && make .venv PYTHON=python3.12"
-    return failure("Python", f"{said}; 3.11 or 3.12 is needed", fix)
 
 
 def libraries(distribution: str = _DISTRIBUTION) -> Iterator[Finding]:
@@ -177,25 +163,11 @@ def card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/d
     return wsl.exists()
 
 
-def windows(release: str = platform.release()) -> Iterator[Finding]:
-    """A line of its own under Windows' Subsystem for Linux, by what the kernel calls itself."""
-    name = release.lower()
-    if "microsoft-standard" in name or "wsl2" in name:
-        yield ok("WSL", "memory, network, clock and driver are mended in Windows")
-    elif "microsoft" in name:
-        said = "version 1 only imitates Linux' kernel, and knows no GPU"
-        yield warning("WSL", said, "in PowerShell: wsl --set-version NAME 2")
-
-
-def memory(cap_bytes: int | None, seen: UsableMemory | None = None) -> Finding:
-    """`cap_bytes`: [host] memory of the peer file."""
+def memory(seen: UsableMemory | None = None) -> Finding:
     seen = seen or usable_memory()
     said = f"{format_bytes(seen.available_bytes)} of {format_bytes(seen.total_bytes)} free"
     if seen.is_limited:
         said += ": this container or service may have no more"
-    if beyond := more_than_there_is(cap_bytes, seen.total_bytes):
-        fix = "lower [host] memory in the peer file, or leave it out: then it is what is free"
-        return warning("Host memory", f"{said}; {beyond}", fix)
     return ok("Host memory", said)
 
 
@@ -248,33 +220,18 @@ def _bind_problem(host: str, number: int) -> str:
     return ""
 
 
-def clock(offset_s: tuple[float, float] | None, synchronised: bool | None) -> Finding:
-    """`offset_s`: ours minus the swarm's lies between these; None: no swarm was seen."""
-    fix = "timedatectl set-ntp true; in a container, on its host"
+def clock(offset_s: tuple[float, float] | None) -> Finding:
+    """`offset_s`: ours minus the swarm's lies between these; None: no other peer was seen."""
     if offset_s is None:
-        if synchronised is None:
-            return unchecked("Clock", "the kernel does not tell")
-        if synchronised:
-            return ok("Clock", "synchronised")
-        return warning("Clock", "nothing keeps it right; 3 s off is too much", fix)
+        return unchecked("Clock", "there is no other peer to compare it with")
     low, high = offset_s
     if low <= 0 <= high:
         return ok("Clock", f"within {high - low:.0f} s of the swarm's")
     way, least = ("ahead of", low) if low > 0 else ("behind", -high)
     said = f"at least {least:.1f} s {way} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
     if least > CLOCKS_APART_SECONDS:
-        return failure("Clock", said, fix)
+        return failure("Clock", said, "timedatectl set-ntp true; in a container, on its host")
     return ok("Clock", said)
-
-
-def clock_synchronised() -> bool | None:
-    """Whether something keeps this clock right, as the kernel says; None: it does not say."""
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        state = library.adjtimex(ctypes.create_string_buffer(512))  # all zero: only reads
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR
 
 
 def daemon_runs(state: Path) -> bool:

@@ -11,10 +11,9 @@ nothing, and the daemon has none left for its peers.
 import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
-from threading import BoundedSemaphore, Thread, Timer
+from threading import BoundedSemaphore, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -40,8 +39,6 @@ from atom.swarm.records.lease import PeerState
 MAX_CONNECTIONS = 64
 SILENCE_S = 2.0
 """After which a connection that says nothing ends: a scrape takes milliseconds."""
-LONGEST_S = 10.0
-"""After which any connection ends."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
@@ -87,22 +84,8 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = SILENCE_S
 
-    def handle(self) -> None:
-        ends = Timer(LONGEST_S, _hang_up, (self.connection,))
-        ends.daemon = True
-        ends.start()
-        try:
-            super().handle()
-        finally:
-            ends.cancel()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes come every few seconds."""
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str, port: int, app: Callable[..., Any]) -> ScrapeServer:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitor
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
         sinks.append(GivenUp(metrics, "the metrics that count events", console.note))
     if peer.log.tensorboard is not None:
-        board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
+        board = TensorBoardLog(Path(peer.log.tensorboard))
         told = GivenUp(board, "TensorBoard", console.note)
         stack.callback(told.attempt, board.close)
         sinks.append(told)
@@ -86,17 +85,9 @@ class TensorBoardLog:
     """An event sink. Raises: whatever the library does, also OSError for a folder that takes no
     more; then it is of no more use."""
 
-    def __init__(self, open_writer: Callable[[], Any]) -> None:
-        """`open_writer` is called for the first round (a start that comes to nothing leaves no
-        file), and whenever a better branch takes rounds back: a curve cannot go back."""
-        self._open = open_writer
-        self._writer: Any = None
-        self._last_round = -1
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> "TensorBoardLog":
-        """In a folder of its own for this process, and for each branch that took rounds back. The
-        library and the folder are looked at now.
+    def __init__(self, folder: Path) -> None:
+        """In a folder of its own for this process, made with the first round: a start that comes to
+        nothing leaves none. The library and `folder` are looked at now.
 
         Raises: ConfigError without the library; StorageError if the folder cannot be written.
         """
@@ -114,21 +105,13 @@ class TensorBoardLog:
             raise StorageError(
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
-        own, branches = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", count()
-
-        def open_writer() -> Any:
-            branch = next(branches)
-            return Writer(str(folder / (f"{own}-branch-{branch}" if branch else own)))
-
-        return cls(open_writer)
+        own = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        self._open: Callable[[], Any] = lambda: Writer(str(own))
+        self._writer: Any = None
 
     def emit(self, kind: str, **fields: Any) -> None:
         if kind != "round":
             return
-        if fields["round"] <= self._last_round:
-            self.close()
-            self._writer = None
-        self._last_round = fields["round"]
         self._writer = self._writer or self._open()
         for key, tag in _SCALARS.items():
             if fields.get(key) is not None:

@@ -4,6 +4,7 @@ Timing every event of every pass would cost a little all the time, and nobody co
 one pass in LOOK_S is recorded, for the figures that a daemon shows, and whichever is asked for.
 """
 
+import json
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ import torch
 
 from atom.base.clock import Clock
 from atom.base.errors import DeviceError
-from atom.swap.chrome_trace import chrome_trace
 from atom.swap.engine import Observer
 from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Observed
@@ -139,13 +139,14 @@ class PassWatch:
             self._due = float("-inf")
             return self._begun + 1
 
-    def trace(self, ticket: int, title: str) -> tuple[str, str]:
-        """Chrome trace and one line of figures of the pass of that ticket, or of a later one; empty
-        if none of them has ended yet."""
+    def trace(self, ticket: int) -> tuple[str, str]:
+        """Spans as JSON and one line of figures of the pass of that ticket, or of a later one;
+        empty if none of them has ended yet."""
         number, timeline, names = self._latest or (-1, Timeline(()), ())
         if number < ticket:
             return "", ""
-        return chrome_trace(timeline, names, title), PassShares.of(timeline).text()
+        spans = [span.to_json(names) for span in timeline.spans]
+        return json.dumps(spans), PassShares.of(timeline).text()
 
     def figures(self) -> dict[str, Any] | None:
         """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""

@@ -1,5 +1,6 @@
 """`atom trace` against a daemon that is played."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from atom.cli.app import main
 from atom.cli.box import control as trace_command
 from atom.cli.shell.failures import ExitCode
+from atom.swap.schedule import Load
+from atom.swap.timeline import Span
+
+SPANS = json.dumps([Span(Load(0, 1), 0.0, 0.5).to_json(["blocks.0"])])
 
 
 class Daemon:
@@ -15,7 +20,11 @@ class Daemon:
     def __init__(self, asked_before_it_ends: int) -> None:
         self.left = asked_before_it_ends
         self.tickets: list[int] = []
-        self.shown: dict[str, object] = {"paused": None, "last_pass": {"pass_seconds": 41.26}}
+        self.shown: dict[str, object] = {
+            "run": "tiny",
+            "paused": None,
+            "last_pass": {"pass_seconds": 41.26},
+        }
 
     def info(self) -> dict[str, object]:
         return self.shown
@@ -23,7 +32,7 @@ class Daemon:
     def trace(self, ticket: int = 0) -> tuple[int, str, str]:
         self.tickets.append(ticket)
         self.left -= 1
-        return (7, "", "") if self.left >= 0 else (7, '{"traceEvents": []}', "it computes")
+        return (7, "", "") if self.left >= 0 else (7, SPANS, "it computes")
 
 
 @pytest.fixture
@@ -39,7 +48,8 @@ def test_the_next_pass_is_saved(
 ) -> None:
     file = tmp_path / "pass.json"
     assert main(["trace", str(file)]) == ExitCode.OK
-    assert file.read_text() == '{"traceEvents": []}'
+    events = json.loads(file.read_text())["traceEvents"]
+    assert (events[0]["args"], events[-1]["name"]) == ({"name": "tiny: one pass"}, "load blocks.0")
     assert list(tmp_path.iterdir()) == [file]
     assert daemon.tickets == [0, 7, 7]
     assert capsys.readouterr().out == "it computes\n"

@@ -9,9 +9,16 @@ from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.doctor import examination, swarm_side
-from atom.extras.doctor.examination import DoctorRequest, box_of, examine, state_of
-from atom.extras.doctor.swarm_side import clock_offset_s, fit, from_outside
+from atom.extras.doctor import examination
+from atom.extras.doctor.examination import (
+    DoctorRequest,
+    box_of,
+    clock_offset_s,
+    examine,
+    fit,
+    from_outside,
+    state_of,
+)
 from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
@@ -42,18 +49,18 @@ def test_our_own_peer_knows_whether_it_is_reached() -> None:
 
 
 def test_who_is_there() -> None:
-    assert swarm_side.alive("words", [], None).level is Level.WARNING
-    assert "1 peer is alive" in swarm_side.alive("words", ["a"], None).said
-    assert "2 peers are alive" in swarm_side.alive("words", ["a", "b"], "a").said
-    assert "the one on this box" in swarm_side.alive("words", ["a"], "a").said
+    assert examination.alive("words", [], None).level is Level.WARNING
+    assert "1 peer is alive" in examination.alive("words", ["a"], None).said
+    assert "2 peers are alive" in examination.alive("words", ["a", "b"], "a").said
+    assert "the one on this box" in examination.alive("words", ["a"], "a").said
 
 
 def test_other_versions_than_the_founder_s() -> None:
-    here = swarm_side._version_here("torch")
+    here = examination._version_here("torch")
     assert here is not None
-    (same,) = swarm_side.versions([("torch", here)])
+    (same,) = examination.versions([("torch", here)])
     assert same.level is Level.OK
-    other, none = swarm_side.versions([("torch", "0.1"), ("torch", here), ("no-such", "5.1")])
+    other, none = examination.versions([("torch", "0.1"), ("torch", here), ("no-such", "5.1")])
     assert f"founded with torch 0.1, here is {here}" in other.said
     assert "no-such 5.1, here is none" in none.said
     assert {other.level, none.level} == {Level.WARNING}
@@ -87,7 +94,7 @@ def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
     async def unseen(address: str, state: Path) -> Finding:
         return failure("Swarm", "cannot reach it", "ask for it")
 
-    monkeypatch.setattr(examination.swarm_side, "look", unseen)
+    monkeypatch.setattr(examination, "look", unseen)
     nobody = Identity.create().peer_id
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{nobody}/run/words/owner/{nobody}"
     *box, last = examine(DoctorRequest(address, state=tmp_path), lambda text: None)

@@ -156,31 +156,14 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     assert "loss/validation" not in scalars
 
 
-def test_no_curve_goes_back_where_a_better_branch_took_rounds_back(tmp_path: Path) -> None:
-    board = TensorBoardLog.in_folder(tmp_path)
-    for number in (1, 2, 3, 3, 4, 2, 5):
-        board.emit("round", **(ROUND | {"round": number}), loss=2.5, members=["a"])
-    board.close()
-    names = sorted(folder.name for folder in tmp_path.iterdir())
-    assert [name.partition("-branch")[2] for name in names] == ["", "-1", "-2"]
-    steps = [
-        [
-            each.step
-            for each in EventAccumulator(str(tmp_path / name)).Reload().Tensors("loss/training")
-        ]
-        for name in names
-    ]
-    assert steps == [[1, 2, 3], [3, 4], [2, 5]]
-
-
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
     tmp_path: Path,
 ) -> None:
-    TensorBoardLog.in_folder(tmp_path / "board").close()
+    TensorBoardLog(tmp_path / "board").close()
     assert list((tmp_path / "board").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"):
-        TensorBoardLog.in_folder(tmp_path / "file")
+        TensorBoardLog(tmp_path / "file")
 
 
 class Broken:
@@ -209,8 +192,7 @@ def test_a_board_that_fails_ends_itself_and_nothing_else(
     problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, said = Broken(problem), Said()
-    board = TensorBoardLog(lambda: broken)
-    monkeypatch.setattr(TensorBoardLog, "in_folder", lambda folder: board)
+    monkeypatch.setattr("tensorboard.summary.Writer", lambda folder: broken)
     with ExitStack() as stack:
         peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
         sinks, _ = open_monitors(peer, stack, said)

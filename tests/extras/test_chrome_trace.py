@@ -1,0 +1,66 @@
+"""What a viewer draws of a pass."""
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from atom.extras.chrome_trace import chrome_trace
+from atom.swap.schedule import (
+    Backward,
+    Forward,
+    GradientOut,
+    Load,
+    Observed,
+    OptimizerStep,
+    ValuesIn,
+    ValuesOut,
+)
+from atom.swap.timeline import Span
+
+EVERY_KIND = (
+    OptimizerStep(0), Load(0, 1), ValuesIn(0, 1, 0), Forward(0, 2), Backward(0, 2),
+    ValuesOut(0, 1), GradientOut(0),
+)  # fmt: skip
+
+
+def rows_of(*spans: Span, names: tuple[str, ...] = ()) -> dict[str, list[dict[str, Any]]]:
+    """Per named row, in the order of the file."""
+    events = json.loads(chrome_trace([span.to_json(names) for span in spans], "a pass"))
+    assert events["traceEvents"][0]["args"] == {"name": "a pass"}
+    rows: dict[int, list[dict[str, Any]]] = {}
+    titles = {}
+    for event in events["traceEvents"][1:]:
+        if event["name"] == "thread_name":
+            titles[event["tid"]] = event["args"]["name"]
+        elif event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append(event)
+    return {titles[row]: drawn for row, drawn in rows.items()}
+
+
+def test_a_trace_by_hand() -> None:
+    rows = rows_of(
+        Span(Load(0, 1), 0.0, 0.5),
+        Span(Forward(0, 2), 0.5, 0.75),
+        Span(GradientOut(1), 1.0, 1.0000014),
+        names=("blocks.0",),
+    )
+    assert list(rows) == ["loads", "computing", "gradients out"]
+    load, forward, out = (row[0] for row in rows.values())
+    assert (load["name"], load["ts"], load["dur"]) == ("load blocks.0", 0.0, 500_000.0)
+    assert load["args"] == {"sub_model": 0, "slot": 1}
+    assert forward["name"] == "forward blocks.0, micro-batch 2"
+    assert (out["name"], out["dur"]) == ("gradient out sub-model 1", 1.4)
+
+
+def test_every_event_that_takes_time_has_a_row() -> None:
+    assert {type(event) for event in EVERY_KIND} == set(get_args(Observed))
+    drawn = rows_of(*(Span(event, 0.0, 1.0) for event in EVERY_KIND))
+    assert sum(map(len, drawn.values())) == len(EVERY_KIND)
+
+
+@pytest.mark.parametrize("begins_s", [1.999999, 2.0])
+def test_clocks_that_differ_make_no_span_overlap(begins_s: float) -> None:
+    rows = rows_of(Span(GradientOut(1), 0.0, 2.0), Span(GradientOut(0), begins_s, 3.0))
+    first, second = rows["gradients out"]
+    assert second["ts"] == first["dur"] == 2e6
