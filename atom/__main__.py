@@ -7,16 +7,14 @@ from types import FrameType
 
 
 def main() -> int:
-    """Returns the exit code. Ctrl-C during the imports has nothing to clear up, and no traceback:
-    where it is ignored (nohup), or somebody else hears it, that stays so."""
+    """Returns the exit code. Until a command is guarded, Ctrl-C has nothing to clear up, and no
+    traceback: where it is ignored (nohup), or somebody else hears it, that stays so."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, _end)
     from atom.cli.app import main as command
 
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    return command()
+    return command(raise_interrupts=ours)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

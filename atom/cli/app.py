@@ -3,6 +3,7 @@
 import inspect
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -75,8 +76,9 @@ for panel, group in (
     app.add_typer(group.commands)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script. Returns the exit code; says errors on stderr."""
+def main(arguments: Sequence[str] | None = None, raise_interrupts: bool = False) -> int:
+    """The console script. Returns the exit code; says errors on stderr. `raise_interrupts`: Ctrl-C
+    raises KeyboardInterrupt from where that is caught."""
     # None: somebody closed it before we began (`atom plan … >&-`).
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -87,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> object:
+        if raise_interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         refuse_empty(given)
         return app(given or ["--help"], prog_name="atom", standalone_mode=False)
 

@@ -85,6 +85,8 @@ def _wishes(wishes: Info) -> Iterator[str]:
 
 def _others(peers: Sequence[str], ways: Mapping[str, Info]) -> str:
     """With what was measured of the way to each."""
+    if not peers:
+        return "none in sight"
     named = [
         short_id(peer) + (f" ({ways[peer]['round_trip_ms']:g} ms)" if peer in ways else "")
         for peer in peers[:MOST_PEERS]

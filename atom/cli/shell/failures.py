@@ -116,7 +116,10 @@ def run_guarded(command: Callable[[], Any]) -> int:
     except typer.TyperException as problem:
         say_error(*usage_words(problem))
         return ExitCode.USAGE
-    except BrokenPipeError:  # nobody reads on (`atom status … | head`)
+    except (BrokenPipeError, SystemExit) as ended:  # nobody reads on (`atom status … | head`)
+        # Typer makes an exit of it; other exits are those of its completion.
+        if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
+            raise
         _write_nowhere(sys.stdout)
         return ExitCode.OK
     except (KeyboardInterrupt, typer.Abort):

@@ -69,18 +69,41 @@ def test_help_waits_for_no_heavy_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_ctrl_c_while_it_is_imported_is_no_traceback() -> None:
-    program = (
-        "import os, signal, sys\n"
-        "class Interrupter:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'atom.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupter())\n"
-        "from atom.__main__ import main\n"
-        "main()"
-    )
+WHILE_IT_IS_IMPORTED = """
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "atom.cli.app": os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+"""
+BEFORE_IT_IS_GUARDED = """
+from atom.cli import app
+app.run_guarded = lambda command: os.kill(os.getpid(), signal.SIGINT)
+"""
+AS_IT_BEGINS = """
+from atom.cli import app
+app.refuse_empty = lambda given: os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("moment", [WHILE_IT_IS_IMPORTED, BEFORE_IT_IS_GUARDED, AS_IT_BEGINS])
+def test_ctrl_c_is_no_traceback(moment: str) -> None:
+    program = f"import os, signal, sys\n{moment}\nfrom atom.__main__ import main\nsys.exit(main())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--json"]])
+def test_a_reader_that_has_gone_is_no_fault(arguments: list[str]) -> None:
+    """As of `atom … | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "atom", *arguments], stdout=writer, stderr=subprocess.PIPE
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, b"rror" in done.stderr) == (0, False)
 
 
 def test_python_dash_m() -> None:
