@@ -102,8 +102,6 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
 
 _TIMEOUT_S = 10.0
-_RELOAD_S = 240.0
-"""Memory may be planned for, waited for and moved."""
 
 _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
@@ -131,7 +129,7 @@ class ControlClient:
 
     def reload(self) -> list[dict[str, Any]]:
         """See `Controllable`. Raises: UserError, as the daemon refused it."""
-        reply = self._call("Reload", control_pb2.ReloadRequest(), _RELOAD_S)
+        reply = self._call("Reload", control_pb2.ReloadRequest())
         if reply.HasField("refusal"):
             refusal = reply.refusal
             kind = _REFUSALS.get(refusal.kind, ConfigError)
@@ -143,9 +141,9 @@ class ControlClient:
         reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
         return int(reply.ticket), str(reply.trace), str(reply.summary)
 
-    def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+    def _call(self, method: str, request: Any) -> Any:
         with self._stub() as stub:
-            return getattr(stub, method)(request, timeout=timeout_s or _TIMEOUT_S)
+            return getattr(stub, method)(request, timeout=_TIMEOUT_S)
 
     @contextmanager
     def _stub(self) -> Iterator[Any]:

@@ -65,10 +65,6 @@ class Stepper:
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
 
-    def follow(self, sub_models: Sequence[SubModel]) -> None:
-        """The passes' sub-models are others. Not while a step is under way."""
-        self._sub_models = sub_models
-
     def begin(
         self,
         gradient: FlatNumbers,

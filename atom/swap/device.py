@@ -61,15 +61,6 @@ class Device(Protocol):
         """Zeros on the host that this device copies from and to at full speed, until `close`."""
         ...
 
-    def give_back_host(self, memory: torch.Tensor) -> None:
-        """Gives the pages of memory from `host_memory` back to the system: what it held is lost. It
-        is never used again, or after `take_again_host`. When nothing is under way."""
-        ...
-
-    def take_again_host(self, memory: torch.Tensor) -> None:
-        """It is copied from and to at full speed again."""
-        ...
-
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros on the device, until they are given back."""
         ...
@@ -90,7 +81,7 @@ class Device(Protocol):
     ) -> None:
         """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates. In
         `dtype`, float32 or bfloat16, they leave; sources are float32 anyway. What was reserved
-        before is given back; if this raises, it still holds."""
+        before is given back."""
         ...
 
     def computing(self) -> AbstractContextManager[object]:
@@ -217,12 +208,6 @@ class CpuDevice:
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return allocate_host_memory(elements, dtype)
-
-    def give_back_host(self, memory: torch.Tensor) -> None:
-        give_back_pages(memory)
-
-    def take_again_host(self, memory: torch.Tensor) -> None:
-        """Nothing to do: pages come back when they are written."""
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return allocate_host_memory(elements, dtype)

@@ -132,12 +132,7 @@ class DeviceSlots:
             {program.source_hash: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
-        try:
-            # Last: others' goes with it.
-            device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
-        except BaseException:
-            device.give_back_host(made.boundary.host)
-            raise
+        device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
         return made
 
     def give_back(self, device: Device) -> None:

@@ -32,7 +32,7 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
 from atom.swap.device import Copy, Lane, RandomState, Report, at_once
 from atom.swap.device_slots import BOUNCE_ELEMENTS
-from atom.swap.host_memory import RegisteredMemory, allocate_host_memory, give_back_pages
+from atom.swap.host_memory import RegisteredMemory, allocate_host_memory
 from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
 
 
@@ -139,14 +139,6 @@ class CudaDevice:
         memory = allocate_host_memory(elements, dtype)
         self._registered.hold(memory)
         return memory
-
-    def give_back_host(self, memory: torch.Tensor) -> None:
-        self._registered.release(memory)
-        give_back_pages(memory)
-
-    def take_again_host(self, memory: torch.Tensor) -> None:
-        memory.zero_()
-        self._registered.hold(memory)
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.device(self._device):
@@ -281,16 +273,11 @@ class CudaDevice:
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
+        for unused in self._staging.values():
+            self._registered.release(unused)
         rounds = dtype != torch.float32
-        bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
-        unused = staging = dict[int, torch.Tensor]()
-        try:
-            for slot in range(slots):
-                staging[slot] = self.host_memory(elements, dtype)
-            unused, self._staging, self._bounce = self._staging, staging, bounce
-        finally:
-            for memory in unused.values():
-                self.give_back_host(memory)
+        self._bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
+        self._staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)

@@ -101,7 +101,7 @@ def test_what_has_changed_arrives_and_so_does_what_is_wrong(served: tuple[Target
 def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_RELOAD_S", 0.05)
+    monkeypatch.setattr(control, "_TIMEOUT_S", 0.05)
     path = tmp_path / "control.sock"
     with pytest.raises(ControlError, match="no daemon answers"):
         ControlClient(path).reload()

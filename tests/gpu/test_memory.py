@@ -65,6 +65,6 @@ def test_a_pause_gives_the_memory_back(device: Device) -> None:
 def test_a_registration_that_the_driver_refuses_harms_nothing_else(device: Device) -> None:
     """The same memory twice is such a one."""
     memory = device.host_memory(2**20, torch.float32)
-    device.take_again_host(memory)
+    device._registered.hold(memory)
     assert device.unlocked_bytes == memory.nbytes
     assert torch.ones(8, device="cuda").add_(1).sum().item() == 16

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from replicas import EVERY, batches, new_replica, program_in, settings_of, train
+from replicas import EVERY, batches, new_replica, train
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
@@ -64,13 +64,3 @@ def test_a_pass_broken_off_is_repeated_with_the_same_bits(
             replica.run_pass(batches(number), lambda: replica.breakable and next(events) > last)
 
     assert_trained_alike(device, changes, break_off)
-
-
-@pytest.mark.parametrize("ways", [(STAYING, OFFLOADING), (OFFLOADING, Arrangement())])
-def test_another_arrangement_changes_no_bit(ways: tuple[Arrangement, ...], device: Device) -> None:
-    def rearrange(replica: Replica, number: int) -> None:
-        settings = settings_of({}, ways[number % 2])
-        replica.finish_step()
-        replica.rearrange(program_in(torch.float32), None, settings)
-
-    assert_trained_alike(device, {}, rearrange)

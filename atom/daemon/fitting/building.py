@@ -1,49 +1,66 @@
-"""From a recipe to a replica in memory, and what its device and host may give. Knows no peers."""
+"""From a recipe to a replica in memory: measured, cut for this box's device, allocated. Knows no
+peers."""
 
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from atom.base.errors import DeviceError
+from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
-from atom.daemon.fitting.cutting import (
-    Callbacks,
-    Cut,
-    Cutter,
-    named_if_out_of_memory,
-    require_host_memory,
+from atom.daemon.console import Progress
+from atom.daemon.fitting.device_choice import (
+    BOUNDARY_SHARE,
+    choice_text,
+    cut_arenas,
+    ends_alike,
+    free_host_bytes,
+    most_micro_batches,
+    peer_bytes,
+    question,
+    usable_device_bytes,
+    whole_device_bytes,
 )
-from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
-from atom.daemon.model.recipe import PRECISIONS, Recipe, open_device, verify_recipe
+from atom.daemon.fitting.profiling import profile_or_guess
+from atom.daemon.model.recipe import (
+    PRECISIONS,
+    Recipe,
+    evaluation_graph,
+    open_device,
+    verify_recipe,
+)
+from atom.daemon.model.run_optimizer import gradients, new_update_rule, optimizer, state_form
+from atom.daemon.usable_memory import usable_memory
+from atom.graph.profile.seconds import Profile
+from atom.graph.program import build_program
 from atom.models.data.samples import Samples
-from atom.training.replica.replica import Replica
+from atom.optim.rate import RateSettings
+from atom.placement.choice import Choice
+from atom.placement.choosing import Question, choose
+from atom.swap.voided import is_out_of_memory
+from atom.training.replica.replica import Replica, ReplicaSettings
 
-PATIENCE_S = 60.0
-"""For the pass under way, where it cannot be broken off, and what else the worker is at."""
-_NOT_SO_LITTLE = (
-    "nothing was changed; allow more, or all that is free: leave out [device] and [host] memory"
-)
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a caller wants to be told."""
+
+    note: Callable[[str], None]
+    """One line of what is being done."""
+    progress: Progress
+    """How far a long step is."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A replica that is not initialised yet. It is changed on the thread that trains."""
+    """A replica that is not initialised yet."""
 
     replica: Replica
-    cutter: Cutter
-    folder: Path
-    """Where the generated source is left."""
-
-    def rearrange(self, cut: Cut) -> None:
-        """Raises: ShortageError, and all is as it was, if there is no memory for it."""
-        with named_if_out_of_memory("rearranged"):
-            self.replica.rearrange(cut.training, cut.evaluation, cut.settings)
-        _leave_source(cut, self.folder)
+    micro_batch_s: float | None
+    """Seconds that a micro-batch is expected to take here; None: they are not measured."""
 
 
 def build_replica(
@@ -56,85 +73,144 @@ def build_replica(
 ) -> Built:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. Raises: ConfigError, ModelError; DeviceError,
-    ShortageError: for a budget that is too small before anything is allocated.
+    Leaves the generated source in `folder`. `dropout_seed`: of this peer. Raises: ConfigError,
+    ModelError; DeviceError for memory that is too small, ShortageError if other programs have it:
+    but for what they take meanwhile, before anything is allocated.
     """
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
-    run, have_bytes = recipe.run, free_host_bytes(peer.host.memory_bytes)
-    require_host_memory(peer_bytes(run, recipe.graph.layout), have_bytes, peer.host.memory_bytes)
-    verify_recipe(recipe, samples, callbacks.note, callbacks.progress)
+    run, graph, note = recipe.run, recipe.graph, callbacks.note
+    cap_bytes = peer.host.memory_bytes
+    have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
+    require_host_memory(need_bytes, have_bytes, cap_bytes)
+    verify_recipe(recipe, samples, note, callbacks.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
-    cutter = Cutter(recipe, device, peer, dropout_seed, callbacks)
-    cut = cutter.cut(peer)
-    _leave_source(cut, folder)
-    with named_if_out_of_memory("set up"):
-        replica = Replica(cut.training, cut.evaluation, cut.settings, device)
+    kind = device.torch_device
+    evaluation = evaluation_graph(recipe, note) if run.validation is not None else None
+
+    def measuring(done: int, total: int) -> None:
+        # A note has said what is done and why: a line of progress beside it must not say it again.
+        callbacks.progress("layers measured", done, total, "layers")
+
+    profile = profile_or_guess(graph, kind, note, measuring)
+    asked, choice = _choose(recipe, profile, peer, kind, have_bytes - need_bytes)
+    training = choice.program(graph)
+    beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
+    require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
+    note(choice_text(choice, asked.limits.device_bytes))
+    evaluating = None
+    if evaluation is not None:
+        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice))
+    _leave_source(training.source, folder)
+    with _named_if_out_of_memory():
+        replica = Replica(training, evaluating, _settings(recipe, choice, dropout_seed), device)
     if device.unlocked_bytes:
         told = format_bytes(device.unlocked_bytes)
-        callbacks.note(f"the driver does not lock {told} of host memory: copies of it are slower")
-    return Built(replica, cutter, folder)
+        note(f"the driver does not lock {told} of host memory: copies of it are slower")
+    measured = profile.source == "measured"
+    return Built(replica, choice.seconds_per_micro_batch if measured else None)
 
 
-def _leave_source(cut: Cut, folder: Path) -> None:
-    """For people to read: no reason to end, or to go back, if there is no room for it."""
+def _choose(
+    recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device, left_bytes: int
+) -> tuple[Question, Choice]:
+    """`left_bytes`: of host memory, beside the replica. Raises: DeviceError; ShortageError if it
+    would fit, were nobody else there."""
+    device_bytes = peer.device.memory_bytes or usable_device_bytes(kind, left_bytes)
+    asked = _question(recipe, profile, kind, device_bytes, left_bytes)
+    try:
+        return asked, choose(asked)
+    except DeviceError as problem:
+        if peer.device.memory_bytes is not None or not _fits_alone(recipe, profile, peer, kind):
+            raise
+        raise ShortageError(
+            f"{problem.message}; other programs have the rest", "end them, then try again"
+        ) from problem
+
+
+def _fits_alone(recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device) -> bool:
+    host_bytes = peer.host.memory_bytes or usable_memory().total_bytes
+    left_bytes = host_bytes - peer_bytes(recipe.run, recipe.graph.layout)
+    device_bytes = whole_device_bytes(kind, left_bytes)
+    try:
+        choose(_question(recipe, profile, kind, device_bytes, left_bytes))
+    except DeviceError:
+        return False
+    return True
+
+
+def _question(
+    recipe: Recipe, profile: Profile, kind: torch.device, device_bytes: int, left_bytes: int
+) -> Question:
+    return question(
+        recipe.graph,
+        profile,
+        device_bytes,
+        most_micro_batches(recipe.run),
+        on_gpu=kind.type == "cuda",
+        host_bytes=int(left_bytes * BOUNDARY_SHARE),
+        gradients=gradients(recipe.run),
+    )
+
+
+def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSettings:
+    run, o = recipe.run, recipe.run.optimizer
+    return ReplicaSettings(
+        rate=RateSettings(
+            learning_rate=o.learning_rate,
+            final_learning_rate=o.final_learning_rate,
+            warmup_rounds=o.warmup_rounds,
+            decay=o.decay,
+            rounds=run.run.rounds,
+        ),
+        optimizer=optimizer(run),
+        update_rule=new_update_rule(run),
+        clip_norm=o.clip_norm or None,
+        precision=PRECISIONS[run.model.precision],
+        arrangement=choice.arrangement,
+        micro_batches=choice.micro_batches,
+        dropout_seed=dropout_seed,
+        state_form=state_form(run),
+        gradients=gradients(run),
+    )
+
+
+def _leave_source(source: str, folder: Path) -> None:
+    """For people to read: no reason to end if there is no room for it."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sub_models.py").write_text(cut.training.source, encoding="utf-8")
+        (folder / "sub_models.py").write_text(source, encoding="utf-8")
 
 
-class MemoryCaps:
-    """Plans anew on the caller's thread, and rearranges on the worker's. One caller at a time."""
-
-    def __init__(
-        self,
-        built: Built,
-        submit: Callable[[Callable[[], None]], None],
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """`submit`: runs a command on the worker's thread, soon."""
-        self._built, self._submit, self._patience_s = built, submit, patience_s
-        self._errand: Future[None] | None = None
-        self._closed = False
-
-    def change(self, peer: PeerFile) -> None:
-        """What `peer` allows is in force from the next pass on.
-
-        Raises: DeviceError if the model does not fit it in any way, or if the worker does not come
-        to it; ShortageError if other programs have the memory. Then nothing is changed.
-        """
-        try:
-            cut = self._built.cutter.cut(peer)
-        except DeviceError as problem:
-            raise DeviceError(problem.message, _NOT_SO_LITTLE) from problem
-        self._errand = errand = Future[None]()
-        self._submit(lambda: _run(errand, lambda: self._built.rearrange(cut)))
-        if self._closed:
-            errand.cancel()
-        try:
-            errand.result(self._patience_s)
-        except (CancelledError, TimeoutError):
-            if not errand.cancel():  # it has begun
-                return errand.result()
-            raise DeviceError(
-                "the peer is busy with what cannot be broken off, and keeps the caps it has",
-                "try again in a minute",
-            ) from None
-
-    def close(self) -> None:
-        """Nobody waits any more. From any thread."""
-        self._closed = True
-        if self._errand is not None:
-            self._errand.cancel()
-
-
-def _run(errand: "Future[None]", act: Callable[[], None]) -> None:
-    """On the worker's thread, unless nobody waits for it any more."""
-    if not errand.set_running_or_notify_cancel():
-        return
+@contextmanager
+def _named_if_out_of_memory() -> Iterator[None]:
+    """What was free when it was reckoned may be taken when it is wanted. Raises: ShortageError."""
     try:
-        act()
-    except Exception as failure:  # noqa: BLE001 - whoever waits for it hears of it
-        errand.set_exception(failure)
-    else:
-        errand.set_result(None)
+        yield
+    except Exception as failure:
+        if not is_out_of_memory(failure):
+            raise
+        raise ShortageError(
+            f"memory ran out while the replica was set up: {str(failure).partition(chr(10))[0]}",
+            "other programs use it: end them, or lower [device] memory in the peer file",
+        ) from failure
+
+
+def require_host_memory(need_bytes: int, have_bytes: int, cap_bytes: int | None) -> None:
+    """`have_bytes`: the owner's cap, or what is free now.
+
+    Raises: DeviceError; ShortageError if this box has enough, and other programs hold it.
+    """
+    if need_bytes <= have_bytes:
+        return
+    takes = f"a replica of this model takes {format_bytes(need_bytes)} of host memory, here "
+    total_bytes = usable_memory().total_bytes
+    if cap_bytes is None and need_bytes <= total_bytes:
+        raise ShortageError(
+            f"{takes}{format_bytes(have_bytes)} of {format_bytes(total_bytes)} are free",
+            "end other programs, then try again",
+        )
+    raise DeviceError(
+        f"{takes}{format_bytes(have_bytes)} may be used",
+        "join a run with a smaller model, or free memory (peer file: [host] memory)",
+    )

@@ -144,6 +144,6 @@ def whole_device_bytes(device: torch.device, host_left_bytes: int) -> int:
     return usable_device_bytes(device, host_left_bytes)
 
 
-def free_host_bytes(cap: int | None, held_bytes: int = 0) -> int:
-    """The peer file's word, else what is free now, or `held_bytes` by what it is reckoned for."""
-    return cap or usable_memory().available_bytes + held_bytes
+def free_host_bytes(cap: int | None) -> int:
+    """The peer file's word, else what is free now."""
+    return cap or usable_memory().available_bytes

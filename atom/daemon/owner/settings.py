@@ -1,25 +1,22 @@
 """What this box gives, changed while the daemon runs: the peer file is read again."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from atom.base.errors import ConfigError, ControlError
+from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile, changed_keys
 from atom.daemon.extensions import Turns, Wishes
-from atom.daemon.fitting.building import MemoryCaps
 from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
-MEMORY = ("device.memory", "host.memory")
 SLOT = "device.slot"
 
 
@@ -30,7 +27,6 @@ class Givers:
     wishes: Wishes
     turns: Turns
     bandwidth: Bandwidth
-    memory: MemoryCaps
     on_worker: Callable[[Callable[[], None]], None]
     """Runs a command between two passes, on the thread that computes."""
 
@@ -43,13 +39,9 @@ class Settings:
         self._path, self._peer, self._givers = path, peer, givers
         self._lock = threading.Lock()
 
-    def close(self) -> None:
-        """No change of memory is waited for any more."""
-        self._givers.memory.close()
-
     def reload(self) -> list[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""
-        with self._alone():
+        with self._lock:
             if not self._path.is_file():  # a pipe would be waited for, for ever
                 raise ConfigError(
                     f"{self._path}: no such file, or no plain one",
@@ -60,30 +52,12 @@ class Settings:
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A change may take a minute. Whoever waited for another would keep one of the few threads
-        that `atom pause` and `atom leave` need. Raises: ControlError."""
-        if not self._lock.acquire(blocking=False):
-            raise ControlError(
-                "another change is under way", "say it again once that one is through"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
-
     def _put_in_force(self, peer: PeerFile, keys: list[str]) -> None:
         """What may be refused comes first, then the rest. Raises: UserError; then nothing is
         changed."""
-        before, changed, givers = self._peer, set(keys), self._givers
-        with contextlib.ExitStack() as undo:
-            if changed & set(MEMORY):
-                givers.memory.change(peer)
-                undo.callback(givers.memory.change, before)
-            if any(_is_wish(key) for key in changed):
-                givers.wishes.change(peer)
-            undo.pop_all()
+        changed, givers = set(keys), self._givers
+        if any(_is_wish(key) for key in changed):
+            givers.wishes.change(peer)
         self._peer = peer
         if changed & set(CAPS):
             network = peer.network
@@ -97,7 +71,7 @@ class Settings:
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (THREADS, *CAPS, *MEMORY, SLOT) or _is_wish(key)
+    return key in (THREADS, *CAPS, SLOT) or _is_wish(key)
 
 
 def _is_wish(key: str) -> bool:

@@ -16,8 +16,7 @@ from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Progress, Silence
-from atom.daemon.fitting.building import Built, build_replica
-from atom.daemon.fitting.cutting import Callbacks
+from atom.daemon.fitting.building import Built, Callbacks, build_replica
 from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model.model_source import open_samples, open_source, pin_source
 from atom.daemon.model.recipe import (

@@ -10,7 +10,6 @@ from atom.base.errors import IdentityError, PeerRefused
 from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
-from atom.daemon.fitting.building import MemoryCaps
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.peer.addresses import KeptContacts
@@ -116,8 +115,8 @@ class Peer:
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         device = replica.engines.torch_device
         self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
-        memory, line = MemoryCaps(member.built, self._worker.submit_soon), self._transport.bandwidth
-        givers = Givers(self._wishes, turns, line, memory, self._worker.submit)
+        line = self._transport.bandwidth
+        givers = Givers(self._wishes, turns, line, self._worker.submit)
         self._settings = Settings(box.peer_file, box.peer, givers)
         self._control = ControlServer(self, box.state.control_socket)
         # what it shows, and sees of others
@@ -187,7 +186,6 @@ class Peer:
         self._control.close()
         self._heartbeat.close()
         self._transport.close()
-        self._settings.close()
 
     def _require_all_well(self) -> None:
         """Raises: what a part failed with; StorageError, first, for a state directory that is gone:

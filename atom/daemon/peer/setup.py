@@ -166,7 +166,7 @@ def _say_if_slow(box: Box, member: Membership, thread: DirectoryThread) -> None:
     """Whether this peer would slow the run down."""
     leases = thread.ask(thread.directory.read_leases).values()
     now = round_now(member.run, leases, box.identity.peer_id)
-    micro_batch_s = member.built.cutter.micro_batch_s
+    micro_batch_s = member.built.micro_batch_s
     elements = member.replica.elements
     if words := slow_joining(member.run, box.peer.network, elements, micro_batch_s, now):
         box.console.note(words)

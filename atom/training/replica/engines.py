@@ -1,11 +1,10 @@
-"""How one model goes through one device: engines and slots. They may be others from now on, and the
-device's memory may be given back while its owner wants it.
+"""How one model goes through one device: engines and slots. The device's memory may be given back
+while its owner wants it.
 
 What is counted and what is trained is on the host, in the store, and stays as it is.
 """
 
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +80,22 @@ class ReplicaEngines:
             settings.gradients,
             optimizer_state(settings.optimizer, program.layout, settings.state_form),
         )
-        self._make(program, evaluation, settings)
+        programs = [program, *([evaluation] if evaluation else [])]
+        _require_one_model(programs, self.store)
+        factories = [load(each, device.torch_device) for each in programs]
+        slots = DeviceSlots.allocate(
+            programs,
+            device,
+            settings.precision,
+            settings.arrangement,
+            settings.micro_batches,
+            settings.gradients,
+        )
+        engines = [
+            Engine(each, made, self.store, slots, device)
+            for each, made in zip(programs, factories, strict=True)
+        ]
+        self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
 
     @property
     def torch_device(self) -> torch.device:
@@ -133,57 +147,6 @@ class ReplicaEngines:
                 raise
             raise DeviceTaken("another program has the device's memory") from failure
         self._given_back = False
-
-    # ---- another arrangement
-
-    def rearrange(
-        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
-    ) -> None:
-        """The same model in another way, from the next pass on. No pass and no step is under way.
-
-        Raises: as `Replica` does; then everything is as before.
-        """
-        boundaries = self._slots.boundary.host
-        with self._in_use:
-            self._give_back()
-            self._device.give_back_host(boundaries)
-            try:
-                self._make(program, evaluation, settings)
-            except BaseException as failure:
-                _let_go_of_half_made(failure)
-                self._device.take_again_host(boundaries)
-                raise
-            self._given_back = False
-            if self._preempted:
-                self._give_back()
-
-    def _make(
-        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
-    ) -> None:
-        programs = [program, *([evaluation] if evaluation else [])]
-        _require_one_model(programs, self.store)
-        factories = [load(each, self._device.torch_device) for each in programs]
-        slots = DeviceSlots.allocate(
-            programs,
-            self._device,
-            settings.precision,
-            settings.arrangement,
-            settings.micro_batches,
-            settings.gradients,
-        )
-        # From here on the device expects the gradients of these.
-        engines = [
-            Engine(each, made, self.store, slots, self._device)
-            for each, made in zip(programs, factories, strict=True)
-        ]
-        self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
-
-
-def _let_go_of_half_made(failure: BaseException | None) -> None:
-    """An exception holds what the functions that it left have made, as long as anybody holds it."""
-    while failure is not None:
-        traceback.clear_frames(failure.__traceback__)
-        failure = failure.__cause__ or failure.__context__
 
 
 def _require_one_model(programs: Sequence[Program], store: HostStore) -> None:

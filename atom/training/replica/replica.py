@@ -7,7 +7,7 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -92,23 +92,6 @@ class Replica:
         self._limits = PassLimits.first(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
-
-    def rearrange(
-        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
-    ) -> None:
-        """From the next pass on, the same model goes through the device in another way: cut
-        otherwise, with other memory. Between passes; waits for the end of a step. State, round,
-        gradients and the seeds still to be drawn stay.
-
-        Raises: as the constructor; then nothing is changed.
-        """
-        self._stepper.rest()
-        self.engines.rearrange(program, evaluation, settings)
-        self._stepper.follow(program.sub_models)
-        self._names = [part.name for part in program.sub_models]
-        self._limits = replace(
-            self._limits, micro_batches=settings.micro_batches, failed_alone=False
-        )
 
     @property
     def round(self) -> int:

@@ -183,8 +183,6 @@ class Worker:
         self._offered: int | None = None
         self.ends_with_round = False
         """This peer leaves: it trains for no round after the one that is being decided."""
-        self._urgent: deque[Callable[[], object]] = deque()
-        """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
         self.passes_s = 0.0
         """In passes so far, but for those that were broken off."""
@@ -209,11 +207,6 @@ class Worker:
     def submit(self, command: Callable[[], object]) -> None:
         """Runs `command` on the worker's thread, in order, between passes."""
         self._commands.put(command)
-
-    def submit_soon(self, command: Callable[[], None]) -> None:
-        """As `submit`, but breaks off the pass under way, if nothing counted is lost with it."""
-        self._urgent.append(command)
-        self.submit(lambda: self._urgent.popleft()())
 
     def hold(self, reason: str) -> None:
         """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
@@ -317,7 +310,7 @@ class Worker:
         """Is work on the device to be broken off? Closing, the gradients will not be asked for."""
         if self._closing.is_set():
             return True
-        return bool(self.gate.why_paused() or self._urgent) and self._replica.breakable
+        return bool(self.gate.why_paused()) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:

@@ -10,8 +10,8 @@ import pytest
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.load import load_run_file
-from atom.daemon.fitting import cutting, device_choice
-from atom.daemon.fitting.cutting import require_host_memory
+from atom.daemon.fitting import building, device_choice
+from atom.daemon.fitting.building import require_host_memory
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.daemon.usable_memory import UsableMemory
@@ -79,7 +79,7 @@ def test_memory_that_others_hold_is_no_device_that_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A service starts again after the one, and not after the other."""
-    monkeypatch.setattr(cutting, "usable_memory", lambda: UsableMemory(8 * GIB, 1 * GIB))
+    monkeypatch.setattr(building, "usable_memory", lambda: UsableMemory(8 * GIB, 1 * GIB))
     require_host_memory(1 * GIB, 1 * GIB, None)
     with pytest.raises(ShortageError, match=r"2\.0 GiB .* here 1\.0 GiB of 8\.0 GiB are free"):
         require_host_memory(2 * GIB, 1 * GIB, None)
@@ -96,7 +96,7 @@ def test_a_device_that_others_use_is_not_one_that_is_too_small(
     monkeypatch.setattr(device_choice, "LEAST_HOST_BYTES", 0)
     for total_bytes, wanted in [(8 * GIB, ShortageError), (needs + 8000, DeviceError)]:
         memory = UsableMemory(total_bytes, needs + 8000)
-        for room in (cutting, device_choice):
+        for room in (building, device_choice):
             monkeypatch.setattr(room, "usable_memory", lambda memory=memory: memory)
         with pytest.raises(wanted, match="of device memory even alone"):
             folder.found(f"of {total_bytes}")

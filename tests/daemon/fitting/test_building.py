@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.daemon.fitting import cutting
+from atom.daemon.fitting import building
 from atom.graph.chain import Machine
 from atom.graph.profile.seconds import typical_graph
 from tests.daemon.model.kept_runs import folder_in
@@ -27,11 +27,11 @@ def test_only_what_was_measured_is_told_of_the_boxs_speed(
     measured.mkdir()
     guessed.mkdir()
     with folder_in(measured) as folder:
-        seconds = folder.found(GPT3).built.cutter.micro_batch_s
+        seconds = folder.found(GPT3).built.micro_batch_s
         assert seconds is not None
         assert seconds > 0
     monkeypatch.setattr(
-        cutting, "profile_or_guess", lambda *given: typical_graph(*given[:2], Machine(1e10, 1e10))
+        building, "profile_or_guess", lambda *given: typical_graph(*given[:2], Machine(1e10, 1e10))
     )
     with folder_in(guessed) as folder:
-        assert folder.found(GPT3).built.cutter.micro_batch_s is None
+        assert folder.found(GPT3).built.micro_batch_s is None

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, ControlError, DeviceError, UserError
+from atom.base.errors import ConfigError, DeviceError, UserError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import Device, PeerFile
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Givers, Settings
@@ -33,23 +32,6 @@ class SmallWishes:
         self.on_battery += [on_battery] if on_battery != self.on_battery[-1] else []
 
 
-class Memory:
-    """A model that takes 1 GiB, and is rearranged at once."""
-
-    def __init__(self) -> None:
-        self.caps: list[tuple[int | None, int | None]] = []
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def change(self, peer: PeerFile) -> None:
-        self.meanwhile()
-        if (peer.host.memory_bytes or 2**30) < 2**30:
-            raise DeviceError("it takes 1 GiB", "give more")
-        self.caps.append((peer.device.memory_bytes, peer.host.memory_bytes))
-
-    def close(self) -> None:
-        self.caps.clear()
-
-
 class SmallTurns:
     def __init__(self) -> None:
         self.terms = list[float]()
@@ -63,9 +45,9 @@ class Scene:
         self.path, self.commands = path, list[Callable[[], None]]()
         path.write_text(TEXT)
         self.bandwidth, peer = Bandwidth(4e8, None), load_peer_file(path)
-        self.wishes, self.memory, self.turns = SmallWishes(peer), Memory(), SmallTurns()
+        self.wishes, self.turns = SmallWishes(peer), SmallTurns()
         givers = Givers(
-            self.wishes, self.turns, self.bandwidth, self.memory,  # type: ignore[arg-type]
+            self.wishes, self.turns, self.bandwidth,  # type: ignore[arg-type]
             self.commands.append,
         )  # fmt: skip
         self.settings = Settings(path, peer, givers)
@@ -91,11 +73,10 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
         schedule__pause_on_battery="false", device__memory='"2 GiB"', device__slot='"3 min"',
         network__data_port="9",
     ) == {
-        "device.memory": True, "device.cpu_threads": True, "device.slot": True,
+        "device.memory": False, "device.cpu_threads": True, "device.slot": True,
         "device.power": True, "network.upload": True, "network.data_port": False,
         "schedule.pause_on_battery": True,
     }  # fmt: skip
-    assert scene.memory.caps == [(2 << 30, None)]
     assert scene.turns.terms == [180.0]
     assert scene.bandwidth.upload.take(1_250_000, 0.0) == pytest.approx(1.0)
     assert scene.wishes.watts == [None, 200.0]
@@ -117,8 +98,6 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
     [
         ({"network__uploads": "1"}, ConfigError, "did you mean upload"),
         ({"device__power": '"301 W"'}, DeviceError, "take less"),
-        ({"device__power": '"301 W"', "host__memory": '"2 GiB"'}, DeviceError, "take less"),
-        ({"host__memory": '"1 MiB"'}, DeviceError, "give more"),
         ({"network__upload": "["}, ConfigError, "texts need quotes"),
     ],
 )
@@ -130,7 +109,6 @@ def test_all_or_nothing(
     assert hint in refused.value.hint
     assert scene.bandwidth.upload.take(12_500_000, 0.0) == 0.0
     assert scene.wishes.watts == [None]
-    assert scene.memory.caps in ([], [(None, 2 << 30), (None, None)]), "given back"
     scene.path.write_text(TEXT)
     assert scene.settings.reload() == []
 
@@ -143,19 +121,3 @@ def test_a_file_that_is_gone_or_no_plain_one_is_said(scene: Scene) -> None:
     os.mkfifo(scene.path)
     with pytest.raises(ConfigError, match="no such file, or no plain one"):
         scene.settings.reload()
-
-
-def test_a_second_change_does_not_wait_for_the_first(scene: Scene) -> None:
-    seen = list[str]()
-
-    def meanwhile() -> None:
-        with pytest.raises(ControlError, match="another change is under way") as refused:
-            scene.settings.reload()
-        seen.append(refused.value.hint)
-
-    with ThreadPoolExecutor(1) as other:
-        scene.memory.meanwhile = lambda: other.submit(meanwhile).result(20.0)
-        scene.change(device__memory='"2 GiB"')
-    assert seen == ["say it again once that one is through"]
-    scene.memory.meanwhile = lambda: None
-    assert scene.change(network__upload='"8 Mbit/s"') == {"network.upload": True}

@@ -134,18 +134,10 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     assert scene.replica.engines.told == [2.0, 1.0, "resume"]
 
 
-def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -> None:
-    scene.begin_endless_pass()
-    scene.worker.submit_soon(scene.endless.clear)
-    assert scene.passed.wait(WAIT_S)
-    assert scene.loader.back == [6]
-
-
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
     scene.replica.breakable = False
     scene.begin_endless_pass()
     scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
-    scene.worker.submit_soon(scene.endless.clear)
     scene.endless.clear()
     assert scene.passed.wait(WAIT_S)
     assert scene.loader.back == []
