@@ -8,7 +8,6 @@ import sys
 from .bounds import LONG
 from .mutants import MUTANTS
 from .search import Search
-from .story import story
 
 
 def main() -> int:
@@ -25,7 +24,7 @@ def _search() -> bool:
         figures = f"{v.states:,}", f"{v.moves:,}", v.depth, f"{v.seconds:.1f}", f"{per_s:,.0f}"
         _row(bounds.name, *figures, v.trouble or "sound")
         if v.trouble is not None:
-            sys.stdout.write(story(v) + "\n")
+            sys.stdout.write(v.story() + "\n")
             sound = False
     return sound
 

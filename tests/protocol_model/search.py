@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import cast
 from .bounds import Bounds
 from .ledger import Ledger
 from .moves import Move, Moves
 from .outlook import Outlook
 from .properties import problem
 from .rules import Rules
-from .state import State
+from .state import Attempt, State
 
 RulesOf = Callable[[Ledger, bool], Rules]
 
@@ -31,17 +32,32 @@ class Verdict:
     trouble: str | None
     way: tuple[Move, ...]
     """The moves that lead to the failure."""
-    ledger: Ledger
+
+    def story(self) -> str:
+        """A line for each move, and what is wrong at the end."""
+        lives = [0] * len(cast.NAMES)
+        lines = []
+        for number, (kind, p, *rest) in enumerate(self.way, 1):
+            who = cast.name((p, lives[p]))
+            lines.append(f"{number:3}. {who}: {kind} {' '.join(map(_brief, rest))}")
+            lives[p] += kind == "restart"
+        return "\n".join([*lines, f"     {self.trouble}"])
+
+
+def _brief(what: object) -> str:
+    if isinstance(what, Attempt):
+        return f"at ballot {what.ballot[0]}{cast.name(what.ballot[1:])}"
+    return str(what)
 
 
 class Search:
     """One search; use `run` once."""
 
     def __init__(self, bounds: Bounds, rules: RulesOf = Rules, forgets: bool = True) -> None:
-        self._start, self._ledger = bounds.start(), Ledger(bounds.voters)
-        self._rules = rules(self._ledger, bounds.branches_by_silence)
-        self._moves = Moves(self._ledger, self._rules, bounds.rounds, forgets)
-        self._outlook = Outlook(self._ledger, self._rules) if bounds.liveness else None
+        self._start, ledger = bounds.start(), Ledger(bounds.voters)
+        self._rules = rules(ledger, bounds.branches_by_silence)
+        self._moves = Moves(ledger, self._rules, bounds.rounds, forgets)
+        self._outlook = Outlook(ledger, self._rules) if bounds.liveness else None
         self._parents: dict[State, State | None] = {self._start: None}
         self._same: dict[tuple, tuple] = {}
         self._move_count = 0
@@ -91,4 +107,4 @@ class Search:
     ) -> Verdict:
         seconds = time.process_time() - began
         states = len(self._parents)
-        return Verdict(states, self._move_count, depth, seconds, trouble, way, self._ledger)
+        return Verdict(states, self._move_count, depth, seconds, trouble, way)
