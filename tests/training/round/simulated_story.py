@@ -1,13 +1,14 @@
-"""What happened, in words short enough to read a whole history: A promised ballot 3B on 2:af01."""
+"""What happened, in words short enough to read a whole history: A Promise(ballot=3B, …)."""
 
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Vote, Voter
+from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Vote, Voter
 
 MOST_LINES = 4000
+_DULL = {"incarnation", "signature", "loss_sum", "gradient_norm", "norm"}
 
 
 @dataclasses.dataclass
@@ -33,11 +34,9 @@ class Story:
         match what:
             case bytes():
                 return what.hex()[:4]
-            case str():
-                return self.names.get(what, what)
-            case Voter() | Contribution() as part:
-                count = f":{part.sequences}" if isinstance(part, Contribution) else ""
-                return f"{self._brief(part.peer_id)}{part.incarnation.hex()[:2]}{count}"
+            case Voter() | Contribution():
+                count = f":{what.sequences}" if isinstance(what, Contribution) else ""
+                return f"{self._brief(what.peer_id)}{what.incarnation.hex()[:2]}{count}"
             case Vote(voter):
                 return self._brief(voter)
             case Ballot(attempt, coordinator):
@@ -46,19 +45,13 @@ class Story:
                 return f"{what.round}:{self._brief(what.digest)}"
             case Value():
                 parts = f"{self._brief(what.contributions)} → {self._brief(what.voters_next)}"
-                return f"value {self._brief(what.digest())} on {self._brief(what.parent)} {parts}"
-            case Commit():
-                by = f"branch of {self._brief(what.survivors)}" if what.survivors else "quorum"
-                return f"{self._brief(what.value)} by {by}: {self._brief(what.votes)}"
+                return f"{self._brief(what.digest())} on {self._brief(what.parent)} {parts}"
             case tuple() | frozenset() | list():
-                return "[" + " ".join(self._brief(item) for item in what) + "]"
+                return "[" + " ".join(map(self._brief, what)) + "]"
             case Mapping():
                 return " ".join(f"{key}={self._brief(item)}" for key, item in what.items())
         if dataclasses.is_dataclass(what):
-            fields = [(f.name, getattr(what, f.name)) for f in dataclasses.fields(what)]
-            told = [f"{name}={self._brief(item)}" for name, item in fields if name not in _DULL]
+            told = [(f.name, getattr(what, f.name)) for f in dataclasses.fields(what)]
+            told = [f"{name}={self._brief(item)}" for name, item in told if name not in _DULL]
             return f"{type(what).__name__}({', '.join(told)})"
-        return str(what)
-
-
-_DULL = {"incarnation", "signature", "loss_sum", "gradient_norm", "norm"}
+        return self.names.get(what, what) if isinstance(what, str) else str(what)

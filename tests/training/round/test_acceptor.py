@@ -13,9 +13,8 @@ from atom.swarm.chain.messages import Abort, Accept, Accepted, AcceptedVote, Nac
 from atom.training.round import Terms
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.batch_policy import GlobalBatch
-from atom.training.round.electorate import ORDINARY
 from atom.training.round.events import Frozen, Phase, ResultFetched
-from atom.training.round.round_state import Acceptor, RoundContext, RoundState, Slot
+from atom.training.round.round_state import RoundContext, RoundState, Slot
 
 BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 VALUE = decided(HEAD, RESULT, MATE).value
@@ -32,32 +31,6 @@ def test_promises_only_grow() -> None:
     assert not slot.promise(ballot(2, low)), "a duplicate is no new promise"
     assert slot.promise(ballot(2, high)), "the same attempt of a higher coordinator"
     assert slot.promised == ballot(2, high)
-
-
-def test_what_was_promised_is_accepted_and_survives_higher_promises() -> None:
-    slot = Slot()
-    slot.promise(ballot(2))
-    for stranger in (ballot(1), ballot(3)):
-        with pytest.raises(AssertionError):
-            slot.accept(stranger, VALUE)
-    slot.accept(ballot(2), VALUE)
-    slot.promise(ballot(5))
-    assert slot.accepted == Accepted(ballot(2), VALUE)
-    assert not slot.may_accept(ballot(2))
-
-
-def test_a_branch_has_a_slot_of_its_own() -> None:
-    slots, alone = Acceptor(), (MATE,)
-    assert slots.highest_promised is None
-    slots.slot(alone).promise(ballot(3))
-    slots.slot(alone).accept(ballot(3), VALUE)
-    assert slots.ordinary.accepted is None
-    assert slots.ordinary.promise(ballot(1)), "its promises bind the branch alone"
-    assert (slots.survivors_of(ballot(3)), slots.survivors_of(ballot(1))) == (alone, ORDINARY)
-    assert slots.highest_promised == ballot(3), "a new attempt has to surpass every slot"
-    slots.slot(alone).promise(ballot(4))
-    for outdone_or_unknown in (ballot(3), ballot(9)):
-        assert slots.survivors_of(outdone_or_unknown) is None, "least of all the ordinary one"
 
 
 def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:

@@ -63,7 +63,7 @@ def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(peers: int
     """Whoever leads when it begins, and if it is itself: its rings break with everybody, and what
     it averages alone nobody can fetch. How long it takes until it is found out is chance."""
     waits = list[float]()
-    for seed in range(10):
+    for seed in range(6):
         swarm = Swarm(seed, Setting(peers=peers, global_batch=2 * peers))
         swarm.run(10.0)
         swarm.narrow("B")
@@ -72,23 +72,3 @@ def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(peers: int
         check_agreement(swarm)
     assert sum(waits) / len(waits) <= 13.0, waits
     assert max(waits) <= 30.0, waits
-
-
-def test_of_paused_voters_as_many_average_as_a_quorum_needs() -> None:
-    """Nobody's vote then waits for a fetch, and the first attempt decides. They are counted on
-    when they are back."""
-    swarm = Swarm(10, Setting(peers=5, global_batch=10))
-    swarm.run(10.0)
-    for name in "CDE":
-        swarm[name].paused = True
-    swarm.run(30.0)
-    before = len(swarm["A"].chain.commits)
-    swarm.run(60.0)
-    commits = swarm["A"].chain.commits[before:]
-    assert len(commits) >= 3, swarm.story(100)
-    assert {len(commit.value.contributions) for commit in commits} == {3}
-    assert all(commit.ballot == commit.value.origin for commit in commits)
-    for name in "CDE":
-        swarm[name].paused = False
-    swarm.run(60.0)
-    assert min(parts_of(swarm, name, before + len(commits)) for name in "ABCDE") >= 3

@@ -67,11 +67,15 @@ def test_a_claim_is_looked_into_after_a_moment_and_followed_once_it_is_proven(
     assert (claims.asked, claims.followed) == ([FIRST], [(FIRST,)])
 
 
-def test_claims_that_nobody_proves_cost_nothing(claims: Claims) -> None:
+def test_claims_that_nobody_proves_cost_nothing_and_hide_nobody(claims: Claims) -> None:
     claims.claim(NOWHERE, *CROWD)
     claims.go_on(10.0)
     assert claims.sent(Prevote), "it leads meanwhile"
     assert claims.followed == []
+    claims.claim(FAR, FIRST)
+    claims.serves = {FIRST: FAR}
+    claims.go_on(10.0)
+    assert [donors[0] for donors in claims.followed] == [FIRST]
 
 
 def test_a_chain_that_ends_before_what_is_claimed_proves_nothing(claims: Claims) -> None:
@@ -102,14 +106,6 @@ def test_of_a_crowd_few_are_asked_at_once_and_those_we_know_first(claims: Claims
     claims.go_on(10.0)
     assert len(claims.asked) == AT_ONCE
     assert claims.asked[0] == MATE.peer_id
-
-
-def test_a_crowd_hides_nobody(claims: Claims) -> None:
-    claims.claim(NOWHERE, *CROWD)
-    claims.claim(FAR, FIRST)
-    claims.serves = {FIRST: FAR}
-    claims.go_on(10.0)
-    assert [donors[0] for donors in claims.followed] == [FIRST]
 
 
 def test_who_proves_nothing_is_asked_again_soon_however_long_it_took(claims: Claims) -> None:

@@ -44,27 +44,19 @@ def step(scene: Scene, commit: Commit) -> list[bytes]:
     return [action.digest for action in acts if isinstance(action, FetchResult)]
 
 
-def test_commits_that_came_too_early_are_taken_up_in_their_turn() -> None:
-    joiner, (commits, heads) = Scene(GENESIS), chain(3)
-    assert hear(joiner, commits[2]) == hear(joiner, commits[1]) == []
-    assert hear(joiner, commits[0]) == [commits[0].value.result_digest]
-    assert step(joiner, commits[0]) == [commits[1].value.result_digest]
-    assert step(joiner, commits[1]) == [commits[2].value.result_digest]
-    assert step(joiner, commits[2]) == []
-    assert (joiner.machine.head, joiner.machine.phase) == (heads[3], Phase.ACCUMULATING)
-
-
-def test_a_commit_said_while_catching_up_continues_from_there() -> None:
+def test_commits_said_while_catching_up_or_too_early_are_taken_up_in_their_turn() -> None:
     joiner, (commits, heads) = Scene(GENESIS, b""), chain(4)
     assert joiner.machine.phase is Phase.SYNCING
-    for commit in commits:
+    for commit in commits[:3]:
         assert hear(joiner, commit) == []
-    arrived = joiner.tell(CaughtUp(heads[2], STATE))
+    arrived = joiner.tell(CaughtUp(heads[1], STATE))
     wanted = [action.digest for action in arrived if isinstance(action, FetchResult)]
-    assert wanted == [commits[2].value.result_digest]
+    assert wanted == [commits[1].value.result_digest]
+    assert hear(joiner, commits[3]) == []
+    assert step(joiner, commits[1]) == [commits[2].value.result_digest]
     assert step(joiner, commits[2]) == [commits[3].value.result_digest]
     assert step(joiner, commits[3]) == []
-    assert joiner.machine.head == heads[4]
+    assert (joiner.machine.head, joiner.machine.phase) == (heads[4], Phase.ACCUMULATING)
 
 
 def test_what_is_heard_ahead_is_bounded_and_the_past_forgotten() -> None:

@@ -10,13 +10,10 @@ from atom.swarm.chain.commit import MAX_VOTERS, Branch, Head, Voter
 from atom.swarm.records.lease import SHOWN, PeerState
 from atom.training.round.electorate import (
     Electorate,
-    alive_voters,
     electorate,
-    gone_for_good,
     leaves_them_stuck,
     objection_to_branch,
     rank,
-    same_head,
 )
 from atom.training.round.events import View
 
@@ -112,13 +109,6 @@ def test_who_is_given_up_counts_as_gone_whatever_it_shows() -> None:
     assert electorate(head, A, away, GRACE, True, {B}) == branch_of(A)
 
 
-def test_all_survivors_or_none() -> None:
-    branch = Electorate((A, B), (A, B))
-    assert branch.satisfied_by({A, B, C})
-    assert not branch.satisfied_by({A, C})
-    assert Electorate((A, B, C)).satisfied_by({A, C})
-
-
 @pytest.mark.parametrize(
     ("survivors", "seen", "objects"),
     [
@@ -137,21 +127,6 @@ def test_all_survivors_or_none() -> None:
 )  # fmt: skip
 def test_who_knows_better_objects(survivors: tuple[Voter, ...], seen: View, objects: bool) -> None:
     assert objection_to_branch(FIVE, B, seen, survivors, GRACE) is objects
-
-
-def test_leases_of_another_incarnation_are_nobody_s() -> None:
-    head = head_of(A, B)
-    seen = view(lease(Voter(B.peer_id, b"n" * 16)))
-    assert alive_voters(head, A, seen) == {A}
-    assert not gone_for_good(head, A, seen, GRACE)
-
-
-def test_only_active_peers_on_our_head_can_take_part() -> None:
-    seen = view(
-        lease(A), lease(B, head=b"x" * 32), lease(C, state=PeerState.SYNCING),
-        lease(D, state=PeerState.LEFT), lease(E, state=PeerState.LEAVING),
-    )  # fmt: skip
-    assert set(same_head(head_of(A), seen)) == {A.peer_id, E.peer_id}
 
 
 def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None:

@@ -245,29 +245,18 @@ def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
     assert [answer.refusal for answer in scene.sent(PrevoteAnswer)] == reasons
 
 
-def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:
+def test_what_strangers_say_during_a_step_pushes_out_no_voters() -> None:
+    """Calls and commits wait for its end."""
     scene = Scene()
     scene.tick()
     scene.machine._context.phase = Phase.STEPPING
     scene.hear(Prepare(HEAD.digest, BALLOT))
-    for voter in strangers(20).values():
-        for number in range(100):
-            ballot = Ballot(number, voter.peer_id, voter.incarnation)
-            call = Prepare(HEAD.digest, ballot)
-            scene.hear(call, voter)
-    scene.tell(Stepped(HEAD.digest, STATE))
-    assert [action.ballot for action in scene.done(Freeze)] == [BALLOT]
-
-
-def test_commits_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:
-    scene = Scene()
-    scene.tick()
-    scene.machine._context.phase = Phase.STEPPING
-    scene.hear(Prepare(HEAD.digest, BALLOT))
-    far = decided(replace(HEAD, round=HEAD.round + 7), b"1" * 32, MATE)
+    far = CommitNotice(decided(replace(HEAD, round=HEAD.round + 7), b"1" * 32, MATE))
     for voter in strangers(100).values():
-        for _ in range(10):
-            scene.hear(CommitNotice(far), voter)
+        for number in range(10):
+            ballot = Ballot(number, voter.peer_id, voter.incarnation)
+            scene.hear(Prepare(HEAD.digest, ballot), voter)
+            scene.hear(far, voter)
     scene.tell(Stepped(HEAD.digest, STATE))
     assert [action.ballot for action in scene.done(Freeze)] == [BALLOT]
 

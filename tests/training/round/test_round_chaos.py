@@ -6,9 +6,9 @@ Run one again by its seed: `histories.history(seed)`. More of them: `soak.py`.
 import pytest
 from histories import history
 
-BLOCKS, SEEDS_PER_BLOCK = 4, 80
-ROUNDS = 5_000
-TRIGGERS = 2_500
+BLOCKS, SEEDS_PER_BLOCK = 4, 40
+ROUNDS = 2_500
+TRIGGERS = 1_250
 
 
 @pytest.mark.timeout(240)

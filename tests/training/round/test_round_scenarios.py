@@ -14,7 +14,6 @@ from atom.swarm.chain.commit import Commit
 from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import (
     Accept,
-    CommitNotice,
     Message,
     Promise,
     Ring,
@@ -51,7 +50,7 @@ def contributors(swarm: Swarm, commit: Commit) -> str:
 # ---- the plain case
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+@pytest.mark.parametrize("peers", [1, 5])
 def test_rounds_go_on_through_the_bytes_of_the_wire(peers: int) -> None:
     swarm = calm_swarm(peers, rounds=4, through_bytes=True)
     assert swarm.witness.branches == 0
@@ -66,22 +65,6 @@ def test_the_run_ends_with_its_last_round() -> None:
 
 
 # ---- partitions: a local opinion of who is alive is no electorate
-
-
-def test_two_branches_become_one_again_and_the_better_one_wins() -> None:
-    swarm = calm_swarm(4, global_batch=8)
-    first = tie_breaker(swarm)
-    rest = others(swarm, first)[:2]
-    swarm.cut(others(swarm, *rest), rest)
-    swarm.hide(others(swarm, *rest), rest)
-    swarm.run(40.0)
-    swarm.run_until(lambda: len({process.chain.head for process in swarm.living}) == 2, 5.0)
-    tips = [process.chain.head for process in swarm.living]
-    assert swarm.witness.branches >= 1
-    swarm.heal()
-    swarm.run_until_agreed(30.0)
-    winner = max(tips, key=lambda head: head.rank)
-    assert winner in swarm["A"].chain.heads
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,41 +99,6 @@ def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
 
 
 # ---- lost commits: asked for what was accepted, not for what was seen
-
-
-def test_what_a_dead_coordinator_committed_unheard_is_finished_not_recomputed() -> None:
-    swarm = calm_swarm(3, rounds=0)
-    decided: list[str] = []
-
-    def unheard(source: str, target: str, message: Message) -> bool:
-        if isinstance(message, CommitNotice) and not decided:
-            process = swarm.process_of(source)
-            assert process is not None
-            decided.append(message.commit.value.digest().hex())
-            process.die()
-        return isinstance(message, CommitNotice) and not decided
-
-    swarm.network.drop = unheard
-    swarm.run_until(lambda: bool(decided))
-    swarm.run_until_agreed(30.0)
-    assert commits(swarm)[0].value.digest().hex() == decided[0]
-    assert swarm.witness.branches == 0
-
-
-def test_a_committer_that_returns_from_its_disk_meets_its_own_commit() -> None:
-    swarm = calm_swarm(3)
-    swarm.network.drop = lambda source, target, message: isinstance(message, CommitNotice)
-    before = swarm["A"].chain.head.round
-    swarm.run_until(lambda: any(p.chain.head.round > before for p in swarm.living))
-    ahead = next(p for p in swarm.living if p.chain.head.round > before)
-    commit = ahead.chain.commits[before]
-    ahead.seat.disk = ahead.chain
-    ahead.die()
-    swarm.network.drop = lose_nothing
-    swarm.run(1.0)
-    swarm.restart(ahead.seat.name)
-    swarm.run_until_agreed(40.0)
-    assert commits(swarm)[before] == commit or commits(swarm)[before].value == commit.value
 
 
 def test_a_result_that_one_voter_accepted_reaches_those_who_were_not_in_its_ring() -> None:
@@ -193,37 +141,6 @@ def test_of_two_peers_one_dies_silently(survivor_breaks_ties: bool) -> None:
     assert (seconds < GRACE_SECONDS) is survivor_breaks_ties
 
 
-def test_three_of_five_vanish_and_the_two_go_on_after_the_grace_time() -> None:
-    swarm = calm_swarm(5)
-    gone_at = swarm.agenda.now
-    for name in "ABC":
-        swarm[name].die()
-    head = swarm["D"].chain.head.round
-    swarm.run(GRACE_SECONDS - 2.5)
-    assert swarm["D"].chain.head.round <= head + 1, "only a commit that was under way"
-    swarm.run_until_agreed(30.0)
-    assert swarm.witness.branches >= 1
-    assert swarm.agenda.now - gone_at < 40.0
-
-
-def test_a_last_peer_restarts_and_goes_on_at_once() -> None:
-    swarm = calm_swarm(1)
-    swarm["A"].seat.disk = swarm["A"].chain
-    swarm["A"].die()
-    swarm.restart("A")
-    assert swarm.run_until_agreed(GRACE_SECONDS, 1) < GRACE_SECONDS
-    assert swarm.witness.branches == 1
-
-
-def test_a_restarted_voter_has_no_vote_until_voted_in() -> None:
-    swarm = calm_swarm(3)
-    swarm["B"].die()
-    reborn = swarm.restart("B")
-    assert reborn.me not in swarm["A"].machine.head.voters
-    swarm.run_until(lambda: reborn.me in swarm["A"].machine.head.voters)
-    assert swarm.witness.branches == 0
-
-
 def test_all_but_one_say_goodbye_one_after_another() -> None:
     swarm = calm_swarm(4)
     for name in "ABC":
@@ -231,6 +148,27 @@ def test_all_but_one_say_goodbye_one_after_another() -> None:
         leaver.leave()
         swarm.run_until(lambda leaver=leaver: not leaver.alive)
     swarm.run_until_agreed(15.0)
+    assert swarm.witness.branches == 0
+
+
+def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
+    """The only peer that may decide leaves, and another one has just arrived: it stays for a
+    round, and until that one has the round's result. What the newcomer promised before is lost."""
+    swarm = Swarm(3, Setting(peers=1, pass_seconds=(0.3,)))
+    swarm.run_until_agreed(30.0, 2)
+    founder, joiner = swarm["A"], swarm.join()
+    swarm.network.drop = lambda source, target, message: (
+        source == joiner.peer_id and isinstance(message, Promise)
+    )
+    founder.leave()
+    swarm.run(12.0)
+    assert founder.alive
+    before = founder.chain.head
+    assert joiner.chain.head.digest == before.digest
+    swarm.heal()
+    swarm.run(15.0)
+    assert swarm.living == [joiner]
+    assert joiner.chain.head.round > before.round + 2, swarm.story(60)
     assert swarm.witness.branches == 0
 
 
@@ -284,15 +222,3 @@ def test_a_branch_gathers_the_work_of_all() -> None:
     assert swarm.witness.branches >= 1
     branch = next(c for c in swarm.living[0].chain.commits if c.survivors)
     assert len(branch.value.contributions) == 19
-
-
-def test_newcomers_do_not_hold_up_a_branch() -> None:
-    """They cannot tell yet who is gone: nobody asks them, so a stream of them stops nothing."""
-    swarm = crowd(10, global_batch=40)
-    kill_most_voters(swarm)
-    before = swarm.living[0].chain.head.round
-    for _ in range(20):
-        swarm.run(1.0)
-        swarm.join()
-    assert swarm.living[0].chain.head.round > before + 1
-    assert swarm.witness.branches >= 1

@@ -6,10 +6,9 @@ from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Nack, Prepare, Ring, Suspect
+from atom.swarm.chain.messages import Nack, Prepare, Ring
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.training.round import Patience
-from atom.training.round.events import ExchangeFailed, Phase, Unreachable
+from atom.training.round.events import Phase, Unreachable
 
 
 def counted_on(scene: Scene) -> set[str]:
@@ -26,22 +25,6 @@ def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
     ring = scene.until_sent(Ring)
     counts = {member.peer_id: member.sequences for member in ring.members}
     assert counts == {ME.peer_id: 64, MATE.peer_id: 32}
-
-
-def test_whom_one_does_not_answer_and_another_cannot_average_with_lets_others_lead() -> None:
-    """As behind a wire that went dead: alone it would offer a result that nobody can fetch."""
-    scene = Scene(mate_counts=32)
-    scene.until_sent(Prepare)
-    scene.play(4.0)
-    scene.own = 64
-    ring = scene.until_sent(Ring)
-    scene.tell(ExchangeFailed(ring.ballot, MATE.peer_id, Reason.TIMEOUT))
-    scene.hear(Suspect(ring.parent, ring.ballot, ME.peer_id))
-    assert "attempt-ended ring-broken" in scene.reports
-    scene.own, calls = 96, len(scene.sent(Prepare))
-    patience = Patience()
-    scene.play(patience.quiet + patience.rank)
-    assert len(scene.sent(Prepare)) == calls
 
 
 def test_a_late_promise_is_an_answer_all_the_same() -> None:
