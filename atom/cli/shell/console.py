@@ -85,6 +85,7 @@ class TerminalConsole:
 
         def finish() -> None:
             try:
+                self._tell_left_out()
                 self._steps.close()
             finally:
                 done.set()
@@ -116,12 +117,16 @@ class TerminalConsole:
             stream, say = self._waiting.get()
             try:
                 say()
-                if self._left_out and self._waiting.empty():
-                    left_out, self._left_out = self._left_out, 0
-                    self._print("", f"{left_out} lines were left out: nothing could be written")
+                if self._waiting.empty():
+                    self._tell_left_out()
             except OSError as problem:
                 if problem.errno in _NOBODY_LISTENS:
                     _lead_nowhere(stream)
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            self._print("", f"{left_out} lines were left out: nothing could be written")
 
     def _print(self, clock: str, text: str) -> None:
         self._console.print(f"[quiet]{clock}[/] ", end="")
