@@ -74,7 +74,7 @@ def _watch() -> None:
         result = run_pass(self, batches, should_stop)
         computing_s.append(time.monotonic() - started)
         if SEQUENCE_S:
-            _emit(loops[-1]._events, "passed", loops[-1], began=began, sequences=result.sequences)
+            _emit(loops[-1]._events, "passed", loops[-1], began=began, sequences=result)
         return result
 
     Replica.run_pass = slow_pass  # type: ignore[method-assign]  # to be slow from outside

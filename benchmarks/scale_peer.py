@@ -14,7 +14,7 @@ from atom.swarm.records.lease import RENEW_SECONDS, Lease, LeaseBook, PeerState
 from atom.swarm.records.manifest import encode_lease
 from atom.training.loop import membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, count_swarm, next_pass, reading_pause
-from atom.training.round import RoundMachine, Terms
+from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Action,
     Apply,
@@ -85,7 +85,7 @@ class Peer:
     """One peer's loop, carrying out what its machine says."""
 
     def __init__(
-        self, world: World, identity: Identity, me: Voter, head: Head, terms: Terms
+        self, world: World, identity: Identity, me: Voter, head: Head, terms: RoundTerms
     ) -> None:
         self.world, self.me, self._identity = world, me, identity
         self.machine = RoundMachine(me, head, b"s" * 32, terms, identity.sign, 0.0)

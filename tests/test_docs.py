@@ -17,7 +17,7 @@ from atom.config.run_file import RunFile
 from atom.config.section import Section
 from atom.swarm.chain.messages import KINDS
 from atom.swarm.records.view import SwarmView, VoidAttempt
-from atom.training.round import Patience
+from atom.training.round import RoundPatience
 from tests.swarm.swarm_samples import a_lease
 
 ROOT = Path(__file__).parent.parent
@@ -71,11 +71,11 @@ def test_round_messages() -> None:
 
 
 def test_patience() -> None:
-    text = section_of("protocol.md", "## Patience: all time limits")
+    text = section_of("protocol.md", "## RoundPatience: all time limits")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([0-9.]+) s \|", text, re.M))
-    defaults = Patience()
+    defaults = RoundPatience()
     assert {name: float(seconds) for name, seconds in rows.items()} == {
-        field.name: getattr(defaults, field.name) for field in fields(Patience)
+        field.name: getattr(defaults, field.name) for field in fields(RoundPatience)
     }
 
 

@@ -48,15 +48,15 @@ from atom.training.round.events import (
     Stepped,
     Thaw,
 )
-from atom.training.round_stats import RoundStats, Spent
+from atom.training.round_stats import RoundStats
 from atom.training.state_sync import StateSync
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
 PATIENCE_S, HASTE_S = 6.0, 4.0
 """How long a round's result is asked for again, of holders that do not offer it yet: for a step, or
-for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
-that before the next attempt (a test holds them together)."""
+for a vote. The latter is less than `RoundPatience.holding`: a result that is nowhere is to be known
+for that before the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
 
 
@@ -126,9 +126,9 @@ class RoundExecutor:
         with suppress(StepFailed):
             self._save_own()
 
-    def _spent(self) -> Spent:
+    def _spent(self) -> tuple[float, int, int]:
         line = self._transport.bandwidth
-        return Spent(self._worker.passes_s, line.sent_bytes, line.received_bytes)
+        return self._worker.passes_s, line.sent_bytes, line.received_bytes
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Freeze | Thaw | Apply):

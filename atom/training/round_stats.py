@@ -2,20 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Commit, Value, Voter
 from atom.swarm.records.lease import RoundUse
-
-
-class Spent(NamedTuple):
-    """By this process so far."""
-
-    passes_s: float = 0.0
-    """In passes, void ones included."""
-    sent_bytes: int = 0
-    received_bytes: int = 0
 
 
 @dataclass
@@ -23,7 +13,8 @@ class RoundStats:
     """Of one incarnation. Read from other threads, written by the worker's."""
 
     me: Voter
-    spent: Callable[[], Spent] = Spent
+    spent: Callable[[], tuple[float, int, int]] = lambda: (0.0, 0, 0)
+    """By this process so far: seconds in passes, void ones included; bytes sent, and received."""
     rounds_joined: int = 0
     """Those that something of ours was averaged in."""
     sequences_committed: int = 0
@@ -45,7 +36,7 @@ class RoundStats:
     """Of the last of them; empty once a pass has counted again."""
     _counted: int = 0
     """For rounds that are over, whatever became of them."""
-    _spent_before: Spent = field(default_factory=Spent)
+    _spent_before: tuple[float, int, int] = (0.0, 0, 0)
     """At the last commit."""
 
     def voided(self, void: PassVoided) -> bool:
@@ -65,15 +56,16 @@ class RoundStats:
     def committed(self, commit: Commit, counted: int, now: float) -> None:
         """A round is committed while we are there. `counted`: our sequences until then."""
         self._enter([commit], counted, self.rounds_joined, self.sequences_committed)
-        spent, before = self.spent(), self._spent_before
+        spent = self.spent()
+        passes_s, sent, received = (a - b for a, b in zip(spent, self._spent_before, strict=True))
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.sequences_per_s = commit.value.sequences / seconds
             self.use = RoundUse(
                 seconds=round(seconds, 3),
-                utilisation=round(min((spent.passes_s - before.passes_s) / seconds, 1.0), 4),
-                sent_bytes=spent.sent_bytes - before.sent_bytes,
-                received_bytes=spent.received_bytes - before.received_bytes,
+                utilisation=round(min(passes_s / seconds, 1.0), 4),
+                sent_bytes=int(sent),
+                received_bytes=int(received),
             )
         self.last_commit_at, self._spent_before = now, spent
 

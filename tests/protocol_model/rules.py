@@ -12,7 +12,6 @@ from atom.swarm.records.lease import Lease
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.electorate import Electorate, electorate
 from atom.training.round.round_state import Acceptor
-from atom.training.round.round_state import Slot as RealSlot
 from tests.training.round.shown_leases import lease, view
 
 from . import cast
@@ -175,15 +174,15 @@ def is_confirmed_dead(voter: VoterKey, peers: Peers) -> bool:
 @cache
 def _promised(slots: Slotted, which: Survivors, ballot: BallotKey) -> Slotted | None:
     real = _thaw(slots)
-    return _frozen(real) if real.slot(which).promise(ballot) else None
+    return _frozen(real) if real.promise(which, ballot) else None
 
 
 @cache
 def _accepted(slots: Slotted, which: Survivors, ballot: BallotKey, value: int) -> Slotted | None:
     real = _thaw(slots)
-    if real.survivors_of(ballot) != which or not real.slot(which).may_accept(ballot):
+    if real.survivors_of(ballot) != which:
         return None
-    real.slot(which).accept(ballot, value)
+    real.accept(ballot, value)
     return _frozen(real)
 
 
@@ -197,24 +196,20 @@ def accepted_in(slots: Slotted, which: Survivors) -> Accepted:
 
 
 def _thaw(slots: Slotted) -> Acceptor:
-    """The real acceptor; it only compares ballots, so the model's tuples will do."""
     real = Acceptor()
     for which, promised, accepted in slots:
-        real.by_survivors[which] = RealSlot(
-            promised or None, RealAccepted(*accepted) if accepted else None
-        )
+        if promised:
+            real.promised[which] = promised
+        if accepted:
+            real.accepted[which] = RealAccepted(*accepted)
     return real
 
 
 def _frozen(real: Acceptor) -> Slotted:
+    accepted = {which: (each.ballot, each.value) for which, each in real.accepted.items()}
+    slots = real.promised.keys() | accepted
     return tuple(
-        sorted(
-            (which, slot.promised or (), (slot.accepted.ballot, slot.accepted.value))
-            if slot.accepted
-            else (which, slot.promised or (), ())
-            for which, slot in real.by_survivors.items()
-            if slot.promised or slot.accepted
-        )
+        sorted((which, real.promised.get(which, ()), accepted.get(which, ())) for which in slots)
     )
 
 

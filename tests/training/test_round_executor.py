@@ -23,7 +23,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training import round_executor
 from atom.training.replica.worker import Pause
-from atom.training.round import Patience
+from atom.training.round import RoundPatience
 from atom.training.round.events import (
     Apply,
     CatchUp,
@@ -570,7 +570,7 @@ def test_without_a_thread_to_be_had_the_round_hears_of_a_failure(
 
 def test_a_vote_does_not_outwait_its_attempt() -> None:
     """Else the next attempt is for the same value, though its result is nowhere."""
-    assert round_executor.HASTE_S < Patience().holding < round_executor.PATIENCE_S
+    assert round_executor.HASTE_S < RoundPatience().holding < round_executor.PATIENCE_S
 
 
 # ---- catching up, beginning

@@ -4,7 +4,7 @@ from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import RoundUse
-from atom.training.round_stats import RoundStats, Spent
+from atom.training.round_stats import RoundStats
 
 ME = Voter(Identity.create().peer_id, b"i" * 16)
 BEFORE_A_RESTART = Voter(ME.peer_id, b"j" * 16)
@@ -81,7 +81,7 @@ def test_void_passes_are_counted_by_cause_and_in_a_row() -> None:
 
 def test_what_a_round_took_is_what_was_spent_between_two_commits() -> None:
     """7.5 s of 10 in passes; a pass that began before the first commit counts where it ended."""
-    spent = [Spent(100.0, 1000, 2000), Spent(107.5, 1600, 2700), Spent(112.0, 1600, 2700)]
+    spent = [(100.0, 1000, 2000), (107.5, 1600, 2700), (112.0, 1600, 2700)]
     stats = RoundStats(ME, lambda: spent.pop(0))
     for number, now in ((1, 50.0), (2, 60.0)):
         assert stats.use is None, "nobody saw it begin"

@@ -14,7 +14,6 @@ from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
 from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.passes import PassWatch
-from atom.training.replica.replica import PassResult
 from atom.training.replica.worker import Batch, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
@@ -66,7 +65,7 @@ class CountingReplica:
         self.steps: list[int] = []
         self._step: FlatNumbers | None = None
 
-    def run_pass(self, batches: Sequence[Batch], should_stop: ShouldStop) -> PassResult:
+    def run_pass(self, batches: Sequence[Batch], should_stop: ShouldStop) -> int:
         self.passes.append(len(batches))
         self.during_pass(should_stop)
         if should_stop():
@@ -75,7 +74,7 @@ class CountingReplica:
         self.gradients += count
         self.sequences += count
         self.loss_sum += 2.0 * count
-        return PassResult(count, 2.0 * count)
+        return count
 
     def contribution(self) -> Contribution:
         return Sums(self.gradients)

@@ -16,7 +16,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
-from atom.training.round import GlobalBatch, Patience, Terms
+from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
 from atom.training.round.batch_policy import BatchPolicy
 from atom.training.state_sync import PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
@@ -33,13 +33,13 @@ def batch_policy(run: RunFile) -> BatchPolicy:
     return GlobalBatch(run.batch.global_sequences)
 
 
-def round_terms(member: Membership) -> Terms:
+def round_terms(member: Membership) -> RoundTerms:
     run, codec = member.run, codec_named(member.run.swarm.codec)
-    return Terms(
+    return RoundTerms(
         batch_policy(run),
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
-        patience=Patience(grace=run.swarm.grace_seconds),
+        patience=RoundPatience(grace=run.swarm.grace_seconds),
         average_bytes=codec.wire_bytes(member.replica.elements),
         ring_possible=codec.fixed_size,
     )

@@ -7,7 +7,6 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,19 +24,10 @@ from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSettings
 from atom.training.replica.passes import PassLimits, PassWatch
 
-__all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
+__all__ = ["Batch", "Replica", "ReplicaSettings"]
 
 Batch = Mapping[str, Tensor]
 """One micro-batch: the program's batch inputs by name, first dimension = sequences."""
-
-
-@dataclass(frozen=True)
-class PassResult:
-    """What one pass added to the gradients."""
-
-    sequences: int
-    loss_sum: float
-    """Mean loss per sequence, summed over the sequences, nats."""
 
 
 class Replica:
@@ -129,9 +119,9 @@ class Replica:
         self,
         batches: Sequence[Batch],
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> PassResult:
-        """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
-        is under way, and ends after it.
+    ) -> int:
+        """Forward and backward of the micro-batches; adds to the gradients. How many sequences they
+        had. May begin while a step is under way, and ends after it.
 
         A pass that raises adds nothing; if a part of it had been added already, the gradients begin
         anew, without those of earlier passes that no step has used. Weights are untouched. After
@@ -154,10 +144,10 @@ class Replica:
             raise
         self._limits = self._limits.after_sound()
         self.watch.end(self._names)
-        result = PassResult(*self._summed(batches, losses))
-        self._arena.count(result.sequences, result.loss_sum)
+        sequences, loss_sum = self._summed(batches, losses)
+        self._arena.count(sequences, loss_sum)
         self._rule.pass_ended()
-        return result
+        return sequences
 
     def _accumulate(
         self,

@@ -287,7 +287,7 @@ class Worker:
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
         try:
-            result = self._replica.run_pass(self.loader.draw(micro_batches), self.should_stop)
+            sequences = self._replica.run_pass(self.loader.draw(micro_batches), self.should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
@@ -298,7 +298,7 @@ class Worker:
             self._on_void(void)
             return
         self._pass_ended(started)
-        self._passes.append(Pass(started, self._last_pass_ended, result.sequences))
+        self._passes.append(Pass(started, self._last_pass_ended, sequences))
         self.pass_seconds = usual_pass_seconds(self._passes)
         self._on_pass()
 

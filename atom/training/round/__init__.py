@@ -7,6 +7,6 @@ replica plays, `election` and `faults` say when and with whom to try, `machine` 
 
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.machine import RoundMachine
-from atom.training.round.round_state import Patience, Terms
+from atom.training.round.round_state import RoundPatience, RoundTerms
 
-__all__ = ["GlobalBatch", "Patience", "RoundMachine", "Terms"]
+__all__ = ["GlobalBatch", "RoundMachine", "RoundPatience", "RoundTerms"]

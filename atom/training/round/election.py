@@ -9,8 +9,8 @@ from atom.training.round.electorate import (
     alive_voters,
     electorate,
     objection_to_branch,
+    place_in_line,
     present_at,
-    rank,
     same_head,
 )
 from atom.training.round.events import Phase
@@ -100,7 +100,7 @@ class LeaderElection:
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
         last = self._last_in_line(), context.view.hidden
-        place = rank(chosen.voters, context.me, context.head, alive, *last)
+        place = place_in_line(chosen.voters, context.me, context.head, alive, *last)
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 
     def _last_in_line(self) -> set[Voter]:

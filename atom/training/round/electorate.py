@@ -125,7 +125,7 @@ def objection_to_branch(
     )
 
 
-def rank(
+def place_in_line(
     voters: tuple[Voter, ...],
     me: Voter,
     head: Head,

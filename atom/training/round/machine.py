@@ -50,7 +50,7 @@ from atom.training.round.events import (
 )
 from atom.training.round.faults import HeadCandidates
 from atom.training.round.participant import Participant
-from atom.training.round.round_state import RoundContext, RoundState, Terms
+from atom.training.round.round_state import RoundContext, RoundState, RoundTerms
 
 _MOST_AHEAD, _MOST_AHEAD_OF_ONE = 64, 8
 
@@ -63,7 +63,7 @@ class RoundMachine:
         me: Voter,
         head: Head,
         state_digest: bytes,
-        terms: Terms,
+        terms: RoundTerms,
         sign: Callable[[str, bytes], bytes],
         now: float,
     ) -> None:

@@ -21,7 +21,7 @@ from atom.swarm.records.lease import LEASE_SECONDS
 from atom.training.round.attempt import Stage
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.election import objects_to_branch
-from atom.training.round.electorate import Survivors
+from atom.training.round.electorate import ORDINARY, Survivors
 from atom.training.round.events import (
     BETWEEN_STATES,
     Apply,
@@ -127,15 +127,14 @@ class Participant:
         if (problem := self._problem_of_call(sender, survivors)) is not None:
             context.nack(sender, ballot, problem)
             return
-        slot = state.acceptor.slot(survivors)
-        if ballot == slot.promised:
+        if ballot == state.acceptor.promised.get(survivors):
             return  # a duplicate: our answer to the first is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
         if context.phase is Phase.REDUCING and other:
             context.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
             return
         context.highest_attempt = max(context.highest_attempt, ballot.attempt)
-        if not slot.promise(ballot):
+        if not state.acceptor.promise(survivors, ballot):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
         self._notice(sender, ballot)
@@ -157,8 +156,8 @@ class Participant:
         promise = Promise(
             parent=context.head.digest,
             ballot=ballot,
-            accepted=state.acceptor.slot(survivors).accepted,
-            accepted_before_branch=state.acceptor.ordinary.accepted if survivors else None,
+            accepted=state.acceptor.accepted.get(survivors),
+            accepted_before_branch=state.acceptor.accepted.get(ORDINARY) if survivors else None,
             sequences=sequences,
             loss_sum=loss_sum,
             state_digest=state.state_digest,
@@ -247,7 +246,7 @@ class Participant:
             context.report("value-refused", reason=problem.value)
             context.nack(sender, message.ballot, problem)
             return
-        acceptor.slot(survivors).accept(message.ballot, message.value)
+        acceptor.accept(message.ballot, message.value)
         parent, digest = context.head.digest, message.value.digest()
         payload = vote_payload(parent, message.ballot, digest, survivors)
         signature = context.sign(VOTE_DOMAIN, signed_by(context.me, payload))
@@ -277,7 +276,7 @@ class Participant:
         """A quorum's round comes first, until its result is known to be nowhere; unless we have
         agreed to go on without it."""
         state = self._context.state
-        pending, accepted = state.pending_commit, state.acceptor.slot(commit.survivors).accepted
+        pending, accepted = state.pending_commit, state.acceptor.accepted.get(commit.survivors)
         if pending is None or pending.survivors or not commit.survivors:
             return False
         return accepted is None or accepted.value != commit.value
@@ -326,7 +325,7 @@ class Participant:
         context, state = self._context, self._context.state
         if context.phase is Phase.REDUCING:
             return  # its result may be there already, and we do not know its name
-        values = [accepted.value for accepted in state.acceptor.accepted]
+        values = [accepted.value for accepted in state.acceptor.accepted.values()]
         if state.pending_accept is not None:
             values.append(state.pending_accept[1].value)
         if state.pending_commit is not None:

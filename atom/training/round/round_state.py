@@ -17,7 +17,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
 from atom.training.round.batch_policy import BatchPolicy
-from atom.training.round.electorate import ORDINARY, Survivors, same_head
+from atom.training.round.electorate import Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
@@ -28,7 +28,7 @@ _USUAL_PASSES = 5
 
 
 @dataclass(frozen=True)
-class Patience:
+class RoundPatience:
     """How long to wait for what, in seconds. Decides when to try, never what is true."""
 
     prevote: float = 1.0
@@ -49,14 +49,14 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoundTerms:
     """The run's numbers. `branches` False: never go on without a quorum of silent voters."""
 
     policy: BatchPolicy
     """When a round is due."""
     last_round: int | None = None
     branches: bool = True
-    patience: Patience = Patience()
+    patience: RoundPatience = RoundPatience()
     average_bytes: int = 0
     """Of one average on the wire: how much the speed of links counts beside their length."""
     ring_possible: bool = True
@@ -64,61 +64,38 @@ class Terms:
 
 
 @dataclass
-class Slot:
-    """One single-decree acceptor. Ballots only grow; an accepted value is never forgotten.
+class Acceptor:
+    """Of one parent head. By survivors: each slot, the ordinary one and one per branch attempt, is
+    one single-decree acceptor. Ballots only grow; an accepted value is never forgotten.
 
-    It accepts only at a ballot it promised *here*: a vote that strayed into another slot would
+    It accepts only at a ballot that the slot promised: a vote that strayed into another slot would
     count where its coordinator never asked what was accepted before.
     """
 
-    promised: Ballot | None = None
-    accepted: Accepted | None = None
+    promised: dict[Survivors, Ballot] = field(default_factory=dict)
+    accepted: dict[Survivors, Accepted] = field(default_factory=dict)
 
-    def promise(self, ballot: Ballot) -> bool:
+    def promise(self, survivors: Survivors, ballot: Ballot) -> bool:
         """Promises to ignore lower ballots; False unless this one is higher than any before."""
-        if self.promised is not None and ballot <= self.promised:
+        before = self.promised.get(survivors)
+        if before is not None and ballot <= before:
             return False
-        self.promised = ballot
+        self.promised[survivors] = ballot
         return True
-
-    def may_accept(self, ballot: Ballot) -> bool:
-        return self.promised == ballot
-
-    def accept(self, ballot: Ballot, value: Value) -> None:
-        assert self.may_accept(ballot)
-        self.accepted = Accepted(ballot, value)
-
-
-@dataclass
-class Acceptor:
-    """The slots of one parent head: the ordinary one, and one per set of survivors."""
-
-    by_survivors: dict[Survivors, Slot] = field(default_factory=dict)
-
-    def slot(self, survivors: Survivors) -> Slot:
-        return self.by_survivors.setdefault(survivors, Slot())
 
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
         """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
-        for survivors, slot in self.by_survivors.items():
-            if slot.promised == ballot:
-                return survivors
-        return None
+        return next((slot for slot, at in self.promised.items() if at == ballot), None)
 
-    @property
-    def ordinary(self) -> Slot:
-        return self.slot(ORDINARY)
-
-    @property
-    def accepted(self) -> list[Accepted]:
-        """In any slot."""
-        return [slot.accepted for slot in self.by_survivors.values() if slot.accepted]
+    def accept(self, ballot: Ballot, value: Value) -> None:
+        survivors = self.survivors_of(ballot)
+        assert survivors is not None, "promised, and not outdone"
+        self.accepted[survivors] = Accepted(ballot, value)
 
     @property
     def highest_promised(self) -> Ballot | None:
         """Over all slots: what a new attempt has to surpass to be heard in any of them."""
-        promised = [slot.promised for slot in self.by_survivors.values() if slot.promised]
-        return max(promised, default=None)
+        return max(self.promised.values(), default=None)
 
 
 @dataclass
@@ -157,7 +134,7 @@ class RoundContext:
     def __init__(
         self,
         me: Voter,
-        terms: Terms,
+        terms: RoundTerms,
         sign: Callable[[str, bytes], bytes],
         state: RoundState,
     ) -> None:

@@ -21,7 +21,7 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import Message, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round import RoundMachine, Terms
+from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Action,
@@ -89,7 +89,7 @@ class Scene:
         last_round: int | None = None,
     ) -> None:
         self.now = 0.0
-        terms = Terms(GlobalBatch(BATCH), last_round)
+        terms = RoundTerms(GlobalBatch(BATCH), last_round)
         self.machine = RoundMachine(ME, head, state, terms, US.sign, self.now)
         self.leases = {voter.peer_id: lease(voter, 32) for voter in (MATE, GONE)}
         self.own, self.mate_counts = 32, mate_counts

@@ -23,11 +23,13 @@ from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 from atom.swarm.chain import membership
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
-from atom.training.round import Patience, Terms
+from atom.training.round import RoundPatience, RoundTerms
 from atom.training.round.batch_policy import BatchPolicy, GlobalBatch
 
-PATIENT = Patience()
-HASTY = Patience(prevote=0.3, promise=0.5, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0)
+PATIENT = RoundPatience()
+HASTY = RoundPatience(
+    prevote=0.3, promise=0.5, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0
+)
 """Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 STORY_LINES = 400
@@ -64,7 +66,7 @@ class Setting:
     branches: bool = True
     last_round: int | None = None
     through_bytes: bool = False
-    patience: Patience = PATIENT
+    patience: RoundPatience = PATIENT
     overlaps: bool = False
     """Passes go on under an exchange, and what no round has taken counts for the next."""
     slow_peers: int = 0
@@ -81,7 +83,7 @@ class Swarm:
         self.network = Network(self.agenda, self.dice, self.setting.through_bytes)
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
-        self.terms = Terms(
+        self.terms = RoundTerms(
             self.setting.policy(self.setting.global_batch),
             self.setting.last_round,
             self.setting.branches,

@@ -10,11 +10,12 @@ from scene import BALLOT, BATCH, GONE, HEAD, MATE, ME, RESULT, STATE, US, Scene,
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Abort, Accept, Accepted, AcceptedVote, Nack, Prepare, Promise
-from atom.training.round import Terms
+from atom.training.round import RoundTerms
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.batch_policy import GlobalBatch
+from atom.training.round.electorate import ORDINARY
 from atom.training.round.events import Frozen, Phase, ResultFetched
-from atom.training.round.round_state import RoundContext, RoundState, Slot
+from atom.training.round.round_state import Acceptor, RoundContext, RoundState
 
 BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 VALUE = decided(HEAD, RESULT, MATE).value
@@ -25,18 +26,18 @@ def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
 
 
 def test_promises_only_grow() -> None:
-    slot, (low, high) = Slot(), sorted([MATE, GONE])
-    assert slot.promise(ballot(2, low))
-    assert not slot.promise(ballot(1, high))
-    assert not slot.promise(ballot(2, low)), "a duplicate is no new promise"
-    assert slot.promise(ballot(2, high)), "the same attempt of a higher coordinator"
-    assert slot.promised == ballot(2, high)
+    acceptor, (low, high) = Acceptor(), sorted([MATE, GONE])
+    assert acceptor.promise(ORDINARY, ballot(2, low))
+    assert not acceptor.promise(ORDINARY, ballot(1, high))
+    assert not acceptor.promise(ORDINARY, ballot(2, low)), "a duplicate is no new promise"
+    assert acceptor.promise(ORDINARY, ballot(2, high)), "the same attempt of a higher coordinator"
+    assert acceptor.promised == {ORDINARY: ballot(2, high)}
 
 
 def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:
-    terms, state = Terms(GlobalBatch(BATCH)), RoundState(HEAD, STATE, 0.0)
+    terms, state = RoundTerms(GlobalBatch(BATCH)), RoundState(HEAD, STATE, 0.0)
     context = RoundContext(ME, terms, US.sign, state)
-    context.state.acceptor.ordinary.promise(BALLOT)
+    context.state.acceptor.promise(ORDINARY, BALLOT)
     context.enter_head(BEYOND, STATE)
     assert context.state.acceptor.highest_promised is None
     context.enter_head(HEAD, STATE)

@@ -11,7 +11,7 @@ from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.swarm.records.lease import Reached
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
-from atom.training.round.electorate import Electorate, rank
+from atom.training.round.electorate import Electorate, place_in_line
 from atom.training.round.events import View
 
 PEERS = [Voter(f"peer {number}", bytes([number]) * 16) for number in range(100)]
@@ -113,7 +113,7 @@ def test_who_can_be_dialled_leads_first(
 ) -> None:
     known = seen_by_a(*hidden).hidden
     assert known == {voter.peer_id for voter in hidden}
-    places = {v: rank(HEAD.voters, v, HEAD, {A, B, C}, idle, known) for v in (A, B, C)}
+    places = {v: place_in_line(HEAD.voters, v, HEAD, {A, B, C}, idle, known) for v in (A, B, C)}
     assert min(places, key=places.__getitem__) in first
 
 

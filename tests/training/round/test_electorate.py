@@ -13,7 +13,7 @@ from atom.training.round.electorate import (
     electorate,
     leaves_them_stuck,
     objection_to_branch,
-    rank,
+    place_in_line,
 )
 from atom.training.round.events import View
 
@@ -133,10 +133,10 @@ def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None
     firsts = set()
     for number in range(30):
         head = Head(bytes([number]) * 32, 4, 96, 96, VOTERS, ())
-        places = [rank(VOTERS, voter, head, set(VOTERS)) for voter in VOTERS]
+        places = [place_in_line(VOTERS, voter, head, set(VOTERS)) for voter in VOTERS]
         assert sorted(places) == [0, 1, 2, 3, 4]
         firsts.add(VOTERS[places.index(0)])
-        assert rank(VOTERS, A, head, {A}) == 0
+        assert place_in_line(VOTERS, A, head, {A}) == 0
     assert len(firsts) > 1
 
 

@@ -5,10 +5,10 @@ from simulated_peer import Process
 from simulation import Setting, Swarm
 
 from atom.swarm.chain.messages import AcceptedVote, Message, PrevoteAnswer, Promise
-from atom.training.round import Patience
+from atom.training.round import RoundPatience
 from atom.training.round.election import HOLD_OUT
 
-GRACE_S = Patience().grace
+GRACE_S = RoundPatience().grace
 OVERDUE_S = 2 * HOLD_OUT * GRACE_S
 """By then whoever leads has tried, and given up who failed it."""
 
