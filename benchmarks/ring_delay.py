@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 
-from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.allreduce import Channels
 from atom.swarm.stream.frames import Patience, Stream
 
 

@@ -18,51 +18,15 @@ time.time = lambda: real() + ahead_s
 from hivemind.hivemind_cli.run_dht import main
 main()
 """
-_CROWD = """
-import asyncio, sys, time
-from hivemind.dht.node import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.utils import MSGPackSerializer
-
-async def main(key, subkey, record, nearer):
-    here = dict(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    wanted = DHTID.generate(key)
-    holder = await DHTNode.create(node_id=DHTID(wanted ^ DHTID.MAX - 1), **here)
-    [address] = await holder.get_visible_maddrs()
-    for number in range(nearer):
-        id = DHTID(wanted ^ number + 1)
-        await DHTNode.create(node_id=id, initial_peers=[address], **here)
-    value, expires_at = MSGPackSerializer.dumps(bytes.fromhex(record)), time.time() + 300
-    assert holder.protocol.storage.store(wanted, value, expires_at, subkey=subkey)
-    print(address, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main(*sys.argv[1:4], int(sys.argv[4])))
-"""
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/[0-9]+/p2p/[A-Za-z0-9]+")
 
 
 @contextlib.contextmanager
 def stock_node(clock_ahead_s: float = 0.0) -> Iterator[str]:
     """Its multiaddr, while it runs. Takes its orphans along, which it does not itself."""
-    with _running(_SKEWED, str(clock_ahead_s), "--host_maddrs", "/ip4/127.0.0.1/tcp/0") as address:
-        yield address
-
-
-@contextlib.contextmanager
-def crowd_nearer_than_the_holder(
-    key: str, subkey: str, record: bytes, nearer: int
-) -> Iterator[str]:
-    """Multiaddr of the one stock node that holds the record. So many others are nearer to its key:
-    they came after it was stored."""
-    with _running(_CROWD, key, subkey, record.hex(), str(nearer)) as address:
-        yield address
-
-
-@contextlib.contextmanager
-def _running(program: str, *arguments: str) -> Iterator[str]:
+    program = (_SKEWED, str(clock_ahead_s), "--host_maddrs", "/ip4/127.0.0.1/tcp/0")
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", *program],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

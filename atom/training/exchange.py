@@ -10,12 +10,12 @@ from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
+    Channels,
     ExchangeBroken,
     Terms,
     all_reduce,
     open_exchange,
 )
-from atom.swarm.exchange.channels import Channels
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag

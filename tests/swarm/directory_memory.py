@@ -18,6 +18,8 @@ class MemoryDht:
         self._records: dict[tuple[str, str], tuple[float, bytes]] = {}
         self.is_reachable = True
         """Set to False to play a network that is down: every call then fails."""
+        self.only_widely = False
+        """Whether nodes hold records that a narrow search does not reach."""
         self.restarted = asyncio.Event()
         self.told: tuple[set[str], bool] = set(), False
         """Whose records matter to the last who asked, and whether no others do."""
@@ -32,13 +34,14 @@ class MemoryDht:
         key: str,
         known: Collection[str] = (),
         only_known: bool = False,
+        widely: bool = False,
         **arguments: Any,
     ) -> Any:
         if not self.is_reachable:
             raise DirectoryUnavailable("the network is down")
         self.told = set(known), only_known
         if name == "fetch":
-            stored = self._records.items()
+            stored = self._records.items() if widely or not self.only_widely else ()
             under = [(place[1], record) for place, (_, record) in stored if place[0] == key]
             return [each for each in under if not only_known or each[0] in known], True
         place, news = (key, arguments["subkey"]), (arguments["expires_at"], arguments["record"])

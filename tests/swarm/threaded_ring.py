@@ -24,6 +24,7 @@ from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Landed, Reduction
 from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -60,6 +61,8 @@ class Swarm:
         self.order = tuple(transport.peer_id for transport in self.transports)
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)
+        self.kept: list[EncodedMean] = []
+        """What stays of an exchange at each member."""
 
     def terms(self, rank: int, **changes: Any) -> Terms:
         """Of the ring or parts of all, seen by one of them."""
@@ -77,10 +80,9 @@ class Swarm:
         cancelled: threading.Event | None = None,
         residual: Tensor | None = None,
         landed: Callable[[MeanNumbers], Landed] = lambda numbers: lambda start, stop: None,
-        kept: list[EncodedMean] | None = None,
         **changes: Any,
     ) -> Tensor:
-        """`changes` of the usual terms. `kept`: what stays of the exchange goes there, too."""
+        """`changes` of the usual terms."""
         elements = elements if source is None else source.numel()
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
@@ -88,8 +90,7 @@ class Swarm:
         wires = terms.mean_wires(elements)
         all_reduce(given, wires, terms, channels, cancelled, landed(wires.numbers))
         mean = wires.encoded()
-        if kept is not None:
-            kept.append(mean)
+        self.kept.append(mean)
         return mean.numbers(terms.codec, elements)[:]
 
     def average(
@@ -98,7 +99,8 @@ class Swarm:
         residuals: Sequence[Tensor] | None = None,
         **changes: Any,
     ) -> Tensor:
-        """Which all members end with, in the same bytes."""
+        """Which all members end with, in the same bytes, each in memory of its own."""
+        self.kept.clear()
 
         def member(rank: int) -> Tensor:
             residual = residuals[rank] if residuals else None
@@ -107,6 +109,8 @@ class Swarm:
         work = self.start(member)
         first, *others = [future.result(SOON) for future in work]
         assert all(torch.equal(first, other) for other in others)
+        assert len({state_digest(mean.arenas) for mean in self.kept}) == 1
+        assert len({mean.wires.data_ptr() for mean in self.kept}) == len(self.kept)
         return first
 
     def broken_by(

@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,40 +66,45 @@ async def end_process(process: asyncio.subprocess.Process, patience_s: float) ->
     await process.wait()
 
 
-class P2pDaemon:
-    """One running p2pd. `folder` holds its control socket, at `socket_path`; its words go where
-    ours do."""
+@contextlib.asynccontextmanager
+async def running_p2pd(
+    folder: Path, settings: NodeSettings, listen: ListenAddress
+) -> AsyncIterator[Path]:
+    """One p2pd, and its control socket, which lies in `folder`, once it can be asked. Its words go
+    where ours do. It is ended gently; that of an onlooker, whom nobody misses, at once.
 
-    def __init__(self, folder: Path) -> None:
-        self.socket_path = folder / "p2pd.sock"
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self, settings: NodeSettings, listen: ListenAddress) -> None:
-        """Returns once it can be asked. Raises: UserError if it ends instead."""
-        self._process = await asyncio.create_subprocess_exec(
-            _binary(),
-            *_arguments(settings, listen, self.socket_path),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr,
-            env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
-            preexec_fn=die_with_parent,
-        )
-        while self._process.returncode is None:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_unix_connection(self.socket_path)
-                writer.close()
-                return
-            await asyncio.sleep(LOOK_EVERY_SECONDS)
-        hint = f"see {settings.log_path}" if settings.log_path else "is hivemind installed whole?"
-        raise UserError("the libp2p daemon ended while starting", hint)
-
-    async def stop(self, gently: bool = True) -> None:
-        """Ends it: gently, then not."""
-        if self._process is None:
-            return
+    Raises: UserError if it ends instead of starting.
+    """
+    socket_path = folder / "p2pd.sock"
+    process = await asyncio.create_subprocess_exec(
+        _binary(),
+        *_arguments(settings, listen, socket_path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
+        preexec_fn=die_with_parent,
+    )
+    try:
+        await _until_it_answers(process, socket_path, settings.log_path)
+        yield socket_path
+    finally:
         with contextlib.suppress(ProcessLookupError):
-            (self._process.terminate if gently else self._process.kill)()
-        await end_process(self._process, STOP_SECONDS)
+            (process.kill if settings.client_mode else process.terminate)()
+        await end_process(process, STOP_SECONDS)
+
+
+async def _until_it_answers(
+    process: asyncio.subprocess.Process, socket_path: Path, log_path: str | None
+) -> None:
+    """Raises: UserError if it ends instead."""
+    while process.returncode is None:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_unix_connection(socket_path)
+            writer.close()
+            return
+        await asyncio.sleep(LOOK_EVERY_SECONDS)
+    hint = f"see {log_path}" if log_path else "is hivemind installed whole?"
+    raise UserError("the libp2p daemon ended while starting", hint)
 
 
 def _binary() -> str:

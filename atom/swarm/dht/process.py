@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from atom.base.errors import StorageError, UserError
 from atom.swarm.addresses import parse_listen
-from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon, die_with_parent
+from atom.swarm.dht.p2pd import NodeSettings, die_with_parent, running_p2pd
 
 if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
@@ -54,10 +54,9 @@ class DhtService:
         opening = await read_message(self._reader)
         if opening is None:
             return
-        settings, p2pd = NodeSettings(**opening), P2pDaemon(folder)
         tasks = {
             asyncio.create_task(self._serve()),  # also sees the parent hang up while we join
-            asyncio.create_task(self._live(settings, p2pd)),
+            asyncio.create_task(self._live(NodeSettings(**opening), folder)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -72,31 +71,31 @@ class DhtService:
         finally:
             for each in (*tasks, *self._tasks):
                 each.cancel()
-            if self._node is not None and not settings.client_mode:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_SECONDS):
-                        await self._node.close()
-            await p2pd.stop(gently=not settings.client_mode)  # who only looked is missed by nobody
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _live(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
+    async def _live(self, settings: NodeSettings, folder: Path) -> None:
         """Joins the DHT; then does the node's chores until it has to be started again."""
-        await p2pd.start(settings, parse_listen(settings.listen or "127.0.0.1:0"))
-        from atom.swarm.dht.node import DhtNode  # takes two seconds, and makes locks
+        listen = parse_listen(settings.listen or "127.0.0.1:0")
+        async with running_p2pd(folder, settings, listen) as p2pd_socket:
+            from atom.swarm.dht.node import DhtNode  # takes two seconds, and makes locks
 
-        node = DhtNode(settings, p2pd.socket_path)
-        await node.open()
-        self._node = node
-        await self._send({"ready": True})
-        chores = {
-            asyncio.create_task(node.until_deaf()),
-            asyncio.create_task(until_clock_is_set_back()),
-            asyncio.create_task(self._redial(node)),
-        }
-        try:
-            await asyncio.wait(chores, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for chore in chores:
-                chore.cancel()
+            self._node = node = DhtNode(settings, p2pd_socket)
+            await node.open()
+            await self._send({"ready": True})
+            chores = {
+                asyncio.create_task(node.until_deaf()),
+                asyncio.create_task(until_clock_is_set_back()),
+                asyncio.create_task(self._redial(node)),
+            }
+            try:
+                await asyncio.wait(chores, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for chore in chores:
+                    chore.cancel()
+                if not settings.client_mode:  # who only looked is missed by nobody
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(CLOSE_SECONDS):
+                            await node.close()
 
     async def _serve(self) -> None:
         while (request := await read_message(self._reader)) is not None:

@@ -158,7 +158,7 @@ class Receiver(Half):
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:
             raise PeerRefused(Reason.MALFORMED, f"not the chunk at {step.start}, hop {step.hop}")
-        self.channel.stream.recv_into(into[:size].numpy().data, patience)
+        self.channel.recv_into(into[:size].numpy().data, patience)
         return into[:size]
 
     def _next_frame(self, limit: int) -> tuple[int, int]:

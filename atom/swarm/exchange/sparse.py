@@ -1,4 +1,7 @@
-"""The sparse codec: of every 4,096 numbers the largest few, each as a sign, a level and a place."""
+"""The sparse codec: of every 4,096 numbers the largest few, each as a sign, a level and a place.
+
+Its loops are those of `sparse_kernels.c`: calls release the interpreter's lock.
+"""
 
 import ctypes
 import functools
@@ -17,50 +20,21 @@ _HEADER_BYTES = 6
 _NOT_FINITE = 1
 
 
-class SparseKernels:
-    """The compiled loops of `sparse_kernels.c`. Any thread; calls release the interpreter's lock.
-    Numbers are float32 [n], contiguous, on the host; the bits are the same on every machine, at
-    every `level` of instructions."""
-
-    def __init__(self, library: ctypes.CDLL, level: int | None = None) -> None:
-        """`level`: from 0 to `highest_level`, which is taken if none is given."""
-        self.highest_level: int = library.atom_highest_level()
-        self._level = self.highest_level if level is None else level
-        self._encode, self._decode, self._add = (
-            library["atom_encode"], library["atom_decode"], library["atom_add"],
-        )  # fmt: skip
-        self._encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
-        self._encode.restype = c_int64
-        self._decode.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32)
-        self._add.argtypes = (
-            c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32,
-        )  # fmt: skip
-
-    def encode(self, values: Tensor, wire: Tensor, lost: Tensor | None, kept: int) -> int:
-        """Returns how many bytes of `wire` were written. Raises: NotFinite."""
-        source, count, into = values.data_ptr(), values.numel(), wire.data_ptr()
-        left = None if lost is None else lost.data_ptr()
-        size: int = self._encode(source, into, left, count, kept, self._level)
-        if size < 0:
-            raise NotFinite
-        return size
-
-    def decode(self, wire: Tensor, out: Tensor, kept: int) -> None:
-        """Raises: NotFinite, NotCanonical."""
-        source, size, count = wire.data_ptr(), wire.numel(), out.numel()
-        _raise_if(self._decode(source, size, out.data_ptr(), count, kept, self._level))
-
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor, kept: int) -> None:
-        """Raises: NotFinite, NotCanonical."""
-        source, size, count = wire.data_ptr(), wire.numel(), out.numel()
-        addend, target = own.data_ptr(), out.data_ptr()
-        _raise_if(self._add(source, size, addend, factor, target, count, kept, self._level))
-
-
 @functools.cache
-def sparse_kernels() -> SparseKernels:
-    """With the widest instructions of this processor. Raises: MismatchError, if not compiled."""
-    return SparseKernels(kernel_library.load(SOURCE))
+def _library() -> ctypes.CDLL:
+    """The compiled loops. Raises: MismatchError, if they are not compiled."""
+    library = kernel_library.load(SOURCE)
+    encode, decode, add = library.atom_encode, library.atom_decode, library.atom_add
+    encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+    encode.restype = c_int64
+    decode.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32)
+    add.argtypes = (c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32)
+    return library
+
+
+def highest_level() -> int:
+    """Of this processor's instructions: 0 is the least. Raises: as `Sparse`."""
+    return int(_library().atom_highest_level())
 
 
 def _raise_if(wrong: int) -> None:
@@ -96,10 +70,12 @@ class Sparse(Codec):
     given_back = 0.9
     fixed_size = False
 
-    def __init__(self, kept: int = 256) -> None:
-        """Of a chunk: 16, 32, 64, 128 or 256. Raises: MismatchError, if not compiled."""
+    def __init__(self, kept: int = 256, level: int | None = None) -> None:
+        """`kept`: of a chunk 16, 32, 64, 128 or 256. `level` of instructions, which change no bit;
+        None: the highest. Raises: MismatchError, if not compiled."""
         assert kept in (16, 32, 64, 128, 256)
-        self._kept, self._kernels = kept, sparse_kernels()
+        self._library, self._kept = _library(), kept
+        self._level = highest_level() if level is None else level
 
     def wire_bytes(self, elements: int) -> int:
         chunks, rest = divmod(elements, CHUNK)
@@ -112,12 +88,19 @@ class Sparse(Codec):
         return _HEADER_BYTES + -(-bits // 8) if elements else 0
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        wire = self.wire(values, scratch)
+        wire, left = self.wire(values, scratch), None if lost is None else lost.data_ptr()
         assert wire.numel() == self.wire_bytes(values.numel())
-        return wire[: self._kernels.encode(values, wire, lost, self._kept)]
+        source, into, count = values.data_ptr(), wire.data_ptr(), values.numel()
+        size = self._library.atom_encode(source, into, left, count, self._kept, self._level)
+        if size < 0:
+            raise NotFinite
+        return wire[:size]
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
-        self._kernels.decode(wire, out, self._kept)
+        source, size, target, count = wire.data_ptr(), wire.numel(), out.data_ptr(), out.numel()
+        _raise_if(self._library.atom_decode(source, size, target, count, self._kept, self._level))
 
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        self._kernels.add(wire, own, factor, out, self._kept)
+        source, size, target, count = wire.data_ptr(), wire.numel(), out.data_ptr(), out.numel()
+        addend, of_record = own.data_ptr(), (self._kept, self._level)
+        _raise_if(self._library.atom_add(source, size, addend, factor, target, count, *of_record))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.allreduce import Channels
 from atom.swarm.exchange.choice import averages_moved
 from atom.swarm.exchange.reduction import Terms
 from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link, short_name

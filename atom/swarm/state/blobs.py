@@ -149,7 +149,7 @@ class BlobServer:
         while answer and not channel.closed.is_set():
             size = self.throttle.take(len(answer), time.monotonic())
             if size:
-                channel.stream.send_all(answer[:size], patience)
+                channel.send_all(answer[:size], patience)
                 answer = answer[size:]
             else:
                 channel.closed.wait(_LOOK_S)

@@ -172,7 +172,7 @@ class Donor:
         length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
-        self._channel.stream.recv_into(into, patience)
+        self._channel.recv_into(into, patience)
 
     def take_whole(self, max_bytes: int, patience: Patience | None = None) -> bytes:
         """What was asked for, of unknown length. Raises: PeerRefused, OSError."""

@@ -1,4 +1,4 @@
-"""A volunteer's bandwidth: caps shared by all connections, and rounds before state transfers.
+"""A volunteer's bandwidth: caps shared by all channels, and rounds before state transfers.
 
 Bytes go in small slices, so that a slow link shows steady progress instead of silence, and a
 capped reader slows the sender down through TCP itself.
@@ -6,10 +6,7 @@ capped reader slows the sender down through TCP itself.
 
 import math
 import threading
-import time
 from collections.abc import Iterator
-
-from atom.swarm.stream.frames import Patience, Stream
 
 SLICE_BYTES, SMALLEST_SLICE_BYTES = 16 * 1024, 1024
 TURN_S = 0.015
@@ -46,18 +43,16 @@ class TokenBucket:
             self._tokens = burst
             self._at = math.inf
 
-    @property
-    def unlimited(self) -> bool:
-        return math.isinf(self._rate_per_s)
-
-    @property
-    def slice_bytes(self) -> int:
-        """What one stream takes at a time."""
-        return int(min(max(self._rate_per_s * TURN_S, SMALLEST_SLICE_BYTES), SLICE_BYTES))
+    def slices(self, view: memoryview) -> Iterator[memoryview]:
+        """What one channel takes at a time: without a limit everything."""
+        size = len(view)
+        if not math.isinf(self._rate_per_s):
+            size = int(min(max(self._rate_per_s * TURN_S, SMALLEST_SLICE_BYTES), SLICE_BYTES))
+        return (view[start : start + size] for start in range(0, len(view), max(size, 1)))
 
     def take(self, amount: float, now: float) -> float:
         """Spends `amount` (it may exceed the burst) and returns how many seconds to wait first."""
-        if self.unlimited:
+        if math.isinf(self._rate_per_s):
             return 0.0
         with self._lock:
             self._refill(now)
@@ -121,7 +116,7 @@ class TransferThrottle:
 
 
 class Bandwidth:
-    """Caps on what all streams carry together, which may change while they are open."""
+    """Caps on what all channels carry together, which may change while they are open."""
 
     def __init__(
         self, upload_bits_per_s: float | None = None, download_bits_per_s: float | None = None
@@ -130,13 +125,13 @@ class Bandwidth:
         self.upload, self.download = TokenBucket(math.inf, 1.0), TokenBucket(math.inf, 1.0)
         self._lock = threading.Lock()
         self.sent_bytes = self.received_bytes = 0
-        """By all streams so far, without what TLS adds."""
+        """By all channels so far, without handshakes and what TLS adds."""
         self.throttle = TransferThrottle()
         """Lets rings go before state transfers."""
         self.change(upload_bits_per_s, download_bits_per_s)
 
     def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:
-        """For all streams, from their next slice on; a quarter of a second's worth may go at once.
+        """For all channels, from their next slice on; a quarter of a second's worth may go at once.
         None: no cap."""
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
@@ -145,53 +140,6 @@ class Bandwidth:
         with self._lock:
             self.sent_bytes += sent
             self.received_bytes += received
-
-
-class ThrottledStream:
-    """A stream within the caps. What a `ring` sends goes before state transfers. `close` ends the
-    wait for a turn."""
-
-    def __init__(self, stream: Stream, bandwidth: Bandwidth, ring: bool = False) -> None:
-        self.below = stream
-        self.ring = ring
-        self._in_use = False
-        """By a ring, which ends when it is closed: one that nobody claims ends none."""
-        self._bandwidth = bandwidth
-        self._closed = threading.Event()
-
-    def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Raises: as the stream below."""
-        if self.ring:
-            self._in_use = True
-            self._bandwidth.throttle.ring_sent(len(view), time.monotonic())
-        for part in _slices(view, self._bandwidth.upload):
-            self._take_turn(self._bandwidth.upload, len(part))
-            self.below.send_all(part, patience)
-            self._bandwidth.carried(sent=len(part))
-
-    def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Raises: as the stream below."""
-        for part in _slices(view, self._bandwidth.download):
-            self.below.recv_into(part, patience)
-            self._bandwidth.carried(received=len(part))
-            self._take_turn(self._bandwidth.download, len(part))
-
-    def idle(self) -> bool:
-        return self.below.idle()
-
-    def close(self) -> None:
-        self._closed.set()
-        self.below.close()
-        if self._in_use:
-            self._bandwidth.throttle.ring_ended()
-
-    def _take_turn(self, bucket: TokenBucket, count: int) -> None:
-        self._closed.wait(bucket.take(count, time.monotonic()))
-
-
-def _slices(view: memoryview, bucket: TokenBucket) -> Iterator[memoryview]:
-    size = max(len(view), 1) if bucket.unlimited else bucket.slice_bytes
-    return (view[start : start + size] for start in range(0, len(view), size))
 
 
 def _rate_and_burst(bits_per_s: float | None) -> tuple[float, float]:

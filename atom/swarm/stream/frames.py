@@ -15,6 +15,7 @@ from typing import Protocol
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.stream.bandwidth import Bandwidth
 
 _HEADER = struct.Struct(">IB")
 _SMALL_BYTES = 4096
@@ -122,10 +123,13 @@ class Stream(Protocol):
 
 
 class Channel:
-    """Frames over a stream to one authenticated peer."""
+    """Frames over a stream to one authenticated peer, within the volunteer's caps. What is sent in
+    an exchange goes before state transfers."""
 
     def __init__(self, stream: Stream, on_close: Callable[["Channel"], None] | None = None) -> None:
         self.stream = stream
+        self.bandwidth = Bandwidth()
+        """Without caps, until the handshake is over."""
         self.peer_id = ""
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
@@ -140,6 +144,27 @@ class Channel:
         self.closed = threading.Event()
         self._ending = threading.Lock()
         self._on_close = on_close
+        self._was_in_ring = False
+        """One that nobody claims ends no ring."""
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """A part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        bandwidth = self.bandwidth
+        if self.purpose is Purpose.RING:
+            self._was_in_ring = True
+            bandwidth.throttle.ring_sent(len(view), time.monotonic())
+        for part in bandwidth.upload.slices(view):
+            self.closed.wait(bandwidth.upload.take(len(part), time.monotonic()))
+            self.stream.send_all(part, patience)
+            bandwidth.carried(sent=len(part))
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Fills `view`, a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        bandwidth = self.bandwidth
+        for part in bandwidth.download.slices(view):
+            self.stream.recv_into(part, patience)
+            bandwidth.carried(received=len(part))
+            self.closed.wait(bandwidth.download.take(len(part), time.monotonic()))
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
         """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
@@ -150,24 +175,24 @@ class Channel:
                 pending += part
                 continue
             if pending:
-                self.stream.send_all(memoryview(pending), patience)
-            self.stream.send_all(memoryview(part), patience)
+                self.send_all(memoryview(pending), patience)
+            self.send_all(memoryview(part), patience)
             pending = b""
         if pending:
-            self.stream.send_all(memoryview(pending), patience)
+            self.send_all(memoryview(pending), patience)
         self.sending_s += time.monotonic() - began
 
     def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
-        """Begins a frame whose `length` bytes are sent over `stream`."""
-        self.stream.send_all(memoryview(_HEADER.pack(length, kind)), patience)
+        """Begins a frame whose `length` bytes follow."""
+        self.send_all(memoryview(_HEADER.pack(length, kind)), patience)
 
     def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
-        """The next frame's kind and payload length; `stream` gives the payload.
+        """The next frame's kind and payload length; the payload is to be received.
 
         Raises: PeerRefused(TOO_LARGE) above `limit`; TimeoutError, Interrupted, ConnectionError.
         """
         head = bytearray(_HEADER.size)
-        self.stream.recv_into(memoryview(head), patience)
+        self.recv_into(memoryview(head), patience)
         length, kind = _HEADER.unpack(head)
         if length > limit:
             raise PeerRefused(Reason.TOO_LARGE, f"frame of {length} bytes, at most {limit}")
@@ -186,7 +211,7 @@ class Channel:
     def recv_rest(self, length: int, patience: Patience) -> bytes:
         """The payload after `recv_header`, in new memory."""
         payload = bytearray(length)
-        self.stream.recv_into(memoryview(payload), patience)
+        self.recv_into(memoryview(payload), patience)
         return bytes(payload)
 
     def close(self) -> None:
@@ -196,5 +221,7 @@ class Channel:
                 return
             self.closed.set()
         self.stream.close()
+        if self._was_in_ring:
+            self.bandwidth.throttle.ring_ended()
         if self._on_close is not None:
             self._on_close(self)

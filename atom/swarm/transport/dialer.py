@@ -19,7 +19,6 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import ThrottledStream
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport.limits import Endpoint, Unreachable
@@ -34,6 +33,7 @@ CALL: Way = ("", 0)
 MOST_LOOKUPS = 16
 """Of host names under way at a time. The system's resolver may take half a minute, and the names
 come from strangers' leases."""
+_lookups = threading.BoundedSemaphore(MOST_LOOKUPS)
 
 AddressInfo = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` gives them."""
@@ -113,7 +113,6 @@ class Dialer:
         self._endpoint = endpoint
         self._credentials = credentials
         self._reverse = reverse
-        self._resolver = Resolver()
 
     def dial(
         self,
@@ -174,8 +173,7 @@ class Dialer:
         else:
             below = self._connect(way, within)
         stream = TlsStream(below, self._credentials.client, server_side=False)
-        limited = ThrottledStream(stream, end.bandwidth, ring=purpose is Purpose.RING)
-        channel = Channel(limited, end.channels.discard)
+        channel = Channel(stream, end.channels.discard)
         channel.purpose, channel.tag = purpose, tag
         end.keep(channel)
         try:
@@ -187,12 +185,13 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
+        channel.bandwidth = end.bandwidth
         return channel
 
     def _connect(self, way: Way, patience: Patience, opening: bytes = b"") -> SocketStream:
         """A connection that begins with `opening`. Without one it is there, or fails, when
         something is sent. Raises: OSError."""
-        family, kind, protocol, _, target = self._resolver.resolve(*way, patience.left_s())
+        family, kind, protocol, _, target = resolve(*way, patience.left_s())
         connecting = SocketStream(socket.socket(family, kind, protocol))
         try:
             connecting.connect(target)
@@ -203,42 +202,36 @@ class Dialer:
         return connecting
 
 
-class Resolver:
-    """From host names to addresses, in bounded time and threads. Thread-safe.
+def resolve(host: str, port: int, seconds: float) -> AddressInfo:
+    """The first address of a host, within `seconds`; from any thread. Nobody waits in the end for
+    the threads that look names up: they only ever wait themselves.
 
-    Nobody waits for its threads in the end: they only ever wait themselves.
+    Raises: OSError (unknown, or not a name at all), TimeoutError.
     """
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(socket.gaierror):
+        return _lookup(host, port, socket.AI_NUMERICHOST)
+    if not _lookups.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+        raise TimeoutError("too many host names are being looked up")
+    found = Future[AddressInfo]()
 
-    def __init__(self) -> None:
-        self._free = threading.BoundedSemaphore(MOST_LOOKUPS)
-
-    def resolve(self, host: str, port: int, seconds: float) -> AddressInfo:
-        """The first address of a host, within `seconds`. Raises: OSError (unknown, or not a name at
-        all), TimeoutError."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(socket.gaierror):
-            return _lookup(host, port, socket.AI_NUMERICHOST)
-        if not self._free.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            raise TimeoutError("too many host names are being looked up")
-        found = Future[AddressInfo]()
-
-        def look() -> None:
-            try:
-                found.set_result(_lookup(host, port))
-            except OSError as problem:
-                found.set_exception(problem)
-            finally:
-                self._free.release()
-
+    def look() -> None:
         try:
-            threading.Thread(target=look, name="atom-lookup", daemon=True).start()
-        except RuntimeError as problem:
-            self._free.release()
-            raise OSError(f"no thread to look up {host}: {problem}") from problem
-        try:
-            return found.result(max(deadline - time.monotonic(), 0.0))
-        except TimeoutError:
-            raise TimeoutError(f"looking up {host} takes too long") from None
+            found.set_result(_lookup(host, port))
+        except OSError as problem:
+            found.set_exception(problem)
+        finally:
+            _lookups.release()
+
+    try:
+        threading.Thread(target=look, name="atom-lookup", daemon=True).start()
+    except RuntimeError as problem:
+        _lookups.release()
+        raise OSError(f"no thread to look up {host}: {problem}") from problem
+    try:
+        return found.result(max(deadline - time.monotonic(), 0.0))
+    except TimeoutError:
+        raise TimeoutError(f"looking up {host} takes too long") from None
 
 
 def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:

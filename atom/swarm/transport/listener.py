@@ -14,7 +14,7 @@ from atom.base.reasons import Reason
 from atom.swarm.addresses import listening
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import ThrottledStream, TokenBucket
+from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, offend
@@ -194,8 +194,7 @@ class Listener:
     def _admit(self, channel: Channel, below: SocketStream, host: str, received: bytes) -> None:
         """Handshake within its limits. Raises: PeerRefused, if there is anyone to tell; OSError."""
         end, patience = self._endpoint, self._patience()
-        stream = TlsStream(below, self._credentials.server, True, received)
-        channel.stream = ThrottledStream(stream, end.bandwidth)
+        channel.stream = stream = TlsStream(below, self._credentials.server, True, received)
         stream.handshake(patience)
         handshake.receive(channel, end.local, self._credentials.certificate, patience)
         if channel.purpose not in self._served:
@@ -204,7 +203,7 @@ class Listener:
             raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
         channel.admitted = True
         handshake.welcome(channel, end.local, patience)
-        channel.stream = ThrottledStream(stream, end.bandwidth, channel.purpose is Purpose.RING)
+        channel.bandwidth = end.bandwidth
 
     def _run(self, channel: Channel) -> None:
         """Serves the channel to its end."""

@@ -37,6 +37,7 @@ class Neighbours:
         self.storage = BoundedStorage(RecordGate())
         self.nearest, self.silent, self.searches = list("abcdefg"), "", 0
         self.stored: list[tuple[str, str]] = []
+        self.asked = 0
         self.thawed, self._found = asyncio.Event(), found
 
     def register_failure(self, peer: str) -> None:
@@ -61,7 +62,8 @@ class Neighbours:
         self.stored.append((peer, subkeys[0]))
         return [True]
 
-    async def get_many(self, keys: Sequence[str], **_: object) -> dict[str, Any]:
+    async def get_many(self, keys: Sequence[str], beam_size: int, **_: object) -> dict[str, Any]:
+        self.asked = beam_size
         value = dict.fromkeys(self._found, ValueWithExpiration(b"x", ENDS))
         search = asyncio.get_running_loop().create_future()
         if not self.silent:
@@ -130,6 +132,9 @@ def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
     async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
         found, complete = await node.fetch("key", 1.0, known=["ada"])
         assert complete
+        assert neighbours.asked < 10
+        await node.fetch("key", 1.0, widely=True)
+        assert neighbours.asked > 50
         assert found[0] == ("ada", b"x")
         assert len(found) == MAX_RECORDS_PER_READING
 

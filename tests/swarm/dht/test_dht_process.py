@@ -1,15 +1,12 @@
 """The DHT process with real processes: how it starts, fails, and above all how it ends."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -57,24 +54,6 @@ os._exit(0)
 """
 
 
-@contextlib.asynccontextmanager
-async def running(settings: NodeSettings, **given: Any) -> AsyncIterator[DhtClient]:
-    """A client whose process ends by itself when it is hung up on, and takes p2pd along."""
-    client = DhtClient(settings, **given)
-    await client.start()
-    try:
-        yield client
-    finally:
-        family = family_of(client)
-        await client.close()
-        assert wait_until_gone([each.pid for each in family]) == []
-        assert client._process is not None
-        assert client._process.returncode == 0
-        assert client._folder is not None
-        assert not client._folder.exists()
-        await client.close()
-
-
 def family_of(client: DhtClient) -> tuple[psutil.Process, psutil.Process]:
     """The node and its p2pd."""
     assert client._process is not None
@@ -83,16 +62,10 @@ def family_of(client: DhtClient) -> tuple[psutil.Process, psutil.Process]:
     return node, p2pd
 
 
-async def enter_at(address: str) -> None:
-    """Nobody enters a DHT whose node does not answer. Raises: AddressError."""
-    onlooker = DhtClient(NodeSettings(initial_peers=(address,), client_mode=True))
-    await onlooker.start()
-    await onlooker.close()
-
-
 async def restart_of(client: DhtClient) -> None:
     async with asyncio.timeout(SOON):
         await client.restarted.wait()
+    client.restarted.clear()
 
 
 def test_sigkill_of_the_daemon_leaves_no_process() -> None:
@@ -113,87 +86,78 @@ def test_sigkill_of_the_daemon_leaves_no_process() -> None:
             end_all(pids)
 
 
-def test_a_node_refuses_nonsense_ignores_the_terminal_and_is_replaced_at_the_same_port() -> None:
-    async def check() -> None:
-        events = EventList()
-        async with running(NodeSettings(), events=events) as client:
-            node, p2pd = family_of(client)
-            assert os.getsid(node.pid) != os.getsid(0)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                node.send_signal(number)
-            place = {"key": "key", "subkey": PEER, "expires_at": 9e9}
-            for size in (8193, 1_000_000):
-                with pytest.raises(DirectoryUnavailable, match="AssertionError"):
-                    await client.call("store", 5, record=bytes(size), **place)
-            for call in ("fetch", "no-such-call"):
-                with pytest.raises(DirectoryUnavailable):
-                    await client.call(call, 5, key="nonsense", deadline_s="nonsense")
-            [before] = await client.call("addresses", 5)
-            assert before.startswith("/ip4/127.0.0.1/tcp/")
-
-            node.kill()
-            assert await asyncio.to_thread(wait_until_gone, [p2pd.pid]) == []
-            await restart_of(client)
-            client.restarted.clear()
-            first, p2pd = family_of(client)
-            p2pd.kill()
-            await restart_of(client)
-            assert not first.is_running()
-            [after] = await client.call("addresses")
-            assert after.rpartition("/p2p/")[0] == before.rpartition("/p2p/")[0]
-            told = [each["event"] for each in events.events]
-            assert told == ["dht-process-ended", "dht-process-restarted"] * 2
-
-    asyncio.run(check())
-
-
-def test_a_node_that_hears_nothing_any_more_is_started_again_and_answers(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_node_is_replaced_at_its_port_whatever_ends_it_and_goes_with_its_parent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It hears nothing any more, is killed, loses its p2pd, or stands still. Nonsense and signals
+    of the terminal end no node."""
+    assert 3 < client_module.MAX_UNANSWERED < 10
+    monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 1000)
+    events, log = EventList(), tmp_path / "dht.log"
+
     async def check() -> None:
-        client = DhtClient(NodeSettings())
+        client = DhtClient(NodeSettings(log_path=str(log)), events)
         with monkeypatch.context() as patch:
             patch.setattr(client_module, "PROGRAM", ("-c", DEAFENED))
             await client.start()
         try:
             assert await client.call("addresses") == ["deaf"]
             await restart_of(client)
-            await enter_at(*await client.call("addresses"))
-        finally:
-            await client.close()
+            node, p2pd = family_of(client)
+            assert os.getsid(node.pid) != os.getsid(0)
+            [before] = await answers_in_spite_of_nonsense(client, node)
 
-    asyncio.run(check())
+            node.kill()
+            assert await asyncio.to_thread(wait_until_gone, [p2pd.pid]) == []
+            await restart_of(client)
+            first, p2pd = family_of(client)
+            p2pd.kill()
+            await restart_of(client)
+            assert not first.is_running()
 
-
-def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert 3 < client_module.MAX_UNANSWERED < 10
-    monkeypatch.setattr(client_module, "MAX_UNANSWERED", 1)
-    monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(client_module, "STOP_SECONDS", 0.1)
-    monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 1000)
-    log = tmp_path / "dht.log"
-
-    async def check() -> None:
-        client = DhtClient(NodeSettings(log_path=str(log)))
-        await client.start()
-        try:
             log.write_bytes(b"x" * 2000)
             async with asyncio.timeout(SOON):
                 while log.stat().st_size >= 2000:
                     await asyncio.sleep(0.05)
+            monkeypatch.setattr(client_module, "MAX_UNANSWERED", 1)
             still, _ = family_of(client)
             still.suspend()
             with pytest.raises(DirectoryUnavailable, match=r"^contacts: no answer from the DHT$"):
                 await client.call("contacts", 0.0)
+            monkeypatch.setattr(client_module, "STOP_SECONDS", 0.1)
             await restart_of(client)
             assert not still.is_running()
-            await enter_at(*await client.call("addresses"))
+            monkeypatch.undo()
+            [after] = await client.call("addresses", 5)
+            assert after.rpartition("/p2p/")[0] == before.rpartition("/p2p/")[0]
         finally:
+            family = family_of(client)
             await client.close()
+        assert wait_until_gone([each.pid for each in family]) == []
+        assert client._process is not None
+        assert client._process.returncode == 0, "it ends by itself when it is hung up on"
+        assert client._folder is not None
+        assert not client._folder.exists()
+        await client.close()
 
     asyncio.run(check())
+    told = [each["event"] for each in events.events]
+    assert told == ["dht-process-ended", "dht-process-restarted"] * 4
+
+
+async def answers_in_spite_of_nonsense(client: DhtClient, node: psutil.Process) -> list[str]:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        node.send_signal(number)
+    place = {"key": "key", "subkey": PEER, "expires_at": 9e9}
+    for size in (8193, 1_000_000):
+        with pytest.raises(DirectoryUnavailable, match="AssertionError"):
+            await client.call("store", 5, record=bytes(size), **place)
+    for call in ("fetch", "no-such-call"):
+        with pytest.raises(DirectoryUnavailable):
+            await client.call(call, 5, key="nonsense", deadline_s="nonsense")
+    addresses: list[str] = await client.call("addresses", 5)
+    return addresses
 
 
 async def failure(settings: NodeSettings) -> AddressError | PortInUseError:
@@ -231,7 +195,6 @@ def test_starts_that_fail_say_what_is_in_the_way_and_one_living_entrance_is_enou
         settings = NodeSettings(str(path), initial_peers=(NOBODY, stock))
         async with entrance(settings, EventList()) as (address,):
             assert address.endswith(Identity.load_or_create(path).peer_id)
-            await enter_at(address)
 
     with stock_node() as stock:
         asyncio.run(check(stock))

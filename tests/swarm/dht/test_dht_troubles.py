@@ -17,7 +17,7 @@ from atom.swarm.addresses import parse_listen
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht import p2pd, process
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable, keep_small, open_node_log
-from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
+from atom.swarm.dht.p2pd import NodeSettings, running_p2pd
 from atom.swarm.dht.process import DhtService, message_line, until_clock_is_set_back
 from tests.event_list import EventList
 
@@ -134,8 +134,12 @@ def test_only_a_step_back_of_the_clock_ends_the_node(monkeypatch: pytest.MonkeyP
 def test_a_libp2p_daemon_that_is_not_there_or_ends_at_once_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def run() -> None:
+        async with running_p2pd(tmp_path, NodeSettings(log_path="dht.log"), LISTEN):
+            raise AssertionError("there is none")
+
     def start() -> None:
-        asyncio.run(P2pDaemon(tmp_path).start(NodeSettings(log_path="dht.log"), LISTEN))
+        asyncio.run(run())
 
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import time
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from dht_stock import crowd_nearer_than_the_holder, stock_node, wait_until_gone
+from dht_stock import stock_node, wait_until_gone
 from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.errors import AddressError
@@ -26,20 +25,14 @@ from atom.swarm.records.manifest import (
     encode_lease,
     encode_manifest,
     lease_key,
-    manifest_key,
 )
 from tests.swarm.directory_memory import MemoryDht
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # hivemind's own, at import
-    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, MAX_STRANGERS_PER_KEY
 
 pytestmark = pytest.mark.timeout(180)
 ANNA, BERT, CLEO = (Identity.create() for _ in range(3))
 RUN = "shakespeare"
 MANIFEST = a_manifest(ANNA)
 RECORD = encode_manifest(MANIFEST, ANNA)
-CROWD = [Identity.create() for _ in range(300)]
 
 Open = Callable[..., Awaitable[Directory]]
 
@@ -47,6 +40,12 @@ Open = Callable[..., Awaitable[Directory]]
 def listed(member: Identity) -> Manifest:
     run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{member.peer_id}']\n")
     return a_manifest(ANNA, run_file=normalised_run_text(run))
+
+
+async def store_as(directory: Directory, who: Identity) -> None:
+    expires_at = time.time() + 19.0
+    record = encode_lease(a_lease(who.peer_id), RUN, ANNA.peer_id, who, expires_at)
+    await directory._store(lease_key(RUN, ANNA.peer_id), who.peer_id, record, expires_at)
 
 
 @contextlib.asynccontextmanager
@@ -103,6 +102,12 @@ async def they_meet(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     onlooker.run = "unknown"
     with pytest.raises(AddressError, match="no run named 'unknown'"):
         await onlooker.read_manifest()
+    onlooker.run = RUN
+    await store_as(onlooker, CLEO)
+    assert CLEO.peer_id in await a.read_leases()
+    await a.publish_manifest(encode_manifest(listed(BERT), ANNA))
+    assert set(await a.read_leases()) == {ANNA.peer_id, BERT.peer_id}
+
     namesake = await open_one(CLEO, CLEO.peer_id)
     await namesake.publish_manifest(encode_manifest(a_manifest(CLEO), CLEO))
     assert (await namesake.read_manifest())[0].owner == CLEO.peer_id
@@ -151,77 +156,18 @@ def test_the_dht_is_told_whose_leases_matter(
     asyncio.run(check())
 
 
-def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(tmp_path: Path) -> None:
-    async def check(bootstrap: str) -> None:
-        async with real_peers(tmp_path, bootstrap) as open_one:
-            newcomer = await open_one(BERT)
-            assert await newcomer.read_manifest() == (MANIFEST, RECORD)
-
-    holder = crowd_nearer_than_the_holder(
-        manifest_key(RUN, ANNA.peer_id), ANNA.peer_id, RECORD, nearer=10
-    )
-    with holder as bootstrap:
-        asyncio.run(check(bootstrap))
-
-
-async def store_as(directory: Directory, who: Identity) -> None:
-    expires_at = time.time() + 19.0
-    record = encode_lease(a_lease(who.peer_id), RUN, ANNA.peer_id, who, expires_at)
-    await directory._store(lease_key(RUN, ANNA.peer_id), who.peer_id, record, expires_at)
-
-
-async def renewed(directory: Directory, names: Sequence[Identity]) -> None:
-    for who in itertools.cycle(names):
-        await store_as(directory, who)
-
-
-def test_a_crowd_hides_neither_who_is_known_nor_who_comes(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with real_peers(tmp_path) as open_one:
-            a = await open_one(ANNA)
-            await a.publish_manifest(RECORD)
-            entrance = await a.visible_addresses()
-            stranger = await open_one(through=entrance)
-            for each in CROWD:
-                await store_as(stranger, each)
-            crowd = asyncio.create_task(renewed(stranger, CROWD))
-
-            a.known = frozenset({CLEO.peer_id})  # a voter that comes back
-            b, c = [await open_one(each, through=entrance) for each in (BERT, CLEO)]
-            for directory in (b, c):
-                await directory.read_manifest()
-            serials, seen = itertools.count(1), 0
-            async with asyncio.timeout(60.0):
-                while seen < 5:
-                    await c.publish_lease(a_lease(CLEO.peer_id, serial=next(serials)))
-                    await b.publish_lease(a_lease(BERT.peer_id, serial=next(serials)))
-                    leases = await a.read_leases()
-                    assert CLEO.peer_id in leases
-                    assert MAX_STRANGERS_PER_KEY <= len(leases) <= MAX_RECORDS_PER_READING
-                    seen += BERT.peer_id in leases
-            crowd.cancel()
-
-    asyncio.run(check())
-
-
-def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path: Path) -> None:
-    """Whether they have published the manifest or read it."""
+def test_where_the_nearest_nodes_know_no_manifest_many_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is stored anew once a minute: many nodes may have come nearer to its key since."""
+    monkeypatch.setattr(directory_module, "MANIFEST_RETRY_SECONDS", 0.0)
 
     async def check() -> None:
-        async with real_peers(tmp_path) as open_one:
-            a = await open_one(ANNA)
-            await a.publish_manifest(encode_manifest(listed(BERT), ANNA))
-            entrance = await a.visible_addresses()
-            stranger = await open_one(None, ANNA.peer_id, entrance)
-            await a.publish_lease(a_lease(ANNA.peer_id))
-            for each in CROWD:
-                await store_as(stranger, each)
-            b = await open_one(BERT, through=entrance)
-            await b.read_manifest()
-            for serial, directory in enumerate((a, b, stranger)):
-                await a.publish_lease(a_lease(ANNA.peer_id, serial=serial))
-                await b.publish_lease(a_lease(BERT.peer_id, serial=serial))
-                assert set(await directory.read_leases()) == {ANNA.peer_id, BERT.peer_id}
+        dht = MemoryDht()
+        await dht.directory(RUN, ANNA.peer_id, ANNA).publish_manifest(RECORD)
+        dht.only_widely = True
+        newcomer = dht.directory(RUN, ANNA.peer_id, BERT)
+        assert await newcomer.read_manifest() == (MANIFEST, RECORD)
 
     asyncio.run(check())
 

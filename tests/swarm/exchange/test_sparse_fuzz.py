@@ -9,7 +9,7 @@ from pathlib import Path
 from atom.base.build_kernels import FLAGS
 
 SOURCE = Path(__file__).with_name("sparse_fuzz.c")
-INPUTS = 200_000
+INPUTS = 60_000
 
 
 def test_sparse_no_bytes_lead_beyond_memory_or_have_two_forms(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.allreduce import Channels
 from atom.swarm.exchange.reduction import Terms
 from atom.swarm.exchange.speeds import (
     FRACTION,

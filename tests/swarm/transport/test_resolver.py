@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atom.swarm.transport.dialer import MOST_LOOKUPS, Resolver
+from atom.swarm.transport.dialer import MOST_LOOKUPS, resolve
 
 SOON = 10.0
 NAME, FOUND = "somewhere.example", ("192.0.2.9", 80)
@@ -45,31 +45,30 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
 def test_lookups_that_hang_are_given_up_and_bounded_and_numbers_need_none(
     names: SlowNames,
 ) -> None:
-    resolver = Resolver()
     for _ in range(MOST_LOOKUPS):
         with pytest.raises(TimeoutError, match="takes too long"):
-            resolver.resolve(NAME, 80, 0.01)
+            resolve(NAME, 80, 0.01)
     with pytest.raises(TimeoutError, match="too many"):
-        resolver.resolve(NAME, 80, 0.01)
+        resolve(NAME, 80, 0.01)
     assert len(names.under_way) == MOST_LOOKUPS
-    assert resolver.resolve("192.0.2.7", 80, 0.0)[4] == FOUND
+    assert resolve("192.0.2.7", 80, 0.0)[4] == FOUND
     names.answer.set()
-    assert resolver.resolve(NAME, 80, SOON)[4] == FOUND
+    assert resolve(NAME, 80, SOON)[4] == FOUND
     with pytest.raises(OSError, match="unknown"):
-        resolver.resolve("nowhere.example", 80, SOON)
+        resolve("nowhere.example", 80, SOON)
 
 
 def test_a_system_without_threads_costs_no_place(names: SlowNames, refused: Counter[str]) -> None:
-    resolver, refused["atom-lookup"] = Resolver(), MOST_LOOKUPS + 1
+    refused["atom-lookup"] = MOST_LOOKUPS + 1
     names.answer.set()
     for _ in range(MOST_LOOKUPS + 1):
         with pytest.raises(OSError, match="no thread to look up"):
-            resolver.resolve(NAME, 80, SOON)
-    assert resolver.resolve(NAME, 80, SOON)[4] == FOUND
+            resolve(NAME, 80, SOON)
+    assert resolve(NAME, 80, SOON)[4] == FOUND
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
 def test_malformed_host_names_are_unknown_to_the_real_one(host: str) -> None:
     with pytest.raises(OSError, match="is no host name"):
-        Resolver().resolve(host, 80, SOON)
-    assert Resolver().resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")
+        resolve(host, 80, SOON)
+    assert resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")
