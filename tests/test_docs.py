@@ -71,7 +71,7 @@ def test_round_messages() -> None:
 
 
 def test_patience() -> None:
-    text = section_of("protocol.md", "## RoundPatience: all time limits")
+    text = section_of("protocol.md", "## Patience: all time limits")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([0-9.]+) s \|", text, re.M))
     defaults = RoundPatience()
     assert {name: float(seconds) for name, seconds in rows.items()} == {
