@@ -74,7 +74,7 @@ def _skips(on_gpu: bool, dtype: torch.dtype) -> Model:
 
 
 def _llama(on_gpu: bool, dtype: torch.dtype) -> Model:
-    from atom.models.huggingface import build_causal_lm
+    from atom.models.huggingface import HuggingFaceSource
 
     width, layers, vocabulary = (4096, 16, 32000) if on_gpu else (384, 6, 4096)
     config = {
@@ -88,7 +88,8 @@ def _llama(on_gpu: bool, dtype: torch.dtype) -> Model:
         "vocab_size": vocabulary,
     }
     shape = (2, 2048) if on_gpu else (2, 128)
-    return _of_tokens(build_causal_lm(config, dtype), ("input_ids", "labels"), vocabulary, shape)
+    model = HuggingFaceSource(config, shape[1]).build(dtype)
+    return _of_tokens(model, ("input_ids", "labels"), vocabulary, shape)
 
 
 def _of_tokens(

@@ -19,6 +19,7 @@ import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ _RESIDUAL_ENDS = (".attention.projection.weight", ".feed_forward.contract.weight
 
 @dataclass(frozen=True)
 class GPT3Config:
-    """The numbers of one model. Raises: ValueError naming the number that cannot be."""
+    """The numbers of one model; `model_dim` is a multiple of `heads`."""
 
     layers: int
     heads: int
@@ -54,42 +55,11 @@ class GPT3Config:
     dropout: float = 0.0
     """Probability of dropping an activation (embedding, attention, both residual branches)."""
 
-    def __post_init__(self) -> None:
-        for name in ("layers", "heads", "model_dim", "sequence_tokens", "vocabulary_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.model_dim % self.heads:
-            raise ValueError(f"model_dim {self.model_dim} is not divisible by heads {self.heads}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-
     @classmethod
-    def build(
-        cls,
-        *,
-        vocabulary_size: int,
-        size: str | None = None,
-        layers: int | None = None,
-        heads: int | None = None,
-        model_dim: int | None = None,
-        sequence_tokens: int | None = None,
-        dropout: float = 0.0,
-    ) -> "GPT3Config":
-        """A named size, or the numbers. Raises: ValueError if neither or both are given."""
-        given = (layers, heads, model_dim)
-        if size is not None and given == (None, None, None) and size in SIZES:
-            numbers = SIZES[size]
-        elif size is None and layers and heads and model_dim:
-            numbers = cls(layers, heads, model_dim)
-        else:
-            known = ", ".join(SIZES)
-            raise ValueError(f"either a size ({known}), or layers, heads and model_dim: {given}")
-        return dataclasses.replace(
-            numbers,
-            sequence_tokens=sequence_tokens or numbers.sequence_tokens,
-            vocabulary_size=vocabulary_size,
-            dropout=dropout,
-        )
+    def build(cls, *, size: str | None = None, **numbers: Any) -> "GPT3Config":
+        """A named size, or the numbers, of which None is left out."""
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return dataclasses.replace(SIZES[size], **given) if size else cls(**given)
 
 
 SIZES: dict[str, GPT3Config] = {

@@ -7,15 +7,23 @@ the same kernels in the same order the logits are equal in every bit. Needs no `
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, parameter_shapes
 from atom.models.huggingface_config import read_config
-from atom.models.source import Batch, InitialValue, ModelSource, Outside, Place, SourceError
+from atom.models.source import (
+    Batch,
+    InitialValue,
+    ModelSource,
+    Outside,
+    Place,
+    SourceError,
+    meta_tokens,
+    refuse_difference,
+)
 
 SHRINK_LAYERS = 2
 PREFIX = "transformer."
@@ -57,30 +65,22 @@ _DEFAULTS: Mapping[str, Any] = {
 """What a config.json that leaves a key out means by it."""
 
 
-@dataclass(frozen=True)
-class GPT3Source:
+class GPT3Source(ModelSource):
     """See `atom.models.source.ModelSource`."""
 
-    config: GPT3Config
-
     name = "gpt3"
-    packages: tuple[tuple[str, str], ...] = ()
     values_in_threads = True
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self.config.vocabulary_size
+    def __init__(self, config: GPT3Config) -> None:
+        self.config = config
+        self.vocabulary_size = config.vocabulary_size
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         return GPT3(self.config, device="meta", dtype=dtype)
 
     def example_batch(self, sequences: int) -> Batch:
-        shape = (sequences, self.config.sequence_tokens)
-        tokens = torch.zeros(shape, dtype=torch.int64, device="meta")
+        tokens = meta_tokens(sequences, self.config.sequence_tokens)
         return self.text_batch(tokens, tokens.clone())
-
-    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
-        return {"tokens": tokens, "targets": targets}
 
     def initial_values(self, seed: int) -> InitialValue:
         return lambda name, shape: initial_value(self.config, name, shape, seed)
@@ -94,9 +94,6 @@ class GPT3Source:
     def shrunk(self) -> ModelSource:
         layers = min(SHRINK_LAYERS, self.config.layers)
         return GPT3Source(dataclasses.replace(self.config, layers=layers))
-
-    def inspect(self, seed: int) -> None:
-        """Nothing to see: it is our own."""
 
 
 def gpt2_outside(config: GPT3Config) -> Outside:
@@ -157,8 +154,5 @@ def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
     if str(given["activation_function"]) in _SAME_ACTIVATIONS:
         given["activation_function"] = gpt2_config(config)["activation_function"]
     for key, wanted in gpt2_config(config).items():
-        if key in _DEFAULTS and given[key] != wanted:
-            raise SourceError(
-                f"the folder's model has {key} = {given[key]!r}, the run's {wanted!r}",
-                'change the run file, or set [model] huggingface = "FOLDER/config.json"',
-            )
+        if key in _DEFAULTS:
+            refuse_difference(key, given[key], wanted)

@@ -16,12 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from atom.models.chunked_head import loss_in_chunks
-from atom.models.first_values import reset
-from atom.models.huggingface_config import DROPPED_KEYS
+from atom.models.first_values import FirstValues, reset
+from atom.models.huggingface_config import DROPPED_KEYS, read_config
 from atom.models.installing import install_extra
 from atom.models.on_meta import parameters_on_meta
-from atom.models.source import Outside, SourceError, outside_of
+from atom.models.source import (
+    Batch,
+    InitialValue,
+    ModelSource,
+    Outside,
+    SourceError,
+    materialised,
+    meta_tokens,
+    outside_of,
+    refuse_difference,
+)
 
+SHRINK_LAYERS = 2
 ROUNDING = 1e-4
 """Relative; kernels may round a token differently in another neighbourhood."""
 
@@ -29,121 +40,121 @@ Config = Any
 """A `transformers.PretrainedConfig`: the library's types are dynamic."""
 
 
-def open_config(content: Mapping[str, Any]) -> tuple[Config, type]:
-    """The library's config object and its causal language model. Raises: SourceError."""
-    library = _library()
-    kind = content["model_type"]
-    configs, models = library.CONFIG_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
-    if kind not in configs:
-        raise SourceError(
-            f"transformers {version()} knows no model_type {kind!r}",
-            'code that a config brings along is never run; write a module = "…:factory" for it',
-        )
-    try:
-        config = configs[kind].from_dict(dict(content))
-    # The library checks configs in many ways; whatever it raises is about this one.
-    except Exception as error:
-        raise _unusable(error) from error
-    if type(config) not in models or config.is_encoder_decoder:
-        raise SourceError(
-            f"{kind} is no causal language model",
-            "only decoders that predict the next token can be trained on text",
-        )
-    model_class: type = models[type(config)]
-    _check_architecture(content, model_class)
-    return config, model_class
+class HuggingFaceSource(ModelSource):
+    """See `atom.models.source.ModelSource`. Parameters have the names that `transformers` gives
+    them."""
 
-
-def build_causal_lm(content: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """The model on `meta`, its buffers with values, `forward(input_ids, labels)` → mean loss.
-
-    Its parameters have the names that `transformers` gives them. Raises: SourceError.
-    """
-    config, model_class = open_config(content)
-    try:
-        with parameters_on_meta():
-            model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
-    except SourceError:
-        raise
-    except Exception as error:  # as above: it is about this config
-        raise _unusable(error) from error
-    return _returning_loss(model)
-
-
-def causal_lm_outside(content: Mapping[str, Any], dtype: torch.dtype) -> Outside:
-    """The model's folder, as the library would write it. Raises: SourceError."""
-    model: Any = build_causal_lm(content, dtype)
-    config, model_class = open_config(content)
-    config.architectures = [model_class.__name__]
-    own = outside_of(model, frozenset(getattr(model, "all_tied_weights_keys", None) or ()))
-    known = [re.compile(text) for text in model._keys_to_ignore_on_load_unexpected or ()]
-    return replace(
-        own,
-        config=_config_to_write(config),
-        prefix=f"{model.base_model_prefix}.",
-        ignored=lambda name: any(pattern.search(name) for pattern in known),
-        converted=_conversion(model),
-        loaded=lambda folder: _loaded(content, folder),
-    )
-
-
-def require_same_model(content: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Whether two configs describe one model, their dropout apart.
-
-    Raises: SourceError naming the first key in which they differ.
-    """
-    ours, theirs = (_config_to_write(open_config(each)[0]) for each in (content, found))
-    for key in sorted({*ours, *theirs} - {"architectures"}):
-        if ours.get(key) != theirs.get(key) and "drop" not in key:
+    def __init__(self, content: Mapping[str, Any], sequence_tokens: int) -> None:
+        """`content`: a config that `read_config` passed. Raises: SourceError if transformers is
+        missing, or has no such causal model.
+        """
+        self._content = dict(content)
+        self._config, model_class = _opened(self._content)
+        self._sequence_tokens = sequence_tokens
+        self.name = model_class.__name__
+        self.packages = (("transformers", str(_library().__version__)),)
+        text = self._config.get_text_config()
+        self.vocabulary_size = int(text.vocab_size)
+        most = getattr(text, "max_position_embeddings", None)
+        if isinstance(most, int) and sequence_tokens > most:
             raise SourceError(
-                f"the folder's model has {key} = {theirs.get(key)!r}, the run's {ours.get(key)!r}",
-                'set [model] huggingface = "FOLDER/config.json"',
+                f"sequences of {sequence_tokens} tokens, but the model has {most} positions",
+                f"set [model] sequence_tokens to at most {most}",
             )
 
+    @classmethod
+    def of_text(cls, text: str, sequence_tokens: int) -> "HuggingFaceSource":
+        """From a config.json's text. Raises: SourceError."""
+        return cls(read_config(text), sequence_tokens)
 
-def own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
-    """As `transformers` does it: the module's constructor, then `_init_weights` of the model it
-    belongs to, for it and for everything around it, inside out.
-    """
-    reset(owner, around)
-    chain = [owner, *around]
-    for index, module in enumerate(chain):
-        model = next(outer for outer in chain[index:] if hasattr(outer, "_init_weights"))
-        _initialise(model, module)
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        """`forward(input_ids, labels)` → mean loss."""
+        config, model_class = _opened(self._content)
+        try:
+            with parameters_on_meta():
+                model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+        except SourceError:
+            raise
+        # The library checks configs in many ways; whatever it raises is about this one.
+        except Exception as error:
+            raise _unusable(error) from error
+        return _returning_loss(model)
 
+    def example_batch(self, sequences: int) -> Batch:
+        tokens = meta_tokens(sequences, self._sequence_tokens)
+        return self.text_batch(tokens, tokens)
 
-def refuse_lookahead(model: nn.Module, vocabulary_size: int, sequence_tokens: int) -> None:
-    """A model that sees later tokens would learn to copy: changes the second half of a sequence,
-    and looks at the first. `model` in float32. Raises: SourceError.
-    """
-    half = min(8, sequence_tokens // 2)
-    if not half or vocabulary_size < 2:
-        return
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary_size, (1, 2 * half), generator=generator)
-    changed = tokens.clone()
-    changed[0, half:] = (changed[0, half:] + 1) % vocabulary_size
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            before, after = (_logits(model, ids)[:, :half] for ids in (tokens, changed))
-    finally:
-        model.train(was_training)
-    if (before - after).abs().max() > ROUNDING * before.abs().max():
-        raise SourceError(
-            f"{type(model).__name__} as configured looks at later tokens",
-            "an encoder becomes a decoder with is_decoder = true in its config",
+    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
+        """The model shifts labels itself: it is given the tokens twice. So of each sequence the
+        last target, which only `targets` holds, is not learned; the loss is transformers' own.
+        """
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    def initial_values(self, seed: int) -> InitialValue:
+        return FirstValues(self.build(torch.float32), _own_initialisation, seed)
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        """As the library would write it."""
+        model: Any = self.build(dtype)
+        own = outside_of(model, frozenset(getattr(model, "all_tied_weights_keys", None) or ()))
+        known = [re.compile(text) for text in model._keys_to_ignore_on_load_unexpected or ()]
+        return replace(
+            own,
+            config=_written(self._config) | {"architectures": [self.name]},
+            prefix=f"{model.base_model_prefix}.",
+            ignored=lambda name: any(pattern.search(name) for pattern in known),
+            converted=_conversion(model),
+            loaded=lambda folder: _loaded(self._content, folder),
         )
 
+    def require_config(self, text: str) -> None:
+        """Whether it is one model, dropout apart."""
+        ours, theirs = _written(self._config), _written(_opened(read_config(text))[0])
+        for key in sorted({*ours, *theirs} - {"architectures"}):
+            if "drop" not in key:
+                refuse_difference(key, theirs.get(key), ours.get(key))
 
-def version() -> str:
-    """The installed transformers' version. Raises: SourceError if there is none."""
-    return str(_library().__version__)
+    def shrunk(self) -> ModelSource:
+        layers = getattr(self._config, "num_hidden_layers", SHRINK_LAYERS)
+        if layers <= SHRINK_LAYERS:
+            return self
+        names = getattr(self._config, "attribute_map", {})
+        small = {
+            key: value[:SHRINK_LAYERS]
+            if isinstance(value, list) and len(value) == layers
+            else value
+            for key, value in self._content.items()
+        }
+        small.pop("num_hidden_layers", None)
+        small[names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
+        try:
+            return HuggingFaceSource(small, self._sequence_tokens)
+        except SourceError:  # some keys count layers in ways of their own
+            return self
+
+    def inspect(self, seed: int) -> None:
+        """A model that sees later tokens would learn to copy: changes the second half of a
+        sequence, and looks at the first."""
+        half, vocabulary = min(8, self._sequence_tokens // 2), self.vocabulary_size or 0
+        if not half or vocabulary < 2:
+            return
+        model = materialised(self, torch.float32, seed).eval()
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocabulary, (1, 2 * half), generator=generator)
+        changed = tokens.clone()
+        changed[0, half:] = (changed[0, half:] + 1) % vocabulary
+        with torch.no_grad():
+            before, after = (_logits(model, ids)[:, :half] for ids in (tokens, changed))
+        if (before - after).abs().max() > ROUNDING * before.abs().max():
+            raise SourceError(
+                f"{self.name} as configured looks at later tokens",
+                "an encoder becomes a decoder with is_decoder = true in its config",
+            )
 
 
 @cache
 def _library() -> Any:
+    """Raises: SourceError where it is not installed."""
     # Before the import: the library reads them once.
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -160,13 +171,33 @@ def _library() -> Any:
     return transformers
 
 
-def _check_architecture(content: Mapping[str, Any], model_class: type) -> None:
+def _opened(content: Mapping[str, Any]) -> tuple[Config, type]:
+    """The library's config object and its causal language model. Raises: SourceError."""
+    library = _library()
+    kind = content["model_type"]
+    configs, models = library.CONFIG_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if kind not in configs:
+        raise SourceError(
+            f"transformers {library.__version__} knows no model_type {kind!r}",
+            'code that a config brings along is never run; write a module = "…:factory" for it',
+        )
+    try:
+        config = configs[kind].from_dict(dict(content))
+    except Exception as error:  # as above: it is about this config
+        raise _unusable(error) from error
+    if type(config) not in models or config.is_encoder_decoder:
+        raise SourceError(
+            f"{kind} is no causal language model",
+            "only decoders that predict the next token can be trained on text",
+        )
+    model_class: type = models[type(config)]
     named = content.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:
         raise SourceError(
             f"the config is of {', '.join(map(str, named))[:80]}, no causal language model",
             f"transformers' causal model for it is {model_class.__name__}",
         )
+    return config, model_class
 
 
 def _returning_loss(model: nn.Module) -> nn.Module:
@@ -187,9 +218,33 @@ def _returning_loss(model: nn.Module) -> nn.Module:
     return model
 
 
+def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
+    plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
+    logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
+    return logits
+
+
+def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
+    """As `transformers` does it: the module's constructor, then `_init_weights` of the model it
+    belongs to, for it and for everything around it, inside out.
+    """
+    reset(owner, around)
+    chain = [owner, *around]
+    for index, module in enumerate(chain):
+        model: Any = next(outer for outer in chain[index:] if hasattr(outer, "_init_weights"))
+        try:
+            model._init_weights(module)
+        except (RuntimeError, NotImplementedError) as error:  # it read layers that have no data yet
+            kind = type(module).__name__
+            raise SourceError(
+                f"transformers' initialisation of {kind} needs the whole model at once: {error}",
+                'such a model can be had with module = "…:factory"',
+            ) from error
+
+
 def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
     """By the library itself, all in memory at once. Raises: SourceError naming what is wrong."""
-    config, model_class = open_config(content)
+    config, model_class = _opened(content)
     try:
         model, told = model_class.from_pretrained(  # type: ignore[attr-defined]
             folder,
@@ -214,7 +269,7 @@ def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in tensors}
 
 
-def _config_to_write(config: Config) -> dict[str, Any]:
+def _written(config: Config) -> dict[str, Any]:
     """A config.json's keys: all of them, so that another version's defaults change nothing."""
     return {
         key: value
@@ -235,26 +290,9 @@ def _conversion(model: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]] 
     return lambda tensors: revert_weight_conversion(model, tensors)
 
 
-def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
-    plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
-    logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
-    return logits
-
-
-def _initialise(model: Any, module: nn.Module) -> None:
-    try:
-        model._init_weights(module)
-    except (RuntimeError, NotImplementedError) as error:  # it read other layers, still without data
-        kind = type(module).__name__
-        raise SourceError(
-            f"transformers' initialisation of {kind} needs the whole model at once: {error}",
-            'such a model can be had with module = "…:factory"',
-        ) from error
-
-
 def _unusable(error: Exception) -> SourceError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return SourceError(
-        f"transformers {version()} cannot use the config: {lines[-1].strip()[:300]}",
+        f"transformers {_library().__version__} cannot use the config: {lines[-1].strip()[:300]}",
         "check the named key in config.json",
     )

@@ -7,9 +7,7 @@ first values, so the model needs memory once more while they are taken. A factor
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,59 +26,41 @@ _MOST_SAMPLES = 2**53
 _SHAPE = "return module, example_batch — or module, example_batch, dataset"
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a factory gave, checked."""
+class ModuleSource(ModelSource):
+    """See `atom.models.source.ModelSource`."""
 
-    module: nn.Module
-    example: Mapping[str, Tensor]
-    dataset: Any | None
-
-
-@dataclass(frozen=True)
-class ModuleSource:
-    """See `atom.models.source.ModelSource`. Use `open`."""
-
-    name: str
-    path: Path
-    factory: Callable[[], Any]
-    seed: int
-    sequence_tokens: int | None
-    """Of the run's text; None: the factory brings a dataset."""
-    example: Mapping[str, Tensor]
-    """On `meta`; the count of sequences is the factory's."""
-    dataset: Any | None
-
-    packages: tuple[tuple[str, str], ...] = ()
-    vocabulary_size: int | None = None
-
-    @classmethod
-    def open(cls, code: OwnCode, seed: int, sequence_tokens: int | None) -> "ModuleSource":
-        """Runs the code once, for what the batch looks like and for the dataset.
+    def __init__(self, code: OwnCode, seed: int, sequence_tokens: int | None) -> None:
+        """Runs the code once, for what the batch looks like and for the dataset. `sequence_tokens`
+        of the run's text; None: the factory brings a dataset.
 
         Raises: SourceError naming what the factory returned instead.
         """
-        factory = load_factory(code)
-        made = _make(code.entry, code.path, factory, seed)
-        if sequence_tokens is None and made.dataset is None:
+        self.name = code.entry
+        self._path, self._factory, self._seed = code.path, load_factory(code), seed
+        _, example, self.dataset = self._made(seed)
+        if sequence_tokens is None and self.dataset is None:
             raise SourceError(
                 f"{code.entry} returns no dataset, but the run's data is to come from it",
                 'return module, example_batch, dataset — or set [data] source = "text"',
             )
-        if sequence_tokens is not None and made.dataset is not None:
+        if sequence_tokens is not None and self.dataset is not None:
             raise SourceError(
                 f"{code.entry} returns a dataset, but the run has [data] of its own",
                 'set [data] source = "module", or return module, example_batch alone',
             )
         if sequence_tokens is not None:
-            _check_text_entries(code.entry, made.example, sequence_tokens)
-        example = {name: value.to("meta") for name, value in made.example.items()}
-        own = (code.entry, code.path, factory, seed, sequence_tokens, example, made.dataset)
-        return cls(*own, packages=_libraries())
+            _check_text_entries(code.entry, example, sequence_tokens)
+        self.example = {name: value.to("meta") for name, value in example.items()}
+        """The count of sequences is the factory's."""
+        if library := sys.modules.get("transformers"):  # on which own code mostly builds
+            self.packages = (("transformers", str(library.__version__)),)
 
     def build(self, dtype: torch.dtype) -> nn.Module:
-        module = self._make(self.seed).module
-        _cast_buffers(module, dtype)
+        module, *_ = self._made(self._seed)
+        for part in module.modules():  # `module.to(dtype)` would copy the parameters as well
+            for key, buffer in part._buffers.items():
+                if buffer is not None and buffer.dtype.is_floating_point:
+                    part._buffers[key] = buffer.to(dtype)
         drop_values(module, dtype)
         return module
 
@@ -93,13 +73,10 @@ class ModuleSource:
     def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
         if set(self.example) == set(TEXT_ENTRIES[1]):
             return {"input_ids": tokens, "labels": tokens.clone()}
-        return {"tokens": tokens, "targets": targets}
-
-    values_in_threads = False
-    """Modules initialise themselves from PyTorch's one state of random numbers."""
+        return super().text_batch(tokens, targets)
 
     def initial_values(self, seed: int) -> InitialValue:
-        module = self._make(seed).module
+        module, *_ = self._made(seed)
         values = {name: value.detach() for name, value in module.named_parameters()}
         later = FirstValues(module, reset, seed)
 
@@ -109,7 +86,8 @@ class ModuleSource:
             if value.is_meta:
                 return later(name, shape)
             # Memory goes as the values are taken; a tied parameter is asked for once.
-            _forget(module.get_submodule(owner), key)
+            parameters = module.get_submodule(owner)._parameters
+            parameters[key] = nn.Parameter(value.to("meta"), requires_grad=False)
             return value.to("cpu", torch.float32)
 
         return value_of
@@ -117,45 +95,28 @@ class ModuleSource:
     def outside(self, dtype: torch.dtype) -> Outside:
         return outside_of(self.build(dtype))
 
-    def require_config(self, text: str) -> None:
-        """Whatever a config.json says, the module does not read it."""
-
-    def shrunk(self) -> ModelSource:
-        return self
-
-    def inspect(self, seed: int) -> None:
-        """Nothing is known about it that could be asked."""
-
-    def _make(self, seed: int) -> Made:
-        return _make(self.name, self.path, self.factory, seed)
-
-
-def _make(name: str, path: Path, factory: Callable[[], Any], seed: int) -> Made:
-    try:
-        with seeded(f"{seed}:factory"):
-            returned = factory()
-    # It is somebody's code: whatever it raises is to be told with its place.
-    except (Exception, SystemExit) as error:
-        raise SourceError(
-            f"{name} failed: {type(error).__name__}: {error}{place_in(path, error)}",
-            "the factory is called without arguments",
-        ) from error
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        raise SourceError(f"{name} returned {_kind(returned)}", _SHAPE)
-    module, example = returned[:2]
-    if not isinstance(module, nn.Module):
-        raise SourceError(f"{name} returned {_kind(module)} where the module belongs", _SHAPE)
-    _check_example(name, example)
-    dataset = returned[2] if len(returned) == 3 else None
-    if dataset is not None:
-        _check_dataset(name, dataset)
-    return Made(module, example, dataset)
-
-
-def _libraries() -> tuple[tuple[str, str], ...]:
-    """Versions of the library that own code mostly builds on, if it was imported."""
-    library = sys.modules.get("transformers")
-    return () if library is None else (("transformers", str(library.__version__)),)
+    def _made(self, seed: int) -> tuple[nn.Module, Mapping[str, Tensor], Any | None]:
+        """What the factory gives, checked: module, example batch, dataset. Raises: SourceError."""
+        try:
+            with seeded(f"{seed}:factory"):
+                returned = self._factory()
+        # It is somebody's code: whatever it raises is to be told with its place.
+        except (Exception, SystemExit) as error:
+            place = place_in(self._path, error)
+            raise SourceError(
+                f"{self.name} failed: {type(error).__name__}: {error}{place}",
+                "the factory is called without arguments",
+            ) from error
+        if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+            raise SourceError(f"{self.name} returned {_kind(returned)}", _SHAPE)
+        module, example, dataset = (*returned, None)[:3]
+        if not isinstance(module, nn.Module):
+            what = f"{_kind(module)} where the module belongs"
+            raise SourceError(f"{self.name} returned {what}", _SHAPE)
+        _check_example(self.name, example)
+        if dataset is not None:
+            _check_dataset(self.name, dataset)
+        return module, example, dataset
 
 
 def _kind(value: Any) -> str:
@@ -181,26 +142,19 @@ def _check_example(name: str, example: Any) -> None:
 
 
 def _check_dataset(name: str, dataset: Any) -> None:
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise SourceError(
-            f"{name} returned {_kind(dataset)} as its dataset",
-            "it needs __len__() and __getitem__(index), which returns a dict of tensors",
-        )
     try:
         count = len(dataset)
     # It is somebody's code, and Python refuses what is below 0 or beyond its own integers.
     except Exception as error:
         raise SourceError(
-            f"{name} returned a dataset whose length cannot be had: "
+            f"{name} returned {_kind(dataset)} as its dataset, whose length cannot be had: "
             f"{type(error).__name__}: {error}",
-            "its __len__() has to give the number of its samples",
+            "it needs __len__() and __getitem__(index), which returns a dict of tensors",
         ) from error
-    if not count:
-        raise SourceError(f"{name} returned an empty dataset", "it needs at least one sample")
-    if count > _MOST_SAMPLES:
+    if not 0 < count <= _MOST_SAMPLES:
         raise SourceError(
             f"{name} returned a dataset of {count:,} samples",
-            f"at most {_MOST_SAMPLES:,} can be counted: a stream without end may say so many",
+            f"from 1 to {_MOST_SAMPLES:,} can be counted: a stream without end may say so many",
         )
 
 
@@ -224,17 +178,3 @@ def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_token
                 f"the run file says {sequence_tokens}",
                 f"set [model] sequence_tokens = {value.shape[1]}",
             )
-
-
-def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    """As `module.to(dtype)`, which would copy the parameters as well."""
-    for part in module.modules():
-        for key, buffer in part._buffers.items():
-            if buffer is not None and buffer.dtype.is_floating_point:
-                part._buffers[key] = buffer.to(dtype)
-
-
-def _forget(owner: nn.Module, key: str) -> None:
-    parameter = owner._parameters[key]
-    assert parameter is not None
-    owner._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)

@@ -14,12 +14,24 @@ InitialValue = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class SourceError(ValueError):
-    """A model that cannot be had: what is wrong, where, and what to do about it."""
+    """A model, or its data, that cannot be had: what is wrong, where, and what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class DataError(SourceError):
+    """Data that cannot be used."""
+
+
+class DataUnreachable(DataError):
+    """Data that cannot be had now, and perhaps later."""
+
+
+class NoRoomForData(DataUnreachable):
+    """A copy that has to be made of them found no room on the disk."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +83,15 @@ class Outside:
 class ModelSource(Protocol):
     """Builds one run's model. Equal sources give equal models on every machine."""
 
-    @property
-    def name(self) -> str:
-        """What people call it: "gpt3", "LlamaForCausalLM", "my.module:factory"."""
-
-    @property
-    def packages(self) -> tuple[tuple[str, str], ...]:
-        """(package, version) of the libraries that decide the model, besides PyTorch."""
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Tokens it can embed; None: not known here."""
+    name: str
+    """What people call it: "gpt3", "LlamaForCausalLM", "my.module:factory"."""
+    packages: tuple[tuple[str, str], ...] = ()
+    """(package, version) of the libraries that decide the model, besides PyTorch."""
+    vocabulary_size: int | None = None
+    """Tokens it can embed; None: not known here."""
+    values_in_threads: bool = False
+    """May several threads ask for initial values at once? Not where modules initialise themselves
+    from PyTorch's one state of random numbers."""
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         """The model with parameters of `dtype` on `meta` and buffers with their values.
@@ -93,10 +103,8 @@ class ModelSource(Protocol):
         """Names, shapes and dtypes of a micro-batch, on `meta`. Raises: SourceError."""
 
     def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
-        """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens.
-
-        Raises: SourceError for a model that does not train on text.
-        """
+        """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens."""
+        return {"tokens": tokens, "targets": targets}
 
     def initial_values(self, seed: int) -> InitialValue:
         """Round 0 under `seed`: the same values on every peer, whatever the count of threads.
@@ -104,25 +112,38 @@ class ModelSource(Protocol):
         Raises (the call, or the values): SourceError.
         """
 
-    @property
-    def values_in_threads(self) -> bool:
-        """May several threads ask for initial values at once?"""
-
     def outside(self, dtype: torch.dtype) -> Outside:
         """How the model lies in a folder for other programs. Raises: SourceError."""
 
     def require_config(self, text: str) -> None:
         """Whether a folder's config.json describes this model. Raises: SourceError naming what
         differs."""
+        return
 
     def shrunk(self) -> "ModelSource":
         """A smaller model of the same make, for a check against eager; itself if it has none."""
+        return self
 
     def inspect(self, seed: int) -> None:
         """Looks at what only values show, on the model with those of `seed`. For small models.
 
         Raises: SourceError.
         """
+        return
+
+
+def meta_tokens(sequences: int, sequence_tokens: int) -> Tensor:
+    """Tokens of an example batch."""
+    return torch.zeros((sequences, sequence_tokens), dtype=torch.int64, device="meta")
+
+
+def refuse_difference(key: str, found: Any, wanted: Any) -> None:
+    """Of a folder's config. Raises: SourceError if the two values of `key` are not equal."""
+    if found != wanted:
+        raise SourceError(
+            f"the folder's model has {key} = {found!r}, the run's {wanted!r}",
+            'change the run file, or set [model] huggingface = "FOLDER/config.json"',
+        )
 
 
 def materialised(source: ModelSource, dtype: torch.dtype, seed: int) -> nn.Module:

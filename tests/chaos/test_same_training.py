@@ -20,8 +20,8 @@ from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.graph.program import build_program
 from atom.graph.trace import trace
-from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
+from atom.models.data.samples import Samples, text_samples
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.rate import RateSettings, learning_rate
 from atom.swarm.chain.commit import Commit, Head
@@ -41,7 +41,7 @@ def model_of(run: RunFile) -> GPT3:
     return GPT3(GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **shape))
 
 
-def samples_of(dataset: Dataset, head: Head, commit: Commit) -> list[int]:
+def samples_of(dataset: Samples, head: Head, commit: Commit) -> list[int]:
     """The positions that the round after `head` averaged over, member by member."""
     return [
         dataset.sampler.draw_position(head.cursor, head.members, part.peer_id, k)
@@ -55,7 +55,7 @@ def train_plainly(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Weights by name and the loss of every round, trained on the samples of `commits`."""
     run = run_from_text(manifest.run_file)
-    dataset = open_dataset(
+    dataset = text_samples(
         stdlib_corpus(run.data.max_bytes),
         run.data.tokenizer,
         validation_fraction=run.data.validation_fraction,

@@ -12,8 +12,8 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.models.data.dataset import open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
+from atom.models.data.samples import text_samples
 from atom.models.gpt3 import SIZES, GPT3Config
 
 READY = Path(__file__).parents[2] / "peers"
@@ -45,7 +45,7 @@ def test_a_run_file_describes_a_model(path: Path) -> None:
 def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
     run = load_run_file(READY / "demo.toml")
     sources = text_sources(run, PeerFile(), None)
-    dataset = open_dataset(
+    dataset = text_samples(
         stdlib_corpus(run.data.max_bytes),
         sources.tokenizer,
         validation_fraction=run.data.validation_fraction,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
-from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import materialised
 
 pytest.importorskip("transformers")

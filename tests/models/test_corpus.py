@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import (
-    BLOCK_BYTES,
-    SURVEYING,
-    Corpus,
-    DataError,
-    Document,
-    Reading,
-    row_document,
-)
+from atom.models.data.corpus import BLOCK_BYTES, SURVEYING, Corpus, Document, Reading, row_document
 from atom.models.data.files import stdlib_corpus, text_corpus
+from atom.models.source import DataError
 
 
 def write(root: Path, **files: str) -> Path:
@@ -139,7 +132,9 @@ def test_no_file_and_no_text_are_said_so(tmp_path: Path) -> None:
         text_corpus([write(tmp_path, a="")]).survey()
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "A.ZIP", "b.tar", "c.jsonl", "d.NDJSON", "e.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a.txt.gz", "A.ZIP", "b.tar", "c.jsonl", "d.NDJSON", "e.parquet", "f.arrow"]
+)
 def test_what_is_packed_or_a_table_is_no_text(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b\x08 no text")
     with pytest.raises(DataError, match=f"{name} is packed or a table") as caught:

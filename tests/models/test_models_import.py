@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 BLOCKED = "numpy pyarrow datasets pydantic tokenizers blake3 hivemind grpc safetensors psutil"
-BLOCKED += " atom.base atom.config"
+BLOCKED += " atom.base.errors atom.config"
 PROGRAM = f"""
 import sys
 for name in {BLOCKED.split()!r}:
@@ -12,9 +12,9 @@ warnings.simplefilter("ignore")
 import tempfile
 from pathlib import Path
 import atom.models.gpt3
-from atom.models.data.dataset import open_dataset
+from atom.models.data.samples import text_samples
 from atom.models.data.files import stdlib_corpus
-dataset = open_dataset(
+dataset = text_samples(
     stdlib_corpus(100_000), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
     cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
 )

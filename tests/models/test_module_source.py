@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.models.data.samples import OwnSamples
+from atom.models.data.samples import Samples, own_samples
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, find_code, load_factory, read_code
 from atom.models.source import SourceError, materialised
@@ -96,7 +96,7 @@ def code(folder: Path, factory: str = "make") -> OwnCode:
 
 
 def opened(folder: Path, factory: str = "make", tokens: int | None = 6) -> ModuleSource:
-    return ModuleSource.open(code(folder, factory), 3, tokens)
+    return ModuleSource(code(folder, factory), 3, tokens)
 
 
 def test_a_module_keeps_names_ties_and_buffers_and_loses_its_values(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
         ("other_names", "has a; text comes as tokens and targets or input_ids", "dataset"),
         ("not_tokens", "tokens: float32 [2, 6]", "int64"),
         ("no_dataset", "type int as its dataset", "__getitem__"),
-        ("empty_dataset", "an empty dataset", "at least one"),
+        ("empty_dataset", "a dataset of 0 samples", "from 1 to"),
         ("unsure_dataset", "length cannot be had: TypeError: has no len", "__len__"),
         ("endless_dataset", "a dataset of 9,007,199,254,740,993 samples", "without end"),
         ("with_dataset", "returns a dataset, but the run has [data]", 'source = "module"'),
@@ -263,9 +263,9 @@ def test_code_is_bounded(tmp_path: Path) -> None:
 # ---- the samples
 
 
-def samples(folder: Path, fraction: float = 0.2) -> OwnSamples:
+def samples(folder: Path, fraction: float = 0.2) -> Samples:
     source = opened(folder, "with_dataset", None)
-    return OwnSamples(source.dataset, source.example, fraction, seed=1)
+    return own_samples(source.dataset, source.example, fraction, seed=1)
 
 
 def test_samples_are_dealt_in_order_of_positions(folder: Path) -> None:
@@ -284,7 +284,7 @@ def test_samples_are_dealt_in_order_of_positions(folder: Path) -> None:
 def test_samples_with_nothing_held_back(folder: Path) -> None:
     own = samples(folder, 0.0)
     assert own.sampler.windows == 10
-    with pytest.raises(ValueError, match="no samples back"):
+    with pytest.raises(ValueError, match="holds nothing back"):
         own.validation_batch(0, 1)
     assert own.digest != samples(folder).digest
     with pytest.raises(SourceError, match="of 10 samples is none"):
@@ -303,4 +303,4 @@ def test_samples_with_nothing_held_back(folder: Path) -> None:
 def test_a_sample_of_another_make_is_named(sample: object, what: str) -> None:
     like = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int64)}
     with pytest.raises(SourceError, match=what):
-        OwnSamples([sample], like, 0.0, seed=1)
+        own_samples([sample], like, 0.0, seed=1)

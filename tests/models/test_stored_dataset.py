@@ -10,18 +10,13 @@ import datasets
 import huggingface_hub
 import pytest
 
-from atom.models.data.corpus import (
-    Corpus,
-    DataError,
-    DataUnreachable,
-    NoRoomForData,
-    Reading,
-)
+from atom.models.data.corpus import Corpus, Reading
 from atom.models.data.files import text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.installing import install_extra
+from atom.models.source import DataError, DataUnreachable, NoRoomForData
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 SAVED_FORMS = ["numpy", "arrow", "pandas", "columns"]
@@ -39,6 +34,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tables")
     table = datasets.Dataset.from_dict({"id": range(6), "text": [*TEXTS, None]})
+    for name in ("mine", "held-out"):
+        table.save_to_disk(root / "several" / name)
     table.save_to_disk(root / "saved")
     datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(root / "splits")
     for form in SAVED_FORMS:
@@ -53,6 +50,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cache_dir=str(root / "hf"),
     )
     known.save_to_disk(root / "known")
+    both = datasets.load_dataset(
+        "text",
+        data_files={split: str(root / "known.txt") for split in ("train", "test")},
+        split="train+test",
+        cache_dir=str(root / "hf"),
+    )
+    both.save_to_disk(root / "both")
     (root / "files").mkdir()
     raw = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
     (root / "files" / "train.jsonl").write_text(raw)
@@ -119,7 +123,9 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
     [
         ("gone", {}, "no such folder", "OWNER/NAME"),
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
-        ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "leave"),
+        ("several", {}, "saved tables lie below it, such as", "all of them together"),
+        ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "split"),
+        ("both", {"split": "test"}, 'of the split "train+test"', "split ="),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),
         ("files", {"name": "other"}, "'other' not found", "name in the run file"),
         ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),

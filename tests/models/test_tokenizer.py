@@ -7,8 +7,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from atom.models.data import tokenizer as module
-from atom.models.data.corpus import DataError
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
+from atom.models.source import DataError
 
 
 def word_file(path: Path, *special: str) -> Path:

@@ -9,8 +9,8 @@ from atom.base.errors import ConfigError, StorageError
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources
 from atom.daemon.state_directory import write_atomically
-from atom.models.data.corpus import DataError
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
+from atom.models.source import DataError
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

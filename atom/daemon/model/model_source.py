@@ -8,12 +8,11 @@ from pathlib import Path
 from atom.base.errors import ConfigError
 from atom.base.home import expand_home
 from atom.config.run_file import RunFile
-from atom.models.data.dataset import Dataset
-from atom.models.data.samples import OwnSamples, Samples
+from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
+from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
-from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code
 from atom.models.source import ModelSource, SourceError
@@ -57,13 +56,13 @@ def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
             assert code is not None, "fetched before"
             own_data = run.data.source == "module"
             sequence_tokens = None if own_data else model.sequence_tokens
-            return ModuleSource.open(code, run.run.seed, sequence_tokens)
+            return ModuleSource(code, run.run.seed, sequence_tokens)
     assert model.vocabulary_size is not None, "a pinned run knows its vocabulary"
     shape = model.shape()
     return GPT3Source(GPT3Config.build(vocabulary_size=model.vocabulary_size, **shape))
 
 
-def open_samples(run: RunFile, source: ModelSource, text: Dataset | None) -> Samples:
+def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Samples:
     """What the run trains on: its text (see `open_text`), or the module's dataset.
 
     Raises: ConfigError.
@@ -72,14 +71,14 @@ def open_samples(run: RunFile, source: ModelSource, text: Dataset | None) -> Sam
         assert isinstance(source, ModuleSource)
         with source_errors(run):
             fraction = run.data.validation_fraction
-            return OwnSamples(source.dataset, source.example, fraction, run.run.seed)
+            return own_samples(source.dataset, source.example, fraction, run.run.seed)
     if source.vocabulary_size is not None and source.vocabulary_size < text.vocabulary_size:
         raise ConfigError(
             f"model.{run.model.source}: the model has {source.vocabulary_size} tokens, "
             f"the run's tokenizer {text.vocabulary_size}",
             "use the model's own tokenizer.json, or raise the vocabulary in its config",
         )
-    return replace(text, to_batch=source.text_batch)
+    return replace(text, to_batch=lambda batch: source.text_batch(**batch))
 
 
 def _config_text(path: Path) -> str:

@@ -9,18 +9,11 @@ from atom.config.model_and_data import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources, text_sources
-from atom.models.data.corpus import (
-    Amount,
-    Corpus,
-    DataError,
-    DataUnreachable,
-    NoRoomForData,
-    Progress,
-)
-from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
-from atom.models.data.samples import Samples
+from atom.models.data.samples import Samples, text_samples
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.source import DataError, DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
 
 TEXT_FIELD = "text"
@@ -39,7 +32,7 @@ def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None)
     if known is not None:
         return run.at_revision(known.data.revision)
     table = _stored(run.data, text_sources(run, peer, folder))
-    if table.is_local:
+    if table.folder:
         return run
     try:
         return run.at_revision(newest_revision(table.path))
@@ -49,7 +42,7 @@ def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None)
 
 def open_text(
     run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
-) -> Dataset | None:
+) -> Samples | None:
     """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
 
     A stranger's run gives no `run_folder`. Raises: ConfigError; AddressError for a hub that
@@ -59,7 +52,7 @@ def open_text(
         return None
     sources = text_sources(run, peer, run_folder)
     try:
-        return open_dataset(
+        return text_samples(
             _corpus(run.data, sources),
             sources.tokenizer,
             validation_fraction=run.data.validation_fraction,

@@ -30,7 +30,6 @@ from atom.daemon.model.text_source import check_data, open_text, pin_table
 from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
 from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
-from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
@@ -240,7 +239,7 @@ def run_of(manifest: Manifest, box: Box) -> RunFile:
 
 def _make(
     run: RunFile,
-    text: Dataset | None,
+    text: Samples | None,
     code: OwnCode | None,
     box: Box,
     take_device: TakeDevice,
@@ -267,7 +266,7 @@ def _make(
     )
 
 
-def _pinned(run: RunFile, text: Dataset | None) -> RunFile:
+def _pinned(run: RunFile, text: Samples | None) -> RunFile:
     if text is None:
         return run
     return run.pinned(text.vocabulary_size, text.tokenizer_digest)

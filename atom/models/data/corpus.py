@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-BLOCK_BYTES = 1 << 20
+from atom.models.source import DataError
 
+BLOCK_BYTES = 1 << 20
+SURVEYING = "reading the text"
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes of it done, bytes in all, or about so many), from the thread
@@ -24,26 +26,6 @@ def silent(what: str, done_bytes: int, total_bytes: int) -> None:
     """Tells nobody."""
 
 
-class DataError(ValueError):
-    """Data that cannot be used: what is wrong and where, and what to do about it."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-class DataUnreachable(DataError):
-    """Data that cannot be had now, and perhaps later."""
-
-
-class NoRoomForData(DataUnreachable):
-    """A copy that has to be made of them found no room on the disk."""
-
-
-SURVEYING = "reading the text"
-
-
 @contextmanager
 def reads(where: Path | str) -> Iterator[None]:
     """Raises: DataError for an OSError within: it is the text's, and not of the disk that tokens
@@ -51,8 +33,8 @@ def reads(where: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = error.strerror or error
-        raise DataError(f"{where} cannot be read: {what}", "check its path and rights") from error
+        what = f"{error.filename or where} cannot be read: {error.strerror or error}"
+        raise DataError(what, "check its path and rights") from error
 
 
 @dataclass(frozen=True)
@@ -106,25 +88,20 @@ class Corpus:
     read: Callable[[], Iterator[Document]]
     max_bytes: int | None = None
     """Only so much of the texts is used, from their start."""
-    about_bytes: Callable[[], int] = lambda: 0
-    """Of the files that `read` reads: how large they are, for who waits; 0: not known."""
+    about_bytes: int = 0
+    """How large the files are that `read` reads, for who waits; 0: not known."""
 
     def survey(self, on_progress: Progress = silent) -> "Reading":
         """Reads all of it. Raises: as `Reading.texts`; DataError if there is no text."""
-        reading, about = Reading(self), self._about_bytes()
+        reading, about = Reading(self), min(self.about_bytes, self.max_bytes or self.about_bytes)
+        told = on_progress if about else silent
         for blocks in reading.texts():
             for _ in blocks:
-                if about:
-                    on_progress(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
+                told(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
         if not reading.done_bytes:
             raise DataError("the data files are all empty")
-        if about:
-            on_progress(SURVEYING, reading.done_bytes, reading.done_bytes)
+        told(SURVEYING, reading.done_bytes, reading.done_bytes)
         return reading
-
-    def _about_bytes(self) -> int:
-        found = self.about_bytes()
-        return found if self.max_bytes is None else min(found, self.max_bytes)
 
 
 class Reading:

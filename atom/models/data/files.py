@@ -9,15 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from atom.models.data.corpus import (
-    Corpus,
-    DataError,
-    Document,
-    reads,
-)
+from atom.models.data.corpus import Corpus, Document, reads
+from atom.models.source import DataError
 
 PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
-TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".arrow")
 """With these the bytes of a file are no text, or not the text alone, and with the tokenizer "bytes"
 nobody would see it."""
 _AS_TABLE = (
@@ -32,8 +28,7 @@ _STDLIB_SKIPPED_FOLDERS = frozenset(
     | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
     | {"tkinter", "idlelib", "turtledemo", "lib2to3", "distutils", "ensurepip"}
 )
-_STDLIB_SKIPPED_FILES = frozenset({"turtle.py"})
-_STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
+_STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize", "turtle.py")
 
 
 def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Corpus:
@@ -44,10 +39,11 @@ def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Co
     """
     found: dict[Path, Path] = {}
     for entry in paths:
-        files = _matching(entry)
-        if not files:
-            what = "is an empty folder" if _is_folder(Path(entry)) else "matches no file"
-            raise DataError(f"data path {str(entry)!r} {what}")
+        with reads(entry):
+            files = _matching(entry)
+            if not files:
+                what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
+                raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
             if file.name.lower().endswith(PACKED_SUFFIXES + TABLE_SUFFIXES):
                 raise DataError(f"{file} is packed or a table, not plain text", _AS_TABLE)
@@ -62,14 +58,15 @@ def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Cor
     Raises: DataError if this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
+    with reads(root):
+        sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
         raise DataError(f"this Python has no source of its standard library in {root}")
     return _corpus(sources, max_bytes)
 
 
 def _corpus(files: Sequence[Path], max_bytes: int | None) -> Corpus:
-    return Corpus(partial(_documents, files), max_bytes, partial(size_of_files, files))
+    return Corpus(partial(_documents, files), max_bytes, size_of_files(files))
 
 
 def size_of_files(files: Iterable[Path]) -> int:
@@ -96,7 +93,7 @@ def _matching(entry: str | Path) -> list[Path]:
     path = Path(entry)
     if _is_text(path):
         return [path]
-    if _is_folder(path):
+    if path.is_dir():
         return _walk(path, lambda name: True, _is_text)
     matches = sorted(glob.glob(str(entry), recursive=True))
     return [Path(match) for match in matches if _is_text(Path(match))]
@@ -104,20 +101,9 @@ def _matching(entry: str | Path) -> list[Path]:
 
 def _is_text(path: Path) -> bool:
     """Raises: DataError for a link whose text is gone, perhaps with the disk that it was on."""
-    with reads(path):
-        if path.is_symlink() and not path.exists():
-            raise DataError(f"{path} is a link that leads nowhere", "mend it, or take it away")
-    return _is_file(path)
-
-
-def _is_file(path: Path) -> bool:
-    with reads(path):
-        return path.is_file()
-
-
-def _is_folder(path: Path) -> bool:
-    with reads(path):
-        return path.is_dir()
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link that leads nowhere", "mend it, or take it away")
+    return path.is_file()
 
 
 def _walk(
@@ -133,8 +119,7 @@ def _walk(
 
 def _refuse(problem: OSError) -> NoReturn:
     """Else the texts of a folder that may not be read would be left out, and nobody would know."""
-    with reads(Path(problem.filename)):
-        raise problem
+    raise problem
 
 
 def _is_stdlib_folder(name: str) -> bool:
@@ -142,6 +127,6 @@ def _is_stdlib_folder(name: str) -> bool:
 
 
 def _is_stdlib_source(file: Path) -> bool:
-    if file.suffix != ".py" or file.name in _STDLIB_SKIPPED_FILES:
+    if file.suffix != ".py" or file.name.startswith(_STDLIB_SKIPPED_PREFIXES):
         return False
-    return not file.name.startswith(_STDLIB_SKIPPED_PREFIXES) and _is_file(file)
+    return file.is_file()

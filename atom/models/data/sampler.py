@@ -86,18 +86,8 @@ class Sampler:
         not among them draws as a guest.
         """
         if peer_id in members:
-            return member_position(cursor, members.index(peer_id), len(members), k)
+            return cursor + members.index(peer_id) + len(members) * k
         return guest_position(cursor, peer_id, k, self.windows)
-
-
-def member_position(cursor: int, rank: int, members: int, k: int) -> int:
-    """The k-th draw of member `rank` of `members`.
-
-    Raises: ValueError if such a rank cannot be.
-    """
-    if not 0 <= rank < members:
-        raise ValueError(f"rank {rank} of {members} members")
-    return cursor + rank + members * k
 
 
 def guest_position(cursor: int, peer_id: str, k: int, windows: int) -> int:

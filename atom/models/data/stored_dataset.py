@@ -5,7 +5,6 @@ Nothing of a dataset is run: the library dropped scripts in its version 4.
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,22 +13,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from atom.models.data.corpus import (
-    Corpus,
-    DataError,
-    DataUnreachable,
-    Document,
-    NoRoomForData,
-    row_document,
-)
+from atom.models.data.corpus import Corpus, Document, row_document
 from atom.models.data.files import size_of_files
 from atom.models.installing import install_extra
+from atom.models.source import DataError, DataUnreachable, NoRoomForData
 
 _ROWS_TOGETHER = 256
 _ASKING_S = 30
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
-"""One of these lies in a folder that `save_to_disk` wrote."""
+"""One of these lies in a folder that `save_to_disk` wrote: the first, where it holds one table."""
 _NAME_THE_TEXT = 'name the one that holds the text: [data] text_field = "…" in the run file'
 
 
@@ -47,19 +40,18 @@ class StoredDataset:
     """A commit of the hub."""
 
     @property
-    def is_local(self) -> bool:
-        return Path(self.path).is_absolute()
+    def folder(self) -> Path | None:
+        """None: it is one of the hub."""
+        return Path(self.path) if Path(self.path).is_absolute() else None
 
     def corpus(self, max_bytes: int | None = None) -> Corpus:
         """Raises: DataError if a folder is not there."""
-        if self.is_local and not Path(self.path).is_dir():
+        if self.folder and not self.folder.is_dir():
             hint = "name a folder, or OWNER/NAME of the hub"
             raise DataError(f"no such folder: {self.path}", hint)
-        return Corpus(partial(_documents, self), max_bytes, self._about_bytes)
-
-    def _about_bytes(self) -> int:
-        """Tables in memory form, or files that hold texts: more than the texts, but not much."""
-        return size_of_files(Path(self.path).rglob("*")) if self.is_local else 0
+        # Tables in memory form, or files that hold texts: more than the texts, but not much.
+        about_bytes = size_of_files(self.folder.rglob("*")) if self.folder else 0
+        return Corpus(partial(_documents, self), max_bytes, about_bytes)
 
 
 def newest_revision(path: str) -> str:
@@ -90,7 +82,7 @@ def _documents(stored: StoredDataset) -> Iterator[Document]:
 
 def _texts(stored: StoredDataset) -> Iterator[Any]:
     """What each row has in the text's column."""
-    if stored.is_local and _all_empty(Path(stored.path)):
+    if stored.folder and _all_empty(stored.folder):
         return  # the library would say "StopIteration", and no more
     try:
         table = _table(stored)
@@ -117,19 +109,24 @@ def _table(stored: StoredDataset) -> Any:
     library = _library(stored.path)
     if not sys.stderr.isatty():
         library.disable_progress_bars()
-    if stored.is_local and any((Path(stored.path) / name).exists() for name in _SAVED):
-        table = library.load_from_disk(stored.path)
-        table = _split_of(table, stored) if isinstance(table, dict) else _whole(table, stored)
+    if stored.folder and any((stored.folder / name).exists() for name in _SAVED):
+        table = _split_of(library.load_from_disk(stored.path), stored)
         # It was saved with the form in which its rows are given, and perhaps without some columns.
         return table.with_format(None)
-    if not stored.is_local and Path(stored.path).exists():
+    if stored.folder and (below := sorted(stored.folder.rglob(_SAVED[0]))):
+        raise DataError(
+            f"{stored.path} is no table; saved tables lie below it, such as {below[0].parent}",
+            "name the folder of one of them: the library would take all of them together",
+        )
+    if not stored.folder and Path(stored.path).exists():
         raise DataError(
             f"{stored.path} is a dataset of the hub, and something else in this folder",
             "start from another folder",
         )
-    revision = None if stored.is_local else stored.revision
+    revision = None if stored.folder else stored.revision
     builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
-    _check_files(builder, stored)
+    if not stored.folder:
+        _check_files(builder, stored)
     builder.download_and_prepare()
     return builder.as_dataset(split=stored.split)
 
@@ -140,31 +137,29 @@ def _check_files(builder: Any, stored: StoredDataset) -> None:
     own = f"hf://datasets/{stored.path}@"
     for files in (builder.config.data_files or {}).values():
         for file in files:
-            if not stored.is_local and not str(file).startswith(own):
+            if not str(file).startswith(own):
                 raise DataError(
                     f"the hub's dataset {stored.path} names a file that is not its own: {file}",
                     "use its present name on the hub, or another dataset",
                 )
 
 
-def _split_of(tables: dict[str, Any], stored: StoredDataset) -> Any:
-    if stored.split not in tables:
-        raise DataError(
-            f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, tables))}',
-            'name one: [data] split = "…" in the run file',
-        )
-    return tables[stored.split]
-
-
-def _whole(table: Any, stored: StoredDataset) -> Any:
-    """The only table there is: who asks for nothing else gets it, whatever it is a split of."""
-    known = "" if table.split is None else str(table.split)
-    if known and stored.split not in (_DEFAULT_SPLIT, *re.findall(r"[\w.]+", known)):
-        raise DataError(
-            f'{stored.path}: no split "{stored.split}"; it holds one table, of the split "{known}"',
-            "name the folder of that split; a new run may leave out [data] split",
-        )
-    return table
+def _split_of(saved: Any, stored: StoredDataset) -> Any:
+    """Of several tables the one that is asked for; of the only one: who asks for nothing else gets
+    it, whatever it is a split of."""
+    if isinstance(saved, dict):
+        if stored.split in saved:
+            return saved[stored.split]
+        has = f"it has {', '.join(map(repr, saved))}"
+    else:
+        known = "" if saved.split is None else str(saved.split)
+        if not known or stored.split in (_DEFAULT_SPLIT, known.partition("[")[0]):
+            return saved
+        has = f'it holds one table, of the split "{known}"'
+    raise DataError(
+        f'{stored.path}: no split "{stored.split}"; {has}',
+        'name one that is there: [data] split = "…" in the run file',
+    )
 
 
 def _told(stored: StoredDataset, error: Exception) -> DataError:
@@ -179,7 +174,7 @@ def _told(stored: StoredDataset, error: Exception) -> DataError:
     what = f"{stored.path} cannot be read: {_first_line(error)}"
     if isinstance(error, ValueError):
         return DataError(what, "see [data] split and name in the run file")
-    if stored.is_local:
+    if stored.folder:
         return DataError(what, "it is to be a folder of save_to_disk, or of data files")
     hint = "check its name and the network, then start again; a folder here may stand in its place"
     return DataUnreachable(what, hint)

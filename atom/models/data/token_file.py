@@ -1,14 +1,13 @@
 """Tokens on disk: written once, mapped into memory ever after.
 
-One file per (text, tokenizer), named by their digest: a header of 256 bytes (JSON, padded with
-spaces), then the tokens as this machine writes numbers. It is written under another name
-and renamed when complete and synced, so a file with the right name is a whole file.
+One file per (text, tokenizer), which holds the tokens as this machine writes numbers. Its name has
+two digests: of the text and the tokenizer, by which it is found, and of its own content, by which
+damage is. It is written under another name, and renamed when it is complete and synced.
 """
 
 import array
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,17 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atom.models.data.corpus import Corpus, DataError, Progress, Reading, silent
+from atom.models.data.corpus import Corpus, Progress, Reading, silent
 from atom.models.data.tokenizer import Tokenizer
+from atom.models.source import DataError
 
 TOKENISING = "tokenising"
-HEADER_BYTES = 256
 LOCK = "lock"
 _FORMAT = "atom-tokens-1"
 _PARTIAL = ".partial"
-_TYPES = {"uint8": ("B", torch.uint8), "uint16": ("H", torch.uint16), "int32": ("i", torch.int32)}
-"""The standard library's code of an array, and PyTorch's type. int32 holds every real vocabulary,
-and unlike uint32 PyTorch can compute with it."""
 _GROUP_CHARACTERS = 1 << 22
 _GROUP_PIECES = 1024
 
@@ -52,17 +48,18 @@ def cached_tokens(
     not writable. What was written until then is gone.
     """
     survey = corpus.survey(on_progress)
-    named = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
-    path = folder / f"{hashlib.sha256(named.encode()).hexdigest()}.tokens"
-    if (cached := _open(path)) is not None:
+    told = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
+    name = hashlib.sha256(told.encode()).hexdigest()
+    code, dtype = _type_for(tokenizer.vocabulary_size)
+    if (cached := _found(folder, name, dtype)) is not None:
         return cached
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
-        if (cached := _open(path)) is None:
-            _write(path, _tokenised(corpus, survey, tokenizer, on_progress), tokenizer)
-            cached = _open(path)
+        if (cached := _found(folder, name, dtype)) is None:
+            _write(folder, name, _tokenised(corpus, survey, tokenizer, on_progress), code)
+            cached = _found(folder, name, dtype)
     if cached is None:
-        raise OSError(f"{path} is not what was just written")
+        raise OSError(f"the tokens in {folder} are not what was just written")
     return cached
 
 
@@ -77,23 +74,31 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, runs: Iterator[Sequence[int]], tokenizer: Tokenizer) -> None:
+def _found(folder: Path, name: str, dtype: torch.dtype) -> TokenFile | None:
+    """None if there is no file of that name whose content is whole."""
+    for path in folder.glob(f"{name}.*.tokens"):
+        digest = path.suffixes[0].removeprefix(".")
+        with path.open("rb") as file:
+            is_whole = hashlib.file_digest(file, "sha256").hexdigest() == digest
+        if is_whole:
+            count = path.stat().st_size // dtype.itemsize
+            tokens = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
+            return TokenFile(tokens, digest)
+    return None
+
+
+def _write(folder: Path, name: str, runs: Iterator[Sequence[int]], code: str) -> None:
     """The whole file, or none. Raises: OSError; what `runs` raises."""
-    token_type, digest, count = _type_for(tokenizer.vocabulary_size), hashlib.sha256(), 0
-    aside = path.with_suffix(_PARTIAL)
+    digest, aside = hashlib.sha256(), folder / f"{name}{_PARTIAL}"
     try:
         with aside.open("wb") as file:
-            file.write(bytes(HEADER_BYTES))
             for tokens in runs:
-                raw = _raw(tokens, token_type)
+                raw = array.array(code, tokens).tobytes()
                 digest.update(raw)
                 file.write(raw)
-                count += len(tokens)
-            file.seek(0)
-            file.write(_header(token_type, count, digest.hexdigest()))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(aside, folder / f"{name}.{digest.hexdigest()}.tokens")
     finally:
         aside.unlink(missing_ok=True)
 
@@ -152,34 +157,9 @@ def _groups(pieces: Iterator[tuple[bool, Any]]) -> Iterator[list[tuple[bool, Any
         yield group
 
 
-def _open(path: Path) -> TokenFile | None:
-    """None if there is no file, or one of another format or length."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(HEADER_BYTES))
-        token_type, count, digest = header["type"], int(header["tokens"]), str(header["sha256"])
-        _, dtype = _TYPES[token_type]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    size = HEADER_BYTES + count * dtype.itemsize
-    if header.get("format") != _FORMAT or count < 1 or path.stat().st_size != size:
-        return None
-    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    return TokenFile(mapped[HEADER_BYTES:].view(dtype), digest)
-
-
-def _raw(tokens: Sequence[int], token_type: str) -> bytes:
-    if isinstance(tokens, bytes):
-        return tokens  # of a ByteTokenizer, each its own number
-    return array.array(_TYPES[token_type][0], tokens).tobytes()
-
-
-def _type_for(vocabulary_size: int) -> str:
+def _type_for(vocabulary_size: int) -> tuple[str, torch.dtype]:
+    """The narrowest type: its code in the standard library's arrays, and PyTorch's. int32 holds
+    every real vocabulary, and unlike uint32 PyTorch can compute with it."""
     if vocabulary_size <= 1 << 8:
-        return "uint8"
-    return "uint16" if vocabulary_size <= 1 << 16 else "int32"
-
-
-def _header(token_type: str, count: int, digest: str) -> bytes:
-    fields = {"format": _FORMAT, "type": token_type, "tokens": count, "sha256": digest}
-    return json.dumps(fields).encode().ljust(HEADER_BYTES)
+        return "B", torch.uint8
+    return ("H", torch.uint16) if vocabulary_size <= 1 << 16 else ("i", torch.int32)

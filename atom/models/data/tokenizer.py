@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from atom.models.data.corpus import DataError
+from atom.models.source import DataError
 
 _PIECE_CHARACTERS = 1 << 18
 """Text is encoded in pieces of at least this many characters that end with a line.

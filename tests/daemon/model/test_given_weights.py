@@ -20,7 +20,7 @@ from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
-from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots

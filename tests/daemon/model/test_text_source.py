@@ -18,9 +18,9 @@ from atom.daemon.model import text_source
 from atom.daemon.model.text_source import check_data, pin_table
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
-from atom.models.data.corpus import DataUnreachable, NoRoomForData
-from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
+from atom.models.data.samples import Samples, text_samples
+from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
 from tests.daemon.tiny_run import GPT3, run_text
 
@@ -112,7 +112,7 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
     def broken(*arguments: object, **named: object) -> None:
         raise DataUnreachable("the stream broke", "start again")
 
-    monkeypatch.setattr(text_source, "open_dataset", broken)
+    monkeypatch.setattr(text_source, "text_samples", broken)
     run, cache = machine.run('source = "python-stdlib"'), machine.root / "tokens"
     with pytest.raises(AddressError, match="the stream broke") as caught:
         text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
@@ -125,7 +125,7 @@ def test_a_full_disk_is_named_with_the_folder(
     def full(*arguments: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(text_source, "open_dataset", full)
+    monkeypatch.setattr(text_source, "text_samples", full)
     run, cache = machine.run('source = "python-stdlib"'), machine.root / "tokens"
     with pytest.raises(StorageError, match=f"tokens of the text into {cache}: the disk is full"):
         text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
@@ -133,7 +133,7 @@ def test_a_full_disk_is_named_with_the_folder(
     def no_copy(*arguments: object, **named: object) -> None:
         raise NoRoomForData("the table cannot be copied", "set HF_HOME")
 
-    monkeypatch.setattr(text_source, "open_dataset", no_copy)
+    monkeypatch.setattr(text_source, "text_samples", no_copy)
     with pytest.raises(StorageError, match="the table cannot be copied") as caught:
         text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
     assert caught.value.hint == "set HF_HOME"
@@ -145,9 +145,9 @@ def a_manifest(data_digest: str, amount: tuple[int, int, int] | None = None) -> 
     )  # fmt: skip
 
 
-def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Dataset:
+def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Samples:
     (folder / "text.txt").write_text(text)
-    return open_dataset(
+    return text_samples(
         text_corpus([folder / "text.txt"]), "bytes", validation_fraction=held_out,
         sequence_tokens=8, seed=1, cache_folder=folder,
     )  # fmt: skip

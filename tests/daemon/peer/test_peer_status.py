@@ -10,7 +10,7 @@ from atom.base.reasons import Reason
 from atom.config.load import parse_run_text
 from atom.daemon.peer.lifecycle import Facts
 from atom.daemon.peer.status import EndedAttempts, Status
-from atom.models.data.samples import OwnSamples
+from atom.models.data.samples import Samples, own_samples
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.records.lease import Reached
@@ -23,7 +23,7 @@ ME = Voter("us", b"m" * 16)
 RATE = 12.5
 
 
-def status_of(run_file: str, samples: OwnSamples) -> Status:
+def status_of(run_file: str, samples: Samples) -> Status:
     """Of a peer that computes `RATE` samples a second, beside nobody."""
     room = SimpleNamespace(free_bytes=lambda: 0, paused={})
     worker = SimpleNamespace(
@@ -56,7 +56,7 @@ def status_of(run_file: str, samples: OwnSamples) -> Status:
 def test_rates_of_an_own_dataset_count_its_samples() -> None:
     """The run file then still has a number of tokens per sequence, which nobody set."""
     dataset = [{"x": torch.zeros(3)} for _ in range(8)]
-    samples = OwnSamples(dataset, {"x": torch.zeros(1, 3)}, 0.0, 1)
+    samples = own_samples(dataset, {"x": torch.zeros(1, 3)}, 0.0, 1)
     status = status_of(run_text("own", 'module = "own:make"', 'source = "module"'), samples)
     facts = Facts(Phase.SYNCING, 0.0)
     assert status.member.run.model.sequence_tokens > 1
