@@ -224,7 +224,7 @@ class RoundExecutor:
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
         settled = self._after_step.submit(self._settle, head)
-        validation = self._validation(value.round)
+        validation = self._validation(value.round, settled)
         self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
         self._settling.add_done_callback(lambda done: self._worker.submit(done.result))
         self._on_round_begun()
@@ -301,11 +301,14 @@ class RoundExecutor:
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
-    def _validation(self, round_number: int) -> dict[str, float]:
-        """If it is due: with the new weights, as soon as they are stepped."""
+    def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, float]:
+        """If it is due: with the new weights, as soon as they are stepped, and, where they change
+        places with a peer's own, `settled`."""
         wanted, worker = self._run.validation, self._worker
         if wanted is None or round_number % wanted.every_rounds:
             return {}
+        if self._replica.overlaps:
+            settled.result()
         try:
             batches = worker.loader.validation(wanted.batches)
             last = round_number == self._run.run.rounds  # whose end ends the worker, too

@@ -383,6 +383,23 @@ def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> No
     assert stage.told("round")[0]["validation_loss"] == 5.0
 
 
+def test_where_passes_change_weights_of_their_own_validation_waits_for_the_digest(
+    new_stage: NewStage,
+) -> None:
+    """The shared weights lie where the peer's own do meanwhile."""
+    stage, order = new_stage(validations=1), list[str]()
+    stage.replica.overlaps, stage.replica.sequences = True, 8
+    stage.replica.may_step.clear()
+    stage.replica.during_evaluation = lambda should_stop: order.append("validation")
+    stage.on_post = lambda event: order.append("digest")
+    stage.worker.hold("standing still")
+    stage.apply(stage.commit(stage.hold(1.0)))
+    stage.replica.may_step.set()
+    assert isinstance(stage.next_event(), Stepped)
+    stage.settle()
+    assert order == ["digest", "validation"]
+
+
 def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> None:
     """Even if the worker is still busy with what the commit gave it to do. So does a result that
     the next round's ring is as quick to make."""

@@ -10,14 +10,15 @@ as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ, in floa
 to bfloat16 once it was used. The weights that passes use and the inner optimizer's state are a
 peer's own.
 
-Inner steps go on while a round is decided. What a peer has is cut off first: θ − cut is its offer.
-What it has done stays with it until a round has taken it. After a commit its weights are
+Inner steps go on while a round is decided. What a peer has by then is its offer: Δ, of which only
+what was sent is left once it has been. What it has done stays with it until a round has taken it.
+After a commit its weights are
 
-    θ_new + (weights − cut)          if the round took its latest offer
+    θ_new + (weights − θ_old) + Δ    if the round took its latest offer
     θ_new + s · (weights − θ_old)    else: s is the share of its sequences that no round has
 
-What a codec took away of Δ stays in its weights, and so it is in its next Δ: while Δ is sent, the
-cut moves to where the peer would be with nothing but what was sent.
+So what is not sent stays in its weights, and is in its next Δ: what a codec takes away of it, and,
+if the codec takes much, what rounding to bfloat16 does, in which Δ then is.
 """
 
 import math
@@ -44,36 +45,37 @@ from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
 WEIGHTS = frozenset({MASTER, HIGH, LOW})
-WAY, STEPS, COUNT = "way", "steps", "count"
-"""Beside the optimizer's own, in what is saved: Δ, and how many inner steps were taken, and of how
-many sequences Δ is, with the sum of their losses."""
-OWN_DTYPES = torch.float32, torch.bfloat16, torch.float32
-"""Beside the replica's arenas: of θ, m, and the weights at the cut."""
+STEPS, COUNT = "steps", "count"
+"""Beside the store's own, in what is saved: how many inner steps were taken, and of how many
+sequences the weights have made use that no round has, with the sum of their losses."""
+SHARED_DTYPES = {MASTER: torch.float32, OUTER_MOMENTUM: torch.bfloat16}
+"""Of θ and m."""
 WARM_UP_STEPS = 10
 """Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
 
 
 class _Offer(Contribution):
-    """n · (θ − cut). What an exchange takes away of it moves the cut: offered again, it is what was
-    sent, so whichever of several attempts is committed, the cut says what others have."""
+    """n · Δ. What an exchange takes away of it is taken from Δ: offered again, it is what was sent,
+    so whichever of several attempts is committed, Δ says what others have."""
 
-    def __init__(self, theta: Tensor, cut: Tensor, sequences: int, keeps_lost: bool) -> None:
+    def __init__(self, way: Tensor, sequences: int, keeps_lost: bool) -> None:
+        """`way`: Δ."""
         self.keeps_lost, self.sequences = keeps_lost, sequences
-        self._theta, self._cut = theta, cut
+        self._way = way
 
     def part(self, start: int, stop: int) -> Tensor:
-        way = numpy.subtract(self._theta[start:stop].numpy(), self._cut[start:stop].numpy())
-        return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences), out=way))
+        way = self._way[start:stop].float().numpy()
+        return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences)))
 
     def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
         """A sum's loss moves weights no further than those of a peer with the average count: the
         next round may count more of a peer that had few."""
-        rest, cut = lost.numpy(), self._cut[start : start + lost.numel()].numpy()
-        share = numpy.float32(1.0 / max(self.sequences, sequences))
-        numpy.add(cut, numpy.multiply(rest, share, out=rest), out=cut)
+        rest, share = lost.numpy(), numpy.float32(1.0 / max(self.sequences, sequences))
+        numpy.multiply(rest, share, out=rest)
+        self._way[start : start + lost.numel()].sub_(lost)
 
     def is_finite(self) -> bool:
-        return all_finite(self._cut)
+        return all_finite(self._way)
 
 
 class LocalSteps(UpdateRule):
@@ -101,11 +103,12 @@ class LocalSteps(UpdateRule):
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.total_elements
-        self._theta, self._momentum, self._cut = (
-            allocate_host_memory(elements, dtype) for dtype in OWN_DTYPES
+        self._theta, self._momentum, self._way = (
+            allocate_host_memory(elements, dtype)
+            for dtype in (*SHARED_DTYPES.values(), _offer_dtype(keeps_lost))
         )
         self._offer: _Offer | None = None
-        """From θ to `_cut`; None: there is no cut."""
+        """Of `_way`, Δ, which means nothing if it is None."""
         self._apart = False
         """Whether weights may differ from θ though nothing is counted."""
         self._offered_loss_sum = 0.0
@@ -114,12 +117,12 @@ class LocalSteps(UpdateRule):
     @classmethod
     def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:
         layout = next(iter(arenas.values())).layout  # the weights', in whatever form they are
-        theta, momentum, _ = (StateArena(dtype, layout) for dtype in OWN_DTYPES)
-        return {MASTER: theta, OUTER_MOMENTUM: momentum}
+        return {name: StateArena(dtype, layout) for name, dtype in SHARED_DTYPES.items()}
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
-        return sum(dtype.itemsize for dtype in OWN_DTYPES) * layout.total_elements
+        dtypes = *SHARED_DTYPES.values(), _offer_dtype(keeps_lost)
+        return sum(dtype.itemsize for dtype in dtypes) * layout.total_elements
 
     def shared(self) -> Mapping[str, Tensor]:
         return {MASTER: self._theta, OUTER_MOMENTUM: self._momentum}
@@ -129,7 +132,6 @@ class LocalSteps(UpdateRule):
     def initialised(self) -> None:
         for name, theta in self._by_name(self._theta).items():
             theta.copy_(self.store.weights(name))
-        self._cut.copy_(self._theta)
         self._momentum.zero_()
         self._forget(0)
 
@@ -143,7 +145,6 @@ class LocalSteps(UpdateRule):
         self.store.clear_state()
         for name, theta in self._by_name(self._theta).items():
             self.store.write_weights(name, theta)
-        self._cut.copy_(self._theta)  # also where nothing is trained
         self.store.changed()
         self._forget(round)
 
@@ -165,31 +166,26 @@ class LocalSteps(UpdateRule):
         return moments + cls.shared_arenas(arenas)[MASTER].size_bytes
 
     def own(self) -> Mapping[str, Tensor]:
-        """The inner optimizer's state, its steps, and Δ if there is any."""
-        own = self._moments() | {
+        """The inner optimizer's state, its steps, and the weights if they are not θ."""
+        apart = self._apart or self.gradients.spent[0] > 0
+        return (dict(self.store.state) if apart else self._moments()) | {
             STEPS: torch.tensor([self._inner_steps]),
             COUNT: torch.tensor(self.gradients.spent, dtype=torch.float64),
         }
-        way = torch.zeros_like(self._theta)
-        for part in self.stepper.stretches:
-            torch.sub(part.of(self._theta), weights_of(part.stored), out=part.of(way))
-        return own | {WAY: way} if way.any() else own
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
-        moments = self._moments()
-        wanted = {WAY: self._theta} if WAY in saved else {}
+        apart = not WEIGHTS.isdisjoint(saved)
+        wanted = dict(self.store.state) if apart else self._moments()
         numbers = {STEPS: torch.zeros(1).long(), COUNT: torch.zeros(2).double()}
-        for name, arena in (moments | wanted | numbers).items():
+        for name, arena in (wanted | numbers).items():
             given = saved.get(name)
             if given is None or (given.shape, given.dtype) != (arena.shape, arena.dtype):
                 raise ValueError(f"the {name} of this peer's own is missing or does not fit")
-        for name, arena in moments.items():
+        for name, arena in (wanted if is_here else self._moments()).items():
             arena.copy_(saved[name])
         self._inner_steps, self._warm_up_steps = int(saved[STEPS]), 0
-        if is_here and WAY in saved:
-            for name, value in self._by_name(self._theta - saved[WAY]).items():
-                self.store.write_weights(name, value)
-            self.store.changed()
+        if is_here and apart:
+            self.store.round_master()
             self._apart = True
             sequences, loss_sum = saved[COUNT].tolist()
             self.gradients.count(int(sequences), loss_sum)
@@ -229,24 +225,20 @@ class LocalSteps(UpdateRule):
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        assert self._offer is None, "where the peer's own weights are kept meanwhile is a cut"
         if not (self.gradients.sequences or self._apart):
             yield  # they are the shared ones; a step that is under way may go on
             return
-        self._in_all_parts(self._put_theta)
+        self._in_all_parts(self._swap)
         try:
             yield
         finally:
-            self._in_all_parts(self._put_back)
+            self._in_all_parts(self._swap)
 
-    def _put_theta(self, part: Part, theta: Tensor, step: StepTerms) -> None:
+    def _swap(self, part: Part, theta: Tensor, step: StepTerms) -> None:
         with part.weights() as weights:
-            part.of(self._cut).copy_(weights)
+            own = weights.clone()
             weights.copy_(theta)
-
-    def _put_back(self, part: Part, theta: Tensor, step: StepTerms) -> None:
-        with part.weights() as weights:
-            weights.copy_(part.of(self._cut))
+            theta.copy_(own)
 
     def _in_all_parts(self, update: Update) -> None:
         """Also given to `update`: the part's θ."""
@@ -262,8 +254,8 @@ class LocalSteps(UpdateRule):
         offer, sequences = self._offer, self.gradients.sequences
         if offer is None or offer.sequences != sequences:
             for part in self.stepper.stretches:
-                part.of(self._cut).copy_(weights_of(part.stored))
-            offer = self._offer = _Offer(self._theta, self._cut, sequences, self.keeps_lost)
+                part.of(self._way).copy_(part.of(self._theta) - weights_of(part.stored))
+            offer = self._offer = _Offer(self._way, sequences, self.keeps_lost)
             self._offered_loss_sum = self.gradients.loss_sum
         return offer
 
@@ -277,24 +269,28 @@ class LocalSteps(UpdateRule):
         left_out = 1.0 - ours / max(spent, ours, 1)
         since = offer is not None and ours == offer.sequences > 0
         loss_sum = self._offered_loss_sum if since else spent_loss_sum * (1.0 - left_out)
-        base, share = (self._cut, 1.0) if since else (self._theta, left_out)
-        step = partial(self._outer_step, base, share)
+        step = partial(self._outer_step, 1.0 if since else left_out, since)
         self.stepper.begin(mean, self._outer_rate, round, update=step)
         gradients.taken(ours, loss_sum)
         self._apart = self._apart or (since and self.keeps_lost)
         self._offer, self._round = None, round
 
     def _outer_step(
-        self, base: Tensor, share: float, part: Part, mean: Tensor, step: StepTerms
+        self, share: float, since: bool, part: Part, mean: Tensor, step: StepTerms
     ) -> None:
-        """Keeps a `share` of what was done since `base`. θ and m are shared: only single
-        operations, which IEEE 754 rounds alike everywhere."""
+        """Keeps a `share` of what led away from θ, or what did `since` the offer. θ and m are
+        shared: only single operations, which IEEE 754 rounds alike everywhere."""
         theta, momentum = part.of(self._theta), part.of(self._momentum).float()
         with part.weights() as weights:
-            kept = (weights - part.of(base)).mul_(share) if share else None
+            kept = (weights - theta).mul_(share) if share else None
             momentum.mul_(self._outer_decay).add_(mean)
             theta.sub_(torch.mul(momentum, self._outer_decay).add_(mean).mul_(step.learning_rate))
             round_to_bfloat16(momentum, part.of(self._momentum))
             weights.copy_(theta)
             if kept is not None:
-                weights.add_(kept)
+                weights.add_(kept.add_(part.of(self._way)) if since else kept)
+
+
+def _offer_dtype(keeps_lost: bool) -> torch.dtype:
+    """Beside a codec that takes much away, what bfloat16 does is little."""
+    return torch.bfloat16 if keeps_lost else torch.float32

@@ -115,7 +115,7 @@ class UpdateRule(ABC):
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Within it the weights that passes use are those that all peers share: for validation.
-        No contribution is being averaged, no pass runs."""
+        No pass that trains runs; if the rule `overlaps`, nobody reads `shared` meanwhile."""
         yield
 
     @property
