@@ -1,7 +1,9 @@
 """An engine over the hand-written program, ready to run; and a device that is as late as it may."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import pytest
 import torch
 from hand_written_program import compile_by_hand, initial_value
 from torch import Tensor
@@ -9,12 +11,30 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.device import Copy, CpuDevice, Device
 from atom.swap.device_slots import DeviceSlots
-from atom.swap.engine import Engine, Observer
+from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.host_store import HostStore
-from atom.swap.host_sums import Gate, HostSum
 from tests.one_step import allocate_store
+
+_OPEN: list[Device] = []
+
+
+@pytest.fixture(autouse=True)
+def surroundings() -> Iterator[None]:
+    """One thread: tensors this small only lose by being shared out. Devices of rigs are closed."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    while _OPEN:
+        _OPEN.pop().close()
+
+
+def opened(device: Device | None = None) -> Device:
+    """It, or a CPU's, until the test ends."""
+    _OPEN.append(device or CpuDevice())
+    return _OPEN[-1]
 
 
 class EngineRig:
@@ -24,7 +44,7 @@ class EngineRig:
         self,
         cut: Sequence[Sequence[str]],
         precision: torch.dtype = torch.float32,
-        device: CpuDevice | None = None,
+        device: Device | None = None,
         observer: Observer | None = None,
         gradients: torch.dtype = torch.float32,
         dropout: float = 0.1,
@@ -34,7 +54,7 @@ class EngineRig:
     ) -> None:
         self.cut = cut
         self.program, self.classes = compile_by_hand(cut, dropout, gain)
-        self.device = device or CpuDevice()
+        self.device = opened(device)
         self.store = allocate_store(AdamW(), self.program.layout, precision, gradients=gradients)
         fill(self.store, self.program)
         self.slots = DeviceSlots.allocate(
@@ -63,6 +83,24 @@ def fill(store: HostStore, program: Program) -> None:
     store.round_master()
 
 
+def cancelled(engine: Engine, batches: Sequence[Any], events: int) -> None:
+    """A pass that is stopped after so many events."""
+    remaining = iter([False] * events)
+    with pytest.raises(PassCancelled):
+        engine.run_pass(batches, range(len(batches)), lambda: next(remaining, True))
+
+
+def assert_same(one: object, other: object) -> None:
+    """Tensors, bit by bit, in lists and tuples."""
+    if isinstance(one, Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
 class LateDevice(CpuDevice):
     """Copies when somebody waits, not before, and spoils the places that are to be filled. Holds
     gradients back until somebody needs them. What has left and was waited for is spoilt as well, as
@@ -70,41 +108,31 @@ class LateDevice(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
-        self._gradients_held: dict[int, tuple[Sequence[HostSum], Gate, Report | None]] = {}
-        self._leaving: dict[int, tuple[Sequence[Copy], Report | None]] = {}
+        self._loads_held, self._gradients_held, self._leaving = ({} for _ in range(3))
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
+    def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
         assert slot not in self._loads_held, "nobody waited for the load before"
         for copy in copies:
             copy.destination.fill_(255 if copy.destination.dtype == torch.uint8 else float("nan"))
-        self._loads_held[slot] = (copies, report, ready)
+        self._loads_held[slot] = (copies, *rest)
 
     def wait_loaded(self, slot: int) -> None:
         if slot in self._loads_held:
             super().load(slot, *self._loads_held.pop(slot))
         super().wait_loaded(slot)
 
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
-    ) -> None:
+    def gradients_out(self, gradient_slot: int, *sums: Any) -> None:
         assert gradient_slot not in self._gradients_held, "the last gradients are under way"
-        self._gradients_held[gradient_slot] = (sums, gate, report)
+        self._gradients_held[gradient_slot] = sums
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         if gradient_slot in self._gradients_held:
             super().gradients_out(gradient_slot, *self._gradients_held.pop(gradient_slot))
         super().wait_gradients_out(gradient_slot)
 
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def values_out(self, key: int, *copies: Any) -> None:
         assert key not in self._leaving, "what left before is still under way"
-        self._leaving[key] = (copies, report)
+        self._leaving[key] = copies
 
     def wait_values_out(self, key: int) -> None:
         super().values_out(key, *self._leaving.pop(key))

@@ -1,12 +1,12 @@
 """However a device is used, the bits are the same: only loads and recomputes are saved."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 import torch
-from engine_rig import LateDevice, fill
+from engine_rig import LateDevice, assert_same, cancelled, fill, opened
 from hand_written_program import FINEST, HALVES, batches, compile_by_hand
 from torch import Tensor
 
@@ -14,35 +14,22 @@ from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots, device_bytes
-from atom.swap.engine import Engine, PassCancelled
+from atom.swap.engine import Engine
+from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Load, Shape, training_pass
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store, take_step
-from tests.swap.schedule_check import ScheduleError, check
 
 SUB_MODELS = len(FINEST)
 EVERY = frozenset(range(SUB_MODELS))
 RESIDENT = {"none": frozenset(), "first": {0}, "last": {3}, "middle": {1, 2}, "all": EVERY}
 PRECISIONS = [torch.float32, torch.bfloat16]
-OPEN: list[CpuDevice] = []
-"""Devices of the test that runs."""
 
 
 def arrangement(slots: int, resident: str, kept: str) -> Arrangement:
     stay = frozenset(RESIDENT[resident])
     keep = {"none": frozenset(), "some": frozenset(sorted(stay)[:1]), "all": stay}[kept]
     return Arrangement(slots, stay, keep)
-
-
-@pytest.fixture(autouse=True)
-def surroundings() -> Iterator[None]:
-    """One thread: tensors this small only lose by being shared out. Devices are closed."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    while OPEN:
-        OPEN.pop().close()
 
 
 class Trainer:
@@ -57,8 +44,7 @@ class Trainer:
     ) -> None:
         self.program, self.classes = compile_by_hand(FINEST, 0.2, gain=True)
         evaluation, factories = compile_by_hand(evaluation_cut, 0.0, gain=True)
-        self.device = device or CpuDevice()
-        OPEN.append(self.device)
+        self.device = opened(device)
         self.store = allocate_store(AdamW(), self.program.layout, precision)
         fill(self.store, self.program)
         programs = [self.program, evaluation]
@@ -74,13 +60,7 @@ class Trainer:
         return losses, self.store.gradients.clone()
 
     def cancelled_pass(self, seed: int, count: int, events: int) -> None:
-        remaining = iter([False] * events)
-        with pytest.raises(PassCancelled):
-            self.engine.run_pass(
-                batches([3, 2, 4][:count], seed),
-                range(count),
-                lambda: next(remaining, True),
-            )
+        cancelled(self.engine, batches([3, 2, 4][:count], seed), events)
         self.store.gradients.zero_()
 
     def step(self) -> Tensor:
@@ -108,18 +88,6 @@ def story(trainer: Trainer, count: int) -> list[object]:
 def swapped_story(count: int, precision: torch.dtype) -> list[object]:
     """With the arrangement that `test_engine` proves equal to plain PyTorch."""
     return story(Trainer(None, precision), count)
-
-
-def assert_same(one: object, other: object) -> None:
-    if isinstance(one, Tensor):
-        assert isinstance(other, Tensor)
-        assert torch.equal(one, other)
-    elif isinstance(one, list | tuple):
-        assert isinstance(other, list | tuple)
-        for mine, theirs in zip(one, other, strict=True):
-            assert_same(mine, theirs)
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=["float32", "bfloat16"])
@@ -207,15 +175,6 @@ def test_slots_take_what_was_announced(slots: int, resident: str, precision: tor
         assert [slot.numel() for slot in trainer.slots.weights[:slots]] == [0] * slots
 
 
-def test_residents_that_do_not_exist_are_refused() -> None:
-    program, _ = compile_by_hand(FINEST, 0.0)
-    beyond = Arrangement(2, frozenset({SUB_MODELS}))
-    with pytest.raises(ValueError, match="no schedule"):
-        DeviceSlots.allocate([program], CpuDevice(), torch.float32, beyond)
-    with pytest.raises(ValueError, match="no schedule"):
-        device_bytes(program, torch.float32, beyond)
-
-
 def test_slots_of_other_programs_are_refused() -> None:
     trainer = Trainer()
     stranger, factories = compile_by_hand(HALVES, 0.5)
@@ -226,23 +185,13 @@ def test_slots_of_other_programs_are_refused() -> None:
 # --- graphs over parameters -------------------------------------------------------------------
 
 
-def kept_but_swapped(sub_model: int) -> Arrangement:
+def test_autograd_would_notice_a_graph_over_a_slot_that_was_reloaded() -> None:
     """What `Arrangement` refuses."""
     arranged = Arrangement(2)
-    object.__setattr__(arranged, "kept", frozenset({sub_model}))
-    return arranged
-
-
-def test_autograd_would_notice_a_graph_over_a_slot_that_was_reloaded() -> None:
-    trainer = Trainer(kept_but_swapped(1))
+    object.__setattr__(arranged, "kept", frozenset({1}))
+    trainer = Trainer(arranged)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         trainer.run_pass(1, 1)
-
-
-def test_the_check_notices_it_before() -> None:
-    shape = Shape(SUB_MODELS, 1, kept_but_swapped(1))
-    with pytest.raises(ScheduleError, match="a graph refers to it"):
-        check(training_pass(shape), shape)
 
 
 def test_loads_leave_the_versions_of_residents_alone() -> None:
@@ -278,6 +227,9 @@ def test_every_event_is_observed_once_and_in_the_order_of_its_lane() -> None:
         assert observed == [event for event in schedule if event in observed]
         for before, after in pairwise(spans):
             assert before.start_s <= before.end_s <= after.start_s
+    figures = PassShares.of(timeline)
+    assert 0 < figures.share <= 1
+    assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(timeline.seconds)
     assert len(timeline.spans) == len(schedule)
     assert {span.event for span in timeline.spans} == set(schedule)
     assert isinstance(timeline.spans[0].event, Load)

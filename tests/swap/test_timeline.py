@@ -29,7 +29,6 @@ from atom.swap.schedule import (
     Shape,
     ValuesIn,
     ValuesOut,
-    evaluation_pass,
     training_pass,
 )
 from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
@@ -129,18 +128,6 @@ def test_a_load_waits_for_the_update_of_its_parameters() -> None:
     ]
 
 
-def test_an_evaluation_has_no_backward() -> None:
-    shape = Shape(3, 2)
-    timeline = simulate(evaluation_pass(shape), shape, alike(3, 1, 2, 5, 5))
-    assert timeline.busy_s("gradients") == 0
-    assert timeline.seconds == 1 + 3 * 2 * 2
-
-
-def test_what_takes_no_time_passes_in_none() -> None:
-    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).seconds == 0
-    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).computing == 0
-
-
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
@@ -237,20 +224,14 @@ def test_more_work_never_makes_a_pass_shorter(
     case: tuple[list[Event], Shape, Durations], data: st.DataObject
 ) -> None:
     schedule, shape, durations = case
-    more = data.draw(durations_for(shape.sub_models))
-    longer = Durations(
-        *(
-            tuple(a + b for a, b in zip(mine, added, strict=True))
-            for mine, added in (
-                (durations.load_s, more.load_s),
-                (durations.forward_s, more.forward_s),
-                (durations.backward_s, more.backward_s),
-                (durations.gradient_out_s, more.gradient_out_s),
-            )
-        ),
-        durations.value_in_s + more.value_in_s,
-        durations.value_out_s + more.value_out_s,
-    )
+    more = vars(data.draw(durations_for(shape.sub_models)))
+    columns = {
+        name: tuple(map(sum, zip(mine, more[name], strict=True)))
+        if isinstance(mine, tuple)
+        else mine + more[name]
+        for name, mine in vars(durations).items()
+    }
+    longer = Durations(**columns)
     before = simulate(schedule, shape, durations)
     after = {id(span.event): span for span in simulate(schedule, shape, longer).spans}
     assert all(after[id(span.event)].end_s >= span.end_s for span in before.spans)
@@ -293,13 +274,15 @@ def test_a_recording_begins_with_its_first_span() -> None:
     assert Timeline(()).seconds == 0
 
 
-def test_a_span_knows_its_lane() -> None:
-    events = (
-        Load(1, 0), Forward(1, 0), Backward(1, 0), GradientOut(1),
-        ValuesIn(1, 0, 0), ValuesOut(1, 0),
-    )  # fmt: skip
-    spans = [Span(event, 0.0, 1.0) for event in events]
-    assert [span.lane for span in spans] == [
-        "load", "compute", "compute", "gradients", "load", "gradients"
-    ]  # fmt: skip
-    assert {span.sub_model for span in spans} == {1}
+def test_figures_in_one_line() -> None:
+    spans = (
+        Span(Load(0, 0), 0.0, 1.0),
+        Span(Forward(0, 0), 1.0, 9.0),
+        Span(GradientOut(0), 9.0, 10.0),
+    )
+    figures = PassShares.of(Timeline(spans))
+    assert figures.text() == ("the device computes 80.0% of 10.000 s; waits: link 10.0%, end 10.0%")
+    shown = figures.to_json()
+    assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
+    assert {k: v for k, v in shown["waiting"].items() if v} == {"link": 0.1, "end": 0.1}
+    assert PassShares.of(Timeline(())).text() == "the device computes 0.0% of 0.000 s"
