@@ -31,9 +31,9 @@ def surroundings() -> Iterator[None]:
         _OPEN.pop().close()
 
 
-def opened(device: Device | None = None) -> Device:
-    """It, or a CPU's, until the test ends."""
-    _OPEN.append(device or CpuDevice())
+def opened() -> Device:
+    """Until the test ends."""
+    _OPEN.append(CpuDevice())
     return _OPEN[-1]
 
 
@@ -54,7 +54,7 @@ class EngineRig:
     ) -> None:
         self.cut = cut
         self.program, self.classes = compile_by_hand(cut, dropout, gain)
-        self.device = opened(device)
+        self.device = device or opened()
         self.store = allocate_store(AdamW(), self.program.layout, precision, gradients=gradients)
         fill(self.store, self.program)
         self.slots = DeviceSlots.allocate(

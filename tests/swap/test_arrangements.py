@@ -44,7 +44,7 @@ class Trainer:
     ) -> None:
         self.program, self.classes = compile_by_hand(FINEST, 0.2, gain=True)
         evaluation, factories = compile_by_hand(evaluation_cut, 0.0, gain=True)
-        self.device = opened(device)
+        self.device = device or opened()
         self.store = allocate_store(AdamW(), self.program.layout, precision)
         fill(self.store, self.program)
         programs = [self.program, evaluation]
