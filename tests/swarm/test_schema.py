@@ -147,17 +147,10 @@ def test_no_field_that_a_stranger_sends_is_without_bounds(sent: Any) -> None:
 @pytest.mark.parametrize(
     "beyond",
     [
-        replace(LEASE, incarnation=b"short"),
-        replace(LEASE, head=b"short"),
         replace(LEASE, addresses=("a\x1b[2J:1",)),
-        replace(LEASE, links=(Link(LINK.peer, 61.0),)),
-        replace(LEASE, links=(Link(LINK.peer, 1.0, 0.5),)),
         replace(LEASE, ended_attempts=(EndedAttempt(1, "Early!"),)),
         replace(VALUE, gradient_norm=-1.0),
-        replace(VALUE, parent=b"short"),
-        replace(MESSAGES[3], sequences=2**24 + 1),
         messages.Suspect(PARENT, BALLOT, "nobody"),
-        messages.AcceptedVote(PARENT, BALLOT, b"x" * 63),
         Contribution(PEERS[0] + "\n", b"i" * 16, 8, 1.0),
         replace(PARTS[0], sequences=2**24 + 1),
     ],

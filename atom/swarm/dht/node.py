@@ -169,6 +169,8 @@ class DhtNode:
         else:
             search.cancel()
             entries = self._last.get(key, {}) | self._stored_here(key)
+        if only_known:  # others may have been stored here before we knew that
+            entries = {name: entry for name, entry in entries.items() if name in known}
         self._last[key] = {subkey: entries[subkey] for subkey in self._gate.first(entries)}
         now = time.time()
         alive = [(name, record) for name, (record, end) in self._last[key].items() if end > now]

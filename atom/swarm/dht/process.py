@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atom.base.errors import StorageError, UserError
+from atom.base.errors import UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, die_with_parent, running_p2pd
 
@@ -64,10 +64,6 @@ class DhtService:
                 task.result()
         except UserError as error:
             await self._send({"failed": (type(error).__name__, error.message, error.hint)})
-        except OSError as problem:
-            hint = "is there room on the disk, and in /dev/shm, where hivemind makes locks?"
-            words = f"the DHT node cannot start: {problem.strerror or problem}"
-            await self._send({"failed": (StorageError.__name__, words, hint)})
         finally:
             for each in (*tasks, *self._tasks):
                 each.cancel()

@@ -4,8 +4,7 @@ hivemind keeps whatever is valid, and of too many keys drops those that end soon
 are free. A crowd of leases under one key makes an answer that no message holds, so that readers
 find nobody. And some thousand manifests of runs that nobody trains, which last for minutes, push
 out every lease, which lasts for seconds. So there are few places. Those that a run knows have
-theirs at its peers; of the strangers' half go to those who were there first, so that a crowd that
-comes pushes nobody out, and half are drawn by lot, so that a crowd that is there keeps nobody out.
+theirs at its peers; the strangers' are drawn by lot, so that no crowd keeps a newcomer out.
 """
 
 import functools
@@ -92,9 +91,8 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
 
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
-    """What it has may always be renewed, and who is known has a place; where it is full, of the
-    newer half of the strangers one goes for each that comes. For dictionaries: the gate lets no
-    other value pass."""
+    """What it has may always be renewed, and who is known has a place; where it is full, one of
+    the strangers goes for each that comes. For dictionaries: the gate lets no other value pass."""
 
     def __init__(self, gate: RecordGate) -> None:
         super().__init__()
@@ -121,7 +119,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         known = self._gate.known
         strangers = [each for each, _ in records.items() if each not in known and each != newcomer]
         if newcomer not in known and len(strangers) >= MAX_STRANGERS_PER_KEY:
-            del records[random.choice(strangers[MAX_STRANGERS_PER_KEY // 2 :])]
+            del records[random.choice(strangers)]
 
     def items(self) -> Iterator[tuple[DHTID, Any]]:
         """Nothing. hivemind asks when it meets a new neighbour, and tells it all that it might keep

@@ -155,12 +155,10 @@ class Codec(ABC):
         Raises: NotFinite; NotCanonical if no encoder wrote it. Then `out` means nothing.
         """
 
+    @abstractmethod
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
         """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: as `decode`, and
         NotFinite if a sum is not."""
-        numbers = torch.empty(own.numel())
-        self.decode(wire, numbers)
-        chunk_kernels().add("float32", numbers.view(torch.uint8), own, factor, out)
 
 
 class Float32(Codec):

@@ -84,9 +84,6 @@ class PartsReceiver(Receiver):
         late = reason is Reason.TIMEOUT and time.monotonic() >= self.due()
         return ExchangeBroken(self.channel.peer_id, Reason.TOO_SLOW if late else reason, detail)
 
-    def _mean_room(self, step: Step) -> Tensor:
-        return self.reduction.wires.room(step)
-
     def take(self, step: Step) -> None:
         self._awaits_contribution = not step.gather
         if step.gather:

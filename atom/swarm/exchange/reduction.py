@@ -134,7 +134,6 @@ class Reduction:
         self._working = 2 * connections
         self._arrived = set[int]()
         """Chunks by number."""
-        self._sent = set[int]()
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
         self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
@@ -182,8 +181,6 @@ class Reduction:
         """The chunk's bytes are out of our hands."""
         with self.changed:
             self._sent_bytes += 4 * (step.stop - step.start)
-            self._sent.add(step.number)
-            self.changed.notify_all()
 
     def silence_s(self) -> float:
         """How long a neighbour may say nothing, and take nothing, from now on."""
@@ -207,13 +204,6 @@ class Reduction:
             if self.stop.is_set():
                 raise Interrupted("stopped")
             return self._there(chunk)
-
-    def wait_until_sent(self, chunk: int) -> None:
-        """Returns when that chunk is out of our hands. Raises: Interrupted."""
-        with self.changed:
-            self.changed.wait_for(lambda: chunk in self._sent or self.stop.is_set())
-            if self.stop.is_set():
-                raise Interrupted("stopped")
 
     def _there(self, chunk: int | None) -> bool:
         return chunk is None or chunk in self._arrived

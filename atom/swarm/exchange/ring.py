@@ -116,7 +116,7 @@ class Receiver(Half):
     def _store(self, step: Step) -> None:
         reduction, codec = self.reduction, self.reduction.terms.codec
         numbers = reduction.wires.numbers_room(step)
-        room = self._mean_room(step) if step.gather else self._scratch
+        room = reduction.wires.room(step) if step.gather else self._scratch
         most = codec.wire_bytes(step.stop - step.start)
         arrived = self._receive(step, room[:most])
         try:
@@ -133,11 +133,6 @@ class Receiver(Half):
         except (NotFinite, NotCanonical) as failure:
             came = [(self.channel.peer_id, arrived)]
             raise reduction.spoilt(failure, came, step) from None
-
-    def _mean_room(self, step: Step) -> Tensor:
-        """Where our partial sum of that chunk was. That it was sent is sure only if nobody lies."""
-        self.reduction.wait_until_sent(step.number - 1)
-        return self.reduction.wires.room(step)
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8); returns what of it came."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,11 +219,7 @@ class _Fetch:
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()
         with ThreadPoolExecutor(count, "atom-fetch") as pool:
-            workers = list[Future[None]]()
-            try:
-                workers += (pool.submit(self._work) for _ in range(count))
-            except RuntimeError as problem:  # the workers that run would fetch on to the end
-                self._end(PeerRefused(Reason.BUSY, f"no thread to fetch with: {problem}"))
+            workers = [pool.submit(self._work) for _ in range(count)]
             while not all(worker.done() for worker in workers):
                 if stop.is_set():
                     self._end(PeerRefused(Reason.SUPERSEDED, "stopped here"))

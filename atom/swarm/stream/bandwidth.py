@@ -29,14 +29,12 @@ class TokenBucket:
     the caller sleeps. Thread-safe."""
 
     def __init__(self, rate_per_s: float, burst: float) -> None:
-        """Raises: ValueError unless both are positive. `math.inf` means no limit."""
+        """Both are positive. `math.inf` means no limit."""
         self._lock = threading.Lock()
         self.change(rate_per_s, burst)
 
     def change(self, rate_per_s: float, burst: float) -> None:
-        """From now on these; what was spent is forgotten. Raises: as `__init__`."""
-        if rate_per_s <= 0 or burst <= 0:
-            raise ValueError("rate and burst are positive")
+        """From now on these; what was spent is forgotten."""
         with self._lock:
             self._rate_per_s = rate_per_s
             self._burst = burst

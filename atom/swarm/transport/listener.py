@@ -22,8 +22,7 @@ from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, Revers
 
 _LAST_WORDS_S = 0.3
 MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
-"""Read of a connection's messages, or of those of all strangers together: to read a message takes
-longer than to send it."""
+"""Read of the messages of all strangers together: to read one takes longer than to send it."""
 _BYTES_PER_MESSAGE = 256
 """That each counts beside its own."""
 
@@ -221,14 +220,14 @@ class Listener:
     def _read_messages(self, channel: Channel) -> None:
         end = self._endpoint
         idle = Patience(3 * end.limits.lane_idle_s)
-        own = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
         while not end.closing.is_set():
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
             raw = self._rest_of_frame(channel, length)
-            bucket = own if channel.peer_id in end.known else self._of_strangers
-            end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
+            if channel.peer_id not in end.known:
+                cost = length + _BYTES_PER_MESSAGE
+                end.closing.wait(self._of_strangers.take(cost, end.clock.now()))
             end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
 
     def _rest_of_frame(self, channel: Channel, length: int) -> bytes:

@@ -137,6 +137,8 @@ def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
         assert neighbours.asked > 50
         assert found[0] == ("ada", b"x")
         assert len(found) == MAX_RECORDS_PER_READING
+        closed, _ = await node.fetch("key", 1.0, known=["ada"], only_known=True)
+        assert closed == [("ada", b"x")], "whoever was stored before we knew of the list"
 
     play(story, [*(f"stranger {number}" for number in range(2000)), "ada"])
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from atom.swarm.dht import client as client_module
 from atom.swarm.dht import p2pd, process
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable, keep_small, open_node_log
 from atom.swarm.dht.p2pd import NodeSettings, running_p2pd
-from atom.swarm.dht.process import DhtService, message_line, until_clock_is_set_back
+from atom.swarm.dht.process import DhtService, until_clock_is_set_back
 from tests.event_list import EventList
 
 SOON = 20.0
@@ -103,25 +102,6 @@ def test_a_chore_that_fails_runs_again_though_its_log_is_full(
         asyncio.run(service._redial(node))
     with contextlib.suppress(OSError):
         full.close()
-
-
-def test_no_room_for_its_locks_is_told_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = bytearray()
-    full = OSError(errno.ENOSPC, "No space left on device")
-    listener: Any = SimpleNamespace(write=told.extend, drain=lambda: asyncio.sleep(0.0))
-
-    async def start() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(message_line({}))
-        await DhtService(reader, listener).run(tmp_path)
-
-    monkeypatch.setattr(DhtService, "_live", lambda *_: failing_soon(full))
-    asyncio.run(start())
-    kind, words, hint = json.loads(told)["failed"]
-    assert (kind, words) == ("StorageError", "the DHT node cannot start: No space left on device")
-    assert "/dev/shm" in hint
 
 
 def test_only_a_step_back_of_the_clock_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

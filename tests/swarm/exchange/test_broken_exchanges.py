@@ -2,21 +2,17 @@
 
 import math
 import threading
-import time
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
 import torch
 from threaded_ring import SILENCE_S, SOON, Make, broken, sources, spoilt
-from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.allreduce import Channels, ExchangeBroken
-from atom.swarm.exchange.codec import BFloat16, Codec, Float32, Int8
-from atom.swarm.exchange.plans import Step, chunk_header
+from atom.swarm.exchange.codec import Codec, Float32, Int8
+from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.exchange.reduction import Reduction, Terms
-from atom.swarm.exchange.ring import Sender
 from atom.swarm.stream.frames import Kind, Pace, Patience
 
 CULPRIT, QUIET, KINDS = (
@@ -133,42 +129,6 @@ def test_a_wrong_header_is_malformed_and_blames_the_sender(
 
     failure = swarm.broken_by(1, send_it, 4096)[0]
     assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
-
-
-@pytest.mark.parametrize("codec", [Float32(), BFloat16()], ids=lambda each: each.name)
-def test_a_mean_that_comes_before_its_sum_has_gone_is_blamed_on_its_sender(
-    swarm_of: Make, codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both use the same memory. Else our right neighbour would blame us for what it gets."""
-    swarm, (liar, victim, right), encoded = swarm_of(3), range(3), Sender._encoded
-
-    def slow(sender: Sender, step: Step) -> Tensor:
-        wire = encoded(sender, step)
-        time.sleep(0.3 if sender.reduction.terms.rank == victim else 0.0)
-        return wire
-
-    def hurry() -> None:
-        terms = swarm.terms(liar)
-        with closing(swarm.open(liar)) as channels:
-            for step in terms.plan(48).stream(liar, victim):
-                header = chunk_header(terms.tag, step)
-                size = codec.wire_bytes(step.stop - step.start)
-                spoilt = step.gather and step.hop
-                wire = header + (b"\xff" if spoilt else b"\0") * size
-                channels.right[0].send_header(Kind.CHUNK, len(wire), Patience(SOON))
-                told = memoryview(wire)[: -2 if spoilt else None]  # so nobody judges it yet
-                channels.right[0].stream.send_all(told, Patience(SOON))
-            over.wait(SOON)
-
-    def work(rank: int) -> Tensor | None:
-        return hurry() if rank == liar else swarm.member(rank, torch.ones(48), codec=codec)
-
-    over = threading.Event()
-    monkeypatch.setattr(Sender, "_encoded", slow)
-    futures = swarm.start(work)
-    assert broken(futures[victim]).suspect == swarm.order[liar]
-    assert futures[right].result(SOON).isfinite().all()
-    over.set()
 
 
 def test_no_thread_outlives_a_ring_that_got_too_few(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from swarm_samples import TINY_RUN, a_manifest
-from transport_peers import RUN, SOON, Peer, shake
+from transport_peers import SOON, Peer
 
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
@@ -14,7 +14,6 @@ from atom.swarm.records.manifest import (
     seen_from_outside,
 )
 from atom.swarm.stream.frames import Purpose
-from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import TransportLimits
 from tests.swarm.refusals import refusal
 
@@ -51,19 +50,3 @@ def test_door_and_dialler_refuse_who_is_not_on_the_list(
     call = member.connect, stranger.peer_id, purpose, b"t" * 8, SOON
     assert refusal(*call, match="^(?!.*by the other end)") is Reason.NOT_ON_THE_LIST
     assert all(peer.heard.empty() for peer in peers)
-
-
-def test_a_refused_client_has_proved_its_name_and_is_told_the_reason(
-    make_peer: Callable[..., Peer],
-) -> None:
-    """Nobody can be refused, and written down, in the name of another."""
-    door = make_peer(identity=ANN, listed=LIST, limits=TransportLimits())
-    for claimed, reason, told in (
-        (STRANGER.peer_id, Reason.NOT_ON_THE_LIST, STRANGER.peer_id),
-        (BOB.peer_id, Reason.BAD_SIGNATURE, ""),
-    ):
-        name = Identity(STRANGER.private_key)
-        name.peer_id = claimed
-        local = Local(name, RUN, bytes(16))
-        assert refusal(shake, door, local, match="by the other end") is reason
-        door.events.wait("connection-refused", reason=reason.value, peer_id=told)

@@ -122,12 +122,7 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
             ({"lease": a_lease(PEER.peer_id, last_round=use)}, reason)
             for use, reason in [
                 (RoundUse(10.0, 1.01, 0, 0), Reason.MALFORMED),
-                (RoundUse(10.0, -0.01, 0, 0), Reason.MALFORMED),
                 (RoundUse(10.0, math.nan, 0, 0), Reason.NOT_FINITE),
-                (RoundUse(-1.0, 0.5, 0, 0), Reason.MALFORMED),
-                (RoundUse(1e16, 0.5, 0, 0), Reason.MALFORMED),
-                (RoundUse(math.inf, 0.5, 0, 0), Reason.NOT_FINITE),
-                (RoundUse(10.0, 0.5, 2**63, 0), Reason.MALFORMED),
                 (RoundUse(10.0, 0.5, 0, 2**63), Reason.MALFORMED),
             ]
         ),

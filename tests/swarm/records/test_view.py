@@ -42,19 +42,8 @@ def test_what_the_status_command_tells() -> None:
     told = [(each["round"], each["peer_id"], each["reason"]) for each in shown["void_attempts"]]
     assert told == [(4, "b", "ring-broken"), (5, "a", "no-quorum"), (7, "b", "early")]
     assert (shown["run"], shown["owner"], shown["data"]) == ("shakespeare", MANIFEST.owner, None)
-    assert shown["peers"][0] == {
-        "peer_id": "a",
-        "state": "accumulating",
-        "round": 3,
-        "sequences": 5,
-        "rate": 1.235,
-        "tokens_per_s": 80.0,
-        "digest": "64" * 32,
-        "lease_age_s": 2.5,
-        "void_passes": 0,
-        "void_cause": "",
-        "last_round": None,
-    }
+    first = shown["peers"][0]
+    assert (first["rate"], first["lease_age_s"], first["last_round"]) == (1.235, 2.5, None)
     used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048))).to_json()["peers"][0]
     assert used["last_round"] == {
         "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,

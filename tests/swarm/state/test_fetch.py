@@ -191,7 +191,7 @@ def test_a_donor_that_is_stuck_or_trickles_holds_nobody_up_for_long(
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "piece_s", "outcome"),
-    [(1e9, 9.0, Reason.TIMEOUT), (1e6, 0.5, Reason.TIMEOUT), (1e6, 9.0, None)],
+    [(1e9, 9.0, Reason.TIMEOUT), (1e6, 0.2, Reason.TIMEOUT), (1e6, 9.0, None)],
 )
 def test_a_donor_may_take_its_time_to_hash_what_it_is_asked_for(
     town: Town,
@@ -203,11 +203,11 @@ def test_a_donor_may_take_its_time_to_hash_what_it_is_asked_for(
     """Or it was frozen just after it was reached."""
     monkeypatch.setattr(fetch_module, "HASHED_BYTES_PER_S", bytes_per_s)
     monkeypatch.setattr(fetch_module, "_PIECE_S", piece_s)
-    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.5)
+    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.2)
 
     class Thinking(Scripted):
         def manifest(self, name: str) -> BlobManifest:
-            time.sleep(1.5)  # nothing to wait for: it is at work
+            time.sleep(0.7)  # nothing to wait for: it is at work
             return super().manifest(name)
 
     donor = town.donor(Thinking())

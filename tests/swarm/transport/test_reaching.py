@@ -9,7 +9,6 @@ import pytest
 from transport_peers import SOON, Peer, until
 
 from atom.swarm.records.lease import Reached
-from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport import reverse_connections
 from atom.swarm.transport.dialer import Contact
@@ -94,22 +93,6 @@ def test_a_newer_line_ends_the_older_which_is_dialled_anew(make: Make) -> None:
     guest.transport.set_addresses(host.peer_id, [])
     with pytest.raises(Unreachable):  # it hears the call, and cannot come
         host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=0.2)
-
-
-def test_a_line_whose_thread_ended_is_begun_anew(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host, guest = make(), make(listens=False)
-    guest.knows(host)
-
-    def odd(*_: object) -> None:
-        raise OverflowError("nobody foresaw this")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(handshake, "greet", odd)
-        guest.transport.keep_lines([host.peer_id])
-        guest.events.wait("thread-failed")
-    keep_lines(guest, host)
 
 
 def test_others_say_whether_they_can_dial_us(make: Make) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transport_peers import RUN, SOON, Peer
 
-from atom.base.errors import AddressError, PortInUseError
+from atom.base.errors import AddressError
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
@@ -132,14 +132,6 @@ def test_a_dial_is_given_up_when_it_is_stopped(make_peer: Make) -> None:
             one.transport.set_addresses(nowhere, [f"{host}:{port}"])
             with pytest.raises(Interrupted):
                 one.transport.connect(nowhere, Purpose.BLOBS, stop=unwanted)
-
-
-def test_a_port_in_use_is_the_users_to_mend(make_peer: Make) -> None:
-    host, port = make_peer().transport.address
-    second = Transport(Local(Identity.create(), RUN, bytes(16)), (host, port), EventList())
-    with pytest.raises(PortInUseError):
-        second.start()
-    second.close()
 
 
 def test_a_door_that_cannot_be_opened_says_what_to_write_instead() -> None:

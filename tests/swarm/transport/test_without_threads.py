@@ -1,18 +1,13 @@
 """A system that has no thread to give right now, as under a limit of processes, gets them later."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from transport_peers import RUN, SOON, Peer, until
 
-from atom.base.errors import AddressError, PeerRefused
+from atom.base.errors import AddressError
 from atom.swarm.identity import Identity
-from atom.swarm.state import fetch as fetch_module
-from atom.swarm.state.fetch import Wanted, fetch
-from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import reverse_connections
 from atom.swarm.transport.transport import Transport
@@ -52,29 +47,3 @@ def test_a_port_is_not_held_without_anybody_behind_it(
         here.start()
     here.start()
     here.close()
-
-
-def test_a_fetch_that_is_short_of_threads_ends(
-    make_peer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its first thread would wait for a slow donor to the end."""
-    asked, start = threading.Event(), ThreadPoolExecutor.submit
-
-    def submit(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
-        if asked.is_set():
-            raise RuntimeError("can't start new thread")
-        under_way = start(pool, work)
-        assert asked.wait(SOON)
-        return under_way
-
-    def say_nothing(channel: Channel) -> None:
-        asked.set()
-        channel.closed.wait(SOON)
-
-    one, two = make_peer(), make_peer(serve=say_nothing)
-    one.knows(two)
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
-    monkeypatch.setattr(fetch_module, "SILENCE_S", 3600.0)
-    wanted = Wanted("state/x", [two.peer_id, one.peer_id], bytes(32), 1 << 20)
-    with pytest.raises(PeerRefused, match="no thread"):
-        fetch(one.transport, wanted, None)
