@@ -135,6 +135,10 @@ def plan(
     assume: AssumeOption = None,
     network: NetworkOption = None,
     peers: PeersOption = 4,
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the generated source of the sub-models here."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Does a run fit this box, and how fast would it go: memory, sub-models, tokens per second.
@@ -145,33 +149,14 @@ def plan(
     [bold]Examples[/]
     atom plan peers/gpt3-small.toml --peer my-box.toml
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
+    atom plan peers/demo.toml --source submodels.py
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.train.plan import parse_gpu_memory, parse_network, show_plan
     from atom.daemon.fitting.planning import PlanRequest
 
     memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
-    show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json)
-
-
-@commands.command("compile")
-def compile_(
-    run_file: RunFileArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")],
-    peer: PeerOption = None,
-    gpu_memory: GpuMemoryOption = None,
-    assume: AssumeOption = None,
-) -> None:
-    """Write what the daemon would execute: submodels.py and plan.json.
-
-    [bold]Example[/]
-    atom compile peers/demo.toml --out compiled
-    """
-    end_at_once_on_signals("interrupted: nothing was written")
-    from atom.cli.train.plan import compile_run, parse_gpu_memory
-    from atom.daemon.fitting.planning import PlanRequest
-
-    compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)
+    show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json, source)
 
 
 @commands.command()

@@ -16,7 +16,6 @@ from tests.cli.good_run import GOOD_RUN
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
 START, PLAN = ("start", "run.toml"), ("plan", "run.toml")
-COMPILE = ("compile", "run.toml", "--out", "out")
 
 Row = tuple[tuple[str, ...], ExitCode, str]
 USAGE, CONFIG, NO_ADDRESS = ExitCode.USAGE, ExitCode.CONFIG, ExitCode.ADDRESS
@@ -168,17 +167,8 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         ((*PLAN, "--peers", "1e9"), USAGE, "'--peers': Input should be a valid integer"),
         ((*PLAN, "--peers", "999999"), USAGE, "'--peers': Input should be less"),
     ],
+    ("plan", "source"): no_place(*PLAN, "--source"),
     ("plan", "as_json"): a_flag(*PLAN, "--json"),
-    ("compile", "run_file"): no_file("compile", "--out", "out"),
-    ("compile", "out"): [
-        (("compile", "run.toml"), USAGE, "missing option '--out'"),
-        (("compile", "run.toml", "--out", "file"), STORAGE, "file is a file, not a folder"),
-        (("compile", "run.toml", "--out", "file/x"), STORAGE, "file is a file, not a folder"),
-        (("compile", "run.toml", "--out", "taken"), STORAGE, "plan.json is a folder"),
-    ],
-    ("compile", "peer"): no_file(*COMPILE, "--peer"),
-    ("compile", "gpu_memory"): no_size(*COMPILE),
-    ("compile", "assume"): no_device(*COMPILE),
     ("demo", "rounds"): [
         (("demo", "--rounds", "2"), USAGE, "'--rounds': Input should be greater"),
         (("demo", "--rounds", "many"), USAGE, "'--rounds': Input should be a valid integer"),

@@ -1,10 +1,8 @@
-"""`atom plan`: what this box would do for a run; `atom compile`: the same as files to look at, with
-the generated sub-models. Needs no weights, no text and no swarm."""
+"""`atom plan`: what this box would do for a run. Needs no weights, no text and no swarm."""
 
 import dataclasses
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,13 +10,12 @@ import typer
 
 from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
-from atom.cli.shell.signals import write_whole
+from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.cli.train.plan_text import plan_text
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 
 T = TypeVar("T", int, float)
-_ELSEWHERE = "choose another with --out DIR"
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -33,10 +30,16 @@ def make_plan(request: PlanRequest) -> Plan:
         return plan_run(request, note)
 
 
-def show_plan(request: PlanRequest, as_json: bool) -> None:
-    """Prints the plan. Raises: as `make_plan`; DeviceError or StorageError, once it is printed, if
-    host memory or the disk is too small for it."""
+def show_plan(request: PlanRequest, as_json: bool, source: Path | None) -> None:
+    """Prints the plan. `source`: where the generated sub-models go. Raises: as `make_plan`;
+    StorageError if `source` cannot be written; DeviceError or StorageError, once the plan is
+    printed, if host memory or the disk is too small for it."""
+    if source is not None:
+        refuse_folders(source, "submodels.py")  # said before a minute is spent
     plan = make_plan(request)
+    if source is not None:
+        text = plan.program.source
+        write_whole(source, lambda place: place.write_text(text, encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
@@ -103,34 +106,6 @@ def _round_json(plan: Plan) -> dict[str, Any]:
         "without_this_peer_tokens_per_s": gain.without,
         "alone_tokens_per_s": gain.alone,
     }
-
-
-def compile_run(request: PlanRequest, folder: Path) -> None:
-    """Writes `submodels.py` and `plan.json`. Raises: ConfigError, ModelError, DeviceError;
-    StorageError."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir():  # said before a minute is spent
-        raise StorageError(f"{there} is a file, not a folder", _ELSEWHERE)
-    source, document = folder / "submodels.py", folder / "plan.json"
-    for file in (source, document):
-        if file.is_dir():
-            raise StorageError(f"{file} is a folder", _ELSEWHERE)
-    plan = make_plan(request)
-    files = {
-        source: plan.program.source,
-        document: json.dumps(plan_json(plan), indent=1) + "\n",
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise StorageError(f"cannot make {folder}: {problem.strerror}", _ELSEWHERE) from problem
-    for file, text in files.items():
-        write_whole(file, partial(_write, text))
-        stdout_console().print(str(file), highlight=False, soft_wrap=True)
-
-
-def _write(text: str, file: Path) -> None:
-    file.write_text(text, encoding="utf-8")
 
 
 def parse_gpu_memory(text: str | None) -> int | None:

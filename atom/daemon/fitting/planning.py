@@ -61,7 +61,7 @@ GPU_RESERVE = 0.9
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What `atom plan` and `atom compile` were asked."""
+    """What `atom plan` was asked."""
 
     run_file: Path
     peer_file: Path | None = None

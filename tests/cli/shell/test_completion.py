@@ -23,7 +23,7 @@ def offered(
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("atom co", {"compile", "contributions"}),
+        ("atom pa", {"pause"}),
         ("atom join --pe", {"--peer"}),
         ("atom --ver", {"--version"}),
         ("atom join --peer ", set()),

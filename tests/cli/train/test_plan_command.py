@@ -11,6 +11,7 @@ import pytest
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
+from atom.daemon.fitting import planning
 
 PEERS = Path(__file__).parents[3] / "peers"
 DEMO = str(PEERS / "demo.toml")
@@ -67,6 +68,34 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["recommendation"].keys() == {"keys", "utilisation", "reason"}
     spans = [each["operations"] for each in told["plan"]["sub_models"]]
     assert all(before[1] == after[0] for before, after in pairwise(spans))
+
+
+def test_the_source_is_the_same_each_time_and_has_the_planned_classes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the same rates: how fast this box steps is measured, and moves the schedule."""
+    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
+    file = tmp_path / "submodels.py"
+    arguments = ("--json", "--gpu-memory", "20 MB", "--source", str(file))
+    plan = json.loads("\n".join(lines_of(capsys, *arguments)))["plan"]
+    written = file.read_text()
+    compile(written, "submodels.py", "exec")
+    classes = {name for each in plan["sub_models"] for name in each["classes"]}
+    assert {"Embedding", "Block"} <= classes
+    assert all(f"class {name}(" in written for name in classes)
+    file.write_text("old")
+    assert json.loads("\n".join(lines_of(capsys, *arguments)))["plan"] == plan
+    assert file.read_text() == written
+
+
+def test_a_model_that_does_not_fit_leaves_no_source(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "old.py").write_text("mine")
+    arguments = ("--gpu-memory", "1 MB", "--source", str(tmp_path / "old.py"))
+    assert main(["plan", DEMO, *ASSUME, *arguments]) == ExitCode.DEVICE
+    assert "bytes) would do" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_memory_that_is_named_is_enough_as_it_is_written(
