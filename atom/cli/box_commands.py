@@ -122,10 +122,6 @@ def trace(
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
     state: KeptOption = None,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="One of the peer's snapshots; else the newest."),
-    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +141,7 @@ def export(
     """
     from atom.cli.box.export import export_model
 
-    export_model(folder, state, snapshot, precision, trust)
+    export_model(folder, state, precision, trust)
 
 
 @commands.command()

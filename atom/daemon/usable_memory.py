@@ -6,8 +6,6 @@ from pathlib import Path
 
 import psutil
 
-from atom.base.units import format_bytes
-
 _ROOT = Path("/")
 _CACHED = ("active_file", "inactive_file")
 """In memory.stat: the kernel takes these pages back before it kills anybody."""
@@ -69,13 +67,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-def more_than_there_is(cap_bytes: int | None, total_bytes: int) -> str:
-    """What the owner of such a cap is told; empty: it is within what the box has. A word, no error:
-    there may be swap, and more memory by the next start. `cap_bytes`: [host] memory of the peer
-    file."""
-    if cap_bytes is None or cap_bytes <= total_bytes:
-        return ""
-    cap, total = format_bytes(cap_bytes), format_bytes(total_bytes)
-    return f"[host] memory allows {cap}, this box has {total}: what is beyond may end the daemon"

@@ -56,7 +56,6 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "host": ((USAGE, ("a b", "a..b")),),
     "deadline": ((USAGE, ("soon", "-3 s", "nan", "3 GiB", "0")),),
     "precision": ((USAGE, ("int8",)),),
-    "snapshot": ((STORAGE, ("folder/snapshots/x",)),),
     "state": NO_DAEMON,
     "address": NO_RUN,
     "run_file": (*NO_FILE, (USAGE, ())),

@@ -16,7 +16,6 @@ from atom.config.section import PRECISION_NAMES
 def export_model(
     folder: Path,
     state: Path | None,
-    snapshot: Path | None,
     precision: str | None,
     trust: str | None,
 ) -> None:
@@ -25,23 +24,16 @@ def export_model(
         known = ", ".join(PRECISION_NAMES)
         raise typer.BadParameter(f"{precision!r} is none of {known}", param_hint="--precision")
     parse_trust(trust)
-    kept = find_state(state or _beside(snapshot))
+    kept = find_state(state)
     end_at_once_on_signals("interrupted: nothing was written")
     console = TerminalConsole()
     try:
         with stderr_console().status("reading the run"):
             from atom.daemon.model.exporting import ExportRequest, export_run
 
-        request = ExportRequest(folder, kept, snapshot, precision, trust)
+        request = ExportRequest(folder, kept, precision, trust)
         exported = export_run(request, console, raise_on_signals)
     finally:
         console.close()
     for name, size in exported.files:
         typer.echo(f"{exported.folder / name}  {format_bytes(size)}")
-
-
-def _beside(snapshot: Path | None) -> Path | None:
-    """The state directory that a snapshot lies in."""
-    if snapshot is None or snapshot.absolute().parent.name != "snapshots":
-        return None
-    return snapshot.absolute().parent.parent

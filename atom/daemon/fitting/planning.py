@@ -31,7 +31,7 @@ from atom.daemon.fitting.device_choice import (
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s, with_products
 from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
-from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.model.model_source import open_source, pin_source, source_errors
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
 from atom.daemon.model.run_optimizer import (
     gradients,
@@ -184,13 +184,14 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
 
 def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, str]:
     """The run as its founder would pin it, and its graph. Raises: ConfigError, ModelError."""
-    run, code = pin_source(run, folder)
-    if run.model.family is not None and run.model.vocabulary_size is None:
-        vocabulary = _vocabulary(run, peer, folder)
-        model = run.model.model_copy(update={"vocabulary_size": vocabulary})
-        run = run.model_copy(update={"model": model})
-    source = open_source(run, code)
-    return run, trace_run(run, source), source.name
+    with source_errors(run):
+        run, code = pin_source(run, folder)
+        if run.model.family is not None and run.model.vocabulary_size is None:
+            vocabulary = _vocabulary(run, peer, folder)
+            model = run.model.model_copy(update={"vocabulary_size": vocabulary})
+            run = run.model_copy(update={"model": model})
+        source = open_source(run, code)
+        return run, trace_run(run, source), source.name
 
 
 def _root(run: RunFile, peer: PeerFile) -> Path:

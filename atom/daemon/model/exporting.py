@@ -20,13 +20,13 @@ from atom.base.home import expand_home
 from atom.base.units import format_bytes
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun, KeptWeights
-from atom.daemon.model.kept_tokenizer import end_of_text, write_tokenizer
+from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
 from atom.graph.ir import ParameterLayout
 from atom.models.source import ModelSource, Outside, Place
-from atom.training.storage.run_storage import Snapshot, list_snapshots
+from atom.training.storage.run_storage import Snapshot
 
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "
@@ -40,8 +40,6 @@ class ExportRequest:
 
     target: Path
     state: Path
-    snapshot: Path | None = None
-    """Of this state directory; None: the newest."""
     precision: str | None = None
     """A key of PRECISIONS; None: the run's."""
     trust: str | None = None
@@ -69,31 +67,38 @@ def export_run(
     """
     target = expand_home(request.target).absolute()
     require_new(target)
-    kept = KeptRun.read(request.state)
-    _chosen(kept, request.snapshot)  # said now, and not when libraries were loaded
-    console.note(f"reading the model of {kept.run.run.name}")
-    precision = request.precision or kept.run.model.precision
-    dtype = PRECISIONS[precision]
-    source = kept.source(request.trust)
-    # Chosen and mapped now: while libraries were loaded its daemon may have put newer snapshots in
-    # the place of those that were there, and may do so again while the model is traced.
-    kept = KeptRun.read(request.state)
-    snapshot = _chosen(kept, request.snapshot)
-    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
-    weights = kept.weights(snapshot)
+    kept = KeptRun.read(request.state, console.note)
+    _newest(kept)  # that there is none is said now, and not when libraries were loaded
     with source_errors(kept.run):
-        outside = source.outside(dtype)
+        source = kept.source(request.trust)
+        # Read again: while libraries were loaded its daemon may have put newer snapshots in the
+        # place of those that were there, and may do so while the model is traced.
+        return _exported(request, target, KeptRun.read(request.state), source, console, begins)
+
+
+def _exported(
+    request: ExportRequest,
+    target: Path,
+    kept: KeptRun,
+    source: ModelSource,
+    console: Console,
+    begins: Callable[[], None],
+) -> Exported:
+    run, snapshot = kept.run, _newest(kept)
+    precision = request.precision or run.model.precision
+    dtype = PRECISIONS[precision]
+    console.note(f"exporting round {snapshot.round} of {run.run.name}, once it is checked")
+    weights = kept.weights(snapshot)
+    outside = source.outside(dtype)
     if outside.config is None:
         console.note(NO_CONFIG)
-    drawer = _Drawer(kept, source, kept.layout(source), weights, dtype)
-    pieces = _pieces(outside, drawer)
+    pieces = _pieces(outside, _Drawer(kept, source, kept.layout(source), weights, dtype))
     begins()
     with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
         write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
         _write_texts(folder, kept, outside, precision)
         files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
-    name = kept.run.run.name
-    return Exported(request.target, name, snapshot.round, source.name, precision, files)
+    return Exported(request.target, run.run.name, snapshot.round, source.name, precision, files)
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,14 @@ class _Drawer:
 
     def _untrained(self, place: Place) -> Tensor:
         """No part of the loss: it is as it was at first. Raises: ModelError where nobody kept what
-        that was; ConfigError."""
+        that was; SourceError."""
         if self.kept.run.model.weights is not None:
             raise ModelError(
                 f"the loss does not use {place.name}: no peer kept what the run was given for it",
                 "only the folder from which its owner founded the run has it",
             )
-        with source_errors(self.kept.run):
-            first = self.source.initial_values(self.kept.run.run.seed)
-            return first(place.parameter, place.shape)
+        first = self.source.initial_values(self.kept.run.run.seed)
+        return first(place.parameter, place.shape)
 
 
 def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
@@ -149,35 +153,24 @@ def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
     return [Piece(name, value.nbytes, lambda value=value: value) for name, value in made.items()]  # type: ignore[misc]
 
 
-def _chosen(kept: KeptRun, path: Path | None) -> Snapshot:
+def _newest(kept: KeptRun) -> Snapshot:
     """Raises: StorageError."""
-    ours = kept.snapshots()
-    if path is None:
-        if ours:
-            return ours[0]
-        rounds = kept.run.snapshot.every_rounds
+    newest = next(iter(kept.snapshots()), None)
+    if newest is None:
         raise StorageError(
             f"{kept.state.root} holds no snapshot yet",
-            f"the daemon writes one every {rounds} rounds, and when the run ends",
+            f"the daemon writes one every {kept.run.snapshot.every_rounds} rounds, and when the "
+            "run ends",
         )
-    wanted = expand_home(path).absolute()
-    for snapshot in ours:
-        if snapshot.path == wanted:
-            return snapshot
-    known = any(found.path == wanted for found in list_snapshots(wanted.parent))
-    said = ", ".join(snapshot.path.name for snapshot in ours) or "none"
-    raise StorageError(
-        f"{path} is {'of a branch that the run has left' if known else 'no whole snapshot'}",
-        f"snapshots of the run in {kept.state.snapshots}: {said}",
-    )
+    return newest
 
 
 def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) -> None:
-    write_tokenizer(folder, kept.run, kept.state.tokenizer)
+    end_of_text = write_tokenizer(folder, kept.run, kept.state.tokenizer)
     if outside.config is not None:
         config = {**outside.config, "dtype": precision}
         if config.get("eos_token_id", "says nothing of it") is None:
-            config["eos_token_id"] = end_of_text(folder)  # else generating would never end
+            config["eos_token_id"] = end_of_text  # else generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
 

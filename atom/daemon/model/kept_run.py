@@ -3,6 +3,7 @@
 Only files that are replaced as a whole, or that only grow, are read, and none is written.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from atom.base.errors import (
 )
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import open_source
+from atom.daemon.model.model_source import open_source, source_errors
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.model.run_optimizer import state_form
 from atom.daemon.state_directory import StateDirectory, own_identity
@@ -42,8 +43,11 @@ class KeptRun:
     commits: tuple[Commit, ...]
 
     @classmethod
-    def read(cls, root: Path) -> "KeptRun":
-        """Raises: StorageError if there is no run, or its files are damaged; ConfigError."""
+    def read(cls, root: Path, note: Callable[[str], None] = lambda text: None) -> "KeptRun":
+        """`note` hears of it before a chain is checked that may be long.
+
+        Raises: StorageError if there is no run, or its files are damaged; ConfigError.
+        """
         state = StateDirectory(root)
         try:
             record = state.manifest.read_bytes()
@@ -53,6 +57,7 @@ class KeptRun:
             ) from problem
         try:
             manifest = decode_manifest(record, None)
+            note(f"reading the chain of {manifest.run}")
             raw = state.chain.read_bytes() if state.chain.exists() else b""
             commits, _ = parse_commits(raw)  # the last may be half-written: a daemon appends
             heads = verified_heads(first_head(manifest), commits)
@@ -71,7 +76,7 @@ class KeptRun:
 
     def source(self, trust: str | None) -> ModelSource:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this
-        directory. Raises: TrustError; ConfigError; StorageError.
+        directory. Raises: TrustError; SourceError; StorageError.
         """
         code = None if self.run.model.module is None else self._own_code()
         if code is not None:
@@ -85,7 +90,8 @@ class KeptRun:
         """
         manifest = self.manifest
         try:
-            recipe = write_recipe(self.run, source)
+            with source_errors(self.run):
+                recipe = write_recipe(self.run, source)
         except (ConfigError, ModelError) as problem:
             refuse_versions(manifest.versions, problem)
             raise
@@ -101,7 +107,9 @@ class KeptRun:
         certified = certified_state(snapshot.round, first, self.commits)
         arenas = snapshot.checked(certified)
         if not state_form(self.run).weight_dtypes.keys() <= arenas.keys():
-            raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
+            raise StorageError(
+                f"{snapshot.path} is of another run", "remove it, and start the daemon once"
+            )
         return KeptWeights(arenas)
 
     def _own_code(self) -> OwnCode:

@@ -1,7 +1,6 @@
-"""The run's tokenizer, kept in the state directory, and as `transformers` wants it in a folder."""
+"""The run's tokenizer.json, kept in the state directory; and as `transformers` wants it."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,9 @@ from atom.daemon.state_directory import write_atomically
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.source import DataError
 
-FILE = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
-COMPANIONS = (SETTINGS, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
-"""What a folder may have besides, and a run that begins from it keeps."""
-
 
 def keep_tokenizer(kept: Path, run: RunFile, sources: TextSources) -> None:
-    """Copies the tokenizer.json of the (pinned) run into the folder `kept`.
+    """Copies the tokenizer.json of the (pinned) run to `kept`.
 
     Raises: ConfigError for another one than made the tokens: tokenising takes long, and meanwhile
     the file may have been replaced; StorageError.
@@ -35,79 +29,42 @@ def keep_tokenizer(kept: Path, run: RunFile, sources: TextSources) -> None:
             f"data.tokenizer: {sources.tokenizer} was replaced while the text was tokenised",
             "put the first one back and start again: its tokens are kept",
         )
-    _keep(found.content, kept / FILE)
+    write_atomically(kept, found.content)
 
 
-def keep_companions(kept: Path, folder: Path) -> None:
-    """Copies what lies beside the tokenizer of a folder of weights. Raises: StorageError."""
-    for name in COMPANIONS:
-        if (folder / name).is_file():
-            keep_file(folder / name, kept / name)
-
-
-def keep_file(path: Path, kept: Path) -> None:
-    """Raises: StorageError."""
-    try:
-        content = path.read_bytes()
-    except OSError as problem:
-        raise StorageError(
-            f"cannot copy {path} to {kept}: {problem.strerror}", "check the rights of both"
-        ) from problem
-    _keep(content, kept)
-
-
-def _keep(content: bytes, kept: Path) -> None:
-    """Raises: StorageError."""
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise StorageError(
-            f"cannot make {kept.parent}: {problem.strerror}", "check its rights"
-        ) from problem
-    write_atomically(kept, content)
-
-
-def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> None:
-    """Into a folder of weights, as far as the run has a tokenizer.
-
-    Raises: OSError; StorageError for a kept one that is not the run's.
+def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> int | None:
+    """Into a folder of weights, if the run has a tokenizer. Returns the token with which a text
+    ends, if there is one. Raises: OSError; StorageError for a kept one that is not the run's.
     """
     if run.data.source == "module":
-        return
+        return None
+    path = folder / "tokenizer.json"
     if run.data.tokenizer == "bytes":
-        (folder / FILE).write_text(byte_level_tokenizer(), encoding="utf-8")
-    elif (kept / FILE).is_file():
-        _check_kept(kept / FILE, run)
-    for name in (FILE, *COMPANIONS):
-        if (kept / name).is_file():
-            shutil.copyfile(kept / name, folder / name)
-    if (folder / FILE).exists() and not (folder / SETTINGS).exists():
-        text = json.dumps(_settings(folder / FILE, run), indent=2) + "\n"
-        (folder / SETTINGS).write_text(text, encoding="utf-8")
+        path.write_text(byte_level_tokenizer(), encoding="utf-8")
+    else:
+        path.write_bytes(_kept(kept, run))
+    tokenizer = JsonTokenizer(path)
+    text = json.dumps(_settings(tokenizer, run), indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return next(iter(tokenizer.separator), None)
 
 
-def _check_kept(path: Path, run: RunFile) -> None:
+def _kept(path: Path, run: RunFile) -> bytes:
     try:
-        if JsonTokenizer(path).digest == run.data.tokenizer_sha256:
-            return
+        found = JsonTokenizer(path)
+        if found.digest == run.data.tokenizer_sha256:
+            return found.content
         problem = f"{path} is not the run's tokenizer"
     except DataError as damage:
         problem = damage.message
     raise StorageError(problem, "start the daemon with the run's tokenizer: it keeps it again")
 
 
-def end_of_text(folder: Path) -> int | None:
-    """The token with which a text ends, by the tokenizer in this folder. Raises: DataError."""
-    if not (folder / FILE).exists():
-        return None
-    return next(iter(JsonTokenizer(folder / FILE).separator), None)
-
-
-def _settings(tokenizer: Path, run: RunFile) -> dict[str, Any]:
+def _settings(tokenizer: JsonTokenizer, run: RunFile) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": run.model.sequence_tokens,
         "clean_up_tokenization_spaces": False,
     }
-    separator = JsonTokenizer(tokenizer).separator_text
+    separator = tokenizer.separator_text
     return settings if separator is None else {**settings, "eos_token": separator}

@@ -20,7 +20,8 @@ from atom.models.source import ModelSource, SourceError
 
 @contextmanager
 def source_errors(run: RunFile) -> Iterator[None]:
-    """A model that cannot be had is a mistake in the run file's key that names it."""
+    """A model that cannot be had is a mistake in the run file's key that names it. Around all that
+    a command does with the run's model."""
     try:
         yield
     except SourceError as problem:
@@ -30,33 +31,29 @@ def source_errors(run: RunFile) -> Iterator[None]:
 def pin_source(run: RunFile, folder: Path) -> tuple[RunFile, OwnCode | None]:
     """The founder's run with its config.json in it, or the digest of its code, and that code.
 
-    Paths are relative to `folder`. Raises: ConfigError.
+    Paths are relative to `folder`. Raises: SourceError, ConfigError.
     """
-    with source_errors(run):
-        if run.model.huggingface is not None:
-            path = folder / expand_home(run.model.huggingface)
-            return run.with_source(config=canonical_config(_config_text(path))), None
-        if run.model.module is not None:
-            code = find_code(run.model.module, folder)
-            return run.with_source(code=code.sha256), code
-    return run, None
+    code = config = None
+    if run.model.huggingface is not None:
+        config = canonical_config(_config_text(folder / expand_home(run.model.huggingface)))
+    elif run.model.module is not None:
+        code = find_code(run.model.module, folder)
+    return run.with_source(config=config, code=None if code is None else code.sha256), code
 
 
 def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     """The source of a run that has been pinned. Runs `code`, so only give it what may run here.
 
-    Raises: ConfigError.
+    Raises: SourceError.
     """
     model = run.model
-    with source_errors(run):
-        if model.huggingface is not None:
-            assert model.huggingface_config is not None, "pinned when it was founded"
-            return HuggingFaceSource.of_text(model.huggingface_config, model.sequence_tokens)
-        if model.module is not None:
-            assert code is not None, "fetched before"
-            own_data = run.data.source == "module"
-            sequence_tokens = None if own_data else model.sequence_tokens
-            return ModuleSource(code, run.run.seed, sequence_tokens)
+    if model.huggingface is not None:
+        assert model.huggingface_config is not None, "pinned when it was founded"
+        return HuggingFaceSource.of_text(model.huggingface_config, model.sequence_tokens)
+    if model.module is not None:
+        assert code is not None, "fetched before"
+        sequence_tokens = None if run.data.source == "module" else model.sequence_tokens
+        return ModuleSource(code, run.run.seed, sequence_tokens)
     assert model.vocabulary_size is not None, "a pinned run knows its vocabulary"
     shape = model.shape()
     return GPT3Source(GPT3Config.build(vocabulary_size=model.vocabulary_size, **shape))
@@ -65,13 +62,12 @@ def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
 def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Samples:
     """What the run trains on: its text (see `open_text`), or the module's dataset.
 
-    Raises: ConfigError.
+    Raises: SourceError, ConfigError.
     """
     if text is None:
         assert isinstance(source, ModuleSource)
-        with source_errors(run):
-            fraction = run.data.validation_fraction
-            return own_samples(source.dataset, source.example, fraction, run.run.seed)
+        fraction = run.data.validation_fraction
+        return own_samples(source.dataset, source.example, fraction, run.run.seed)
     if source.vocabulary_size is not None and source.vocabulary_size < text.vocabulary_size:
         raise ConfigError(
             f"model.{run.model.source}: the model has {source.vocabulary_size} tokens, "

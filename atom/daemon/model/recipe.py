@@ -14,7 +14,6 @@ from atom.base.errors import MismatchError, ModelError
 from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Progress
-from atom.daemon.model.model_source import source_errors
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
@@ -54,7 +53,7 @@ class Recipe:
 def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
     """Traces the (pinned) run's model without weights and names it.
 
-    Raises: ConfigError, ModelError.
+    Raises: SourceError, ModelError.
     """
     graph = trace_run(run, source)
     program = build_program(graph)
@@ -110,28 +109,16 @@ def _version_here(package: str) -> str | None:
         return None
 
 
-def initial_values(recipe: Recipe) -> InitialValue:
-    """The run's seeded round 0, parameter by parameter. Raises (the values, too): ConfigError."""
-    with source_errors(recipe.run):
-        value_of = recipe.source.initial_values(recipe.run.run.seed)
-
-    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        with source_errors(recipe.run):
-            return value_of(name, shape)
-
-    return told
-
-
 def initialise(
     replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
 ) -> None:
     """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
-    its seed. Raises: ConfigError.
+    its seed. Raises: SourceError; what `given` raises.
     """
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     several = given is not None or recipe.source.values_in_threads
-    value_of = _counted(given or initial_values(recipe), recipe.graph, progress)
-    replica.initialise(value_of, threads if several else 1)
+    value_of = given or recipe.source.initial_values(recipe.run.run.seed)
+    replica.initialise(_counted(value_of, recipe.graph, progress), threads if several else 1)
 
 
 def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> InitialValue:
@@ -162,11 +149,9 @@ def open_device(kind: str, precision: torch.dtype) -> Device:
 
 
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
-    """The graph of a pinned run's model. Raises: ConfigError, ModelError."""
-    with source_errors(run):
-        model = source.build(PRECISIONS[run.model.precision])
-        batch = source.example_batch(run.batch.micro_batch_sequences)
-    return trace(model, batch, training)
+    """The graph of a pinned run's model. Raises: SourceError, ModelError."""
+    model = source.build(PRECISIONS[run.model.precision])
+    return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
 
 
 def verify_recipe(
@@ -174,23 +159,22 @@ def verify_recipe(
 ) -> None:
     """A shrink of the model, split at every layer, must equal the eager module.
 
-    Raises: ConfigError, ModelError.
+    Raises: SourceError, ModelError.
     """
     run = recipe.run
     precision = PRECISIONS[run.model.precision]
     sequences = min(2, run.batch.micro_batch_sequences)
-    with source_errors(run):
-        source = recipe.source.shrunk()
-        subject, reason = _startup_check(recipe, source, precision)
-        if not subject:
-            note(reason)
-            return
-        if subject == WHOLE:
-            source = recipe.source
-        program = compile_program(source.build(precision), source.example_batch(sequences))
-        source.inspect(run.run.seed)
-        model = materialised(source, precision, run.run.seed)
-        batch = samples.batch(range(sequences))
+    source = recipe.source.shrunk()
+    subject, reason = _startup_check(recipe, source, precision)
+    if not subject:
+        note(reason)
+        return
+    if subject == WHOLE:
+        source = recipe.source
+    program = compile_program(source.build(precision), source.example_batch(sequences))
+    source.inspect(run.run.seed)
+    model = materialised(source, precision, run.run.seed)
+    batch = samples.batch(range(sequences))
 
     def told(done: int, total: int) -> None:
         progress("checking the sub-models", done, total, "runs")

@@ -6,9 +6,8 @@ from pathlib import Path
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.base.files import why_not_written
 from atom.config.model_and_data import Data
-from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.config.sources import TextSources, text_sources
+from atom.config.sources import TextSources
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Samples, text_samples
@@ -21,7 +20,7 @@ SPLIT = "train"
 """Where the text is, if the run file does not say."""
 
 
-def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None) -> RunFile:
+def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunFile:
     """The founder's run at one commit of its table, if it is one of the hub.
 
     `known`: the run that is taken up again. Raises: ConfigError; AddressError if the hub
@@ -31,7 +30,7 @@ def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None)
         return run
     if known is not None:
         return run.at_revision(known.data.revision)
-    table = _stored(run.data, text_sources(run, peer, folder))
+    table = _stored(run.data, sources)
     if table.folder:
         return run
     try:
@@ -41,16 +40,14 @@ def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None)
 
 
 def open_text(
-    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
+    run: RunFile, sources: TextSources, cache: Path, progress: Progress
 ) -> Samples | None:
     """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
 
-    A stranger's run gives no `run_folder`. Raises: ConfigError; AddressError for a hub that
-    cannot be reached; StorageError on a full disk.
+    Raises: ConfigError; AddressError for a hub that cannot be reached; StorageError on a full disk.
     """
     if run.data.source == "module":
         return None
-    sources = text_sources(run, peer, run_folder)
     try:
         return text_samples(
             _corpus(run.data, sources),

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
-from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import Recipe
 from atom.models.huggingface_config import MAX_CONFIG_BYTES
 from atom.models.source import InitialValue, ModelSource, Outside, Place
@@ -203,26 +201,24 @@ _SHOWN = 3
 """Of the names that are wrong."""
 
 
-def given_values(run: RunFile, source: ModelSource, folder: Path) -> InitialValue:
+def given_values(source: ModelSource, folder: Path) -> InitialValue:
     """What the run's parameters are in the folder: float32, read one at a time. From any thread.
 
-    Raises: ConfigError naming what is missing, not known, of another shape, or another model's.
-    The values raise it for numbers that are none.
+    Raises: SourceError for another model's; ConfigError naming what is missing, not known, or of
+    another shape. The values raise it for numbers that are none.
     """
     files = WeightFiles.open(folder)
-    with source_errors(run):
-        _check_config(source, folder)
-        outside = source.outside(torch.float32)
-        if outside.converted is not None and outside.loaded is not None:
-            # Names do not tell what the numbers are: the library turns them into the model's.
-            return _Loaded(folder, outside, outside.loaded(str(folder))).value
+    _check_config(source, folder)
+    outside = source.outside(torch.float32)
+    if outside.converted is not None and outside.loaded is not None:
+        # Names do not tell what the numbers are: the library turns them into the model's.
+        return _Loaded(folder, outside, outside.loaded(str(folder))).value
     return _matched(outside, files).value
 
 
 def refuse_unused(recipe: Recipe, folder: Path) -> None:
-    """Raises: ConfigError naming the folder's tensors that no peer would keep."""
-    with source_errors(recipe.run):
-        places = recipe.source.outside(torch.float32).places
+    """Raises: SourceError; ConfigError naming the folder's tensors that no peer would keep."""
+    places = recipe.source.outside(torch.float32).places
     unused = [place.name for place in places if place.parameter not in recipe.graph.layout.by_name]
     if unused:
         raise ConfigError(

@@ -17,8 +17,13 @@ from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Progress, Silence
 from atom.daemon.fitting.building import Built, Callbacks, build_replica
-from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
-from atom.daemon.model.model_source import open_samples, open_source, pin_source
+from atom.daemon.model.kept_tokenizer import keep_tokenizer
+from atom.daemon.model.model_source import (
+    open_samples,
+    open_source,
+    pin_source,
+    source_errors,
+)
 from atom.daemon.model.recipe import (
     Recipe,
     check_recipe,
@@ -32,7 +37,6 @@ from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifes
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
-from atom.models.source import InitialValue
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.manifest import (
     DataAmount,
@@ -44,7 +48,7 @@ from atom.swarm.records.manifest import (
 )
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import list_snapshots, write_snapshot
+from atom.training.storage.run_storage import write_snapshot
 
 _Made = tuple[Recipe, Samples, Built]
 """What a run becomes on this machine."""
@@ -64,8 +68,6 @@ class Membership:
     built: Built
     code: bytes | None = None
     """The run's own code, to be served to others."""
-    given: InitialValue | None = None
-    """What the run begins from, if it is at hand and not the seed's."""
     progress: Progress = Silence().progress
     """Who is told how far the first weights are."""
 
@@ -87,10 +89,11 @@ class Membership:
 
     def initialise(self) -> bool:
         """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.
-        Given weights are only where they were given: others fetch the state."""
-        if self.run.model.weights is not None and self.given is None:
+        Given weights nobody can make: they are in the founder's first snapshot, and fetched."""
+        if self.run.model.weights is not None:
             return False
-        initialise(self.replica, self.recipe, self.progress, self.given)
+        with source_errors(self.run):
+            initialise(self.replica, self.recipe, self.progress)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
@@ -102,37 +105,52 @@ def found_run(
 
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
     """
-    folder = options.run_file.absolute().parent
-    weights = None if list_snapshots(box.state.snapshots) else options.weights
-    if weights is not None:
-        WeightFiles.open(expand_home(weights))  # said now, and not when the text is tokenised
-    known = read_manifest(box, run.run.name)
-    run = _beginning(run, None if known is None else known[0], options.weights)
-    run, code = pin_source(run, folder)
-    taken_up = None if known is None else run_from_text(known[0].run_file)
-    run = pin_table(run, box.peer, folder, taken_up)
-    text = open_text(run, box.peer, folder, box.state.tokens, box.console.progress)
-    try:
-        run = _pinned(run, text)
-    except ValueError as problem:
-        raise ConfigError(f"{options.run_file}: {problem}") from problem
-    if known is not None:
-        check_same_run(known[0], run, box, options.run_file)
-    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, folder))
-    if code is not None:
-        write_atomically(box.state.own_code, code.content)
-    if known is not None:
-        made = _make(run, text, code, box, take_device, known[0])
-        return _member(*known, made, code, _given(made[0], weights), box)
-    return _founded(_make(run, text, code, box, take_device), code, options.weights, box)
+    folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
+    weights = None if options.weights is None else expand_home(options.weights)
+    if weights is not None and known is None:
+        WeightFiles.open(weights)  # said now, and not when the text is tokenised
+    kept = None if known is None else run_from_text(known[0].run_file)
+    with source_errors(run):
+        run, code = pin_source(_beginning(run, kept, weights is not None), folder)
+        sources = text_sources(run, box.peer, folder)
+        run = pin_table(run, sources, kept)
+        text = open_text(run, sources, box.state.tokens, box.console.progress)
+        try:
+            run = _pinned(run, text)
+        except ValueError as problem:
+            raise ConfigError(f"{options.run_file}: {problem}") from problem
+        if known is not None:
+            check_same_run(known[0], run, box, options.run_file)
+        keep_tokenizer(box.state.tokenizer, run, sources)
+        if code is not None:
+            write_atomically(box.state.own_code, code.content)
+        if known is not None:
+            return _member(*known, _make(run, text, code, box, take_device, known[0]), code, box)
+        return _founded(_make(run, text, code, box, take_device), code, weights, box)
+
+
+def _beginning(run: RunFile, kept: RunFile | None, given: bool) -> RunFile:
+    """With the word how the run begins: of the run taken up, else of the command line.
+
+    Raises: ConfigError, MismatchError.
+    """
+    if kept is None:
+        return run.beginning(given)
+    if given and kept.model.weights is None:
+        raise MismatchError(
+            "the run in this state directory began from its seed, not from given weights",
+            "leave --from out, or found a new run with another name or --state DIR",
+        )
+    return run.beginning(kept.model.weights is not None)
 
 
 def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) -> Membership:
     """Round 0, and the manifest that names it."""
     recipe, samples, built = made
-    given = _given(recipe, weights)
+    given = None
     if weights is not None:
-        refuse_unused(recipe, expand_home(weights))
+        given = given_values(recipe.source, weights)
+        refuse_unused(recipe, weights)
     initialise(built.replica, recipe, box.console.progress, given)
     run, state = recipe.run, built.replica.state_arenas()
     manifest = Manifest(
@@ -152,44 +170,15 @@ def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) 
         # Nobody could make this state again: it is on disk before the run is.
         digest = manifest.initial_state_digest
         write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
-        keep_companions(box.state.tokenizer, expand_home(weights))
     write_atomically(box.state.manifest, record)
-    return _member(manifest, record, made, code, None, box)
-
-
-def _given(recipe: Recipe, weights: Path | None) -> InitialValue | None:
-    """What a folder of weights gives. Raises: ConfigError."""
-    if weights is None:
-        return None
-    return given_values(recipe.run, recipe.source, expand_home(weights))
+    return _member(manifest, record, made, code, box)
 
 
 def _member(
-    manifest: Manifest,
-    record: bytes,
-    made: _Made,
-    code: OwnCode | None,
-    given: InitialValue | None,
-    box: Box,
+    manifest: Manifest, record: bytes, made: _Made, code: OwnCode | None, box: Box
 ) -> Membership:
     content = None if code is None else code.content
-    return Membership(manifest, record, *made, content, given, box.console.progress)
-
-
-def _beginning(run: RunFile, known: Manifest | None, weights: Path | None) -> RunFile:
-    """With the word how the run begins: of the run taken up, else of the command line.
-
-    Raises: ConfigError, MismatchError.
-    """
-    if known is None:
-        return run.beginning(weights is not None)
-    given = run_from_text(known.run_file).model.weights is not None
-    if weights is not None and not given:
-        raise MismatchError(
-            "the run in this state directory began from its seed, not from given weights",
-            "leave --from out, or found a new run with another name or --state DIR",
-        )
-    return run.beginning(given)
+    return Membership(manifest, record, *made, content, box.console.progress)
 
 
 def enter_run(
@@ -204,17 +193,19 @@ def enter_run(
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
     """
     run = run_of(manifest, box)
-    text = open_text(run, box.peer, None, box.state.tokens, box.console.progress)
+    sources = text_sources(run, box.peer, None)
+    text = open_text(run, sources, box.state.tokens, box.console.progress)
     run = _pinned(run, text)
-    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, None))
+    keep_tokenizer(box.state.tokenizer, run, sources)
     try:
-        made = _make(run, text, code, box, take_device, manifest)
+        with source_errors(run):
+            made = _make(run, text, code, box, take_device, manifest)
     except (ConfigError, ModelError) as problem:
         # Another version of a library may not even know the model.
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)
-    return _member(manifest, record, made, code, None, box)
+    return _member(manifest, record, made, code, box)
 
 
 def run_of(manifest: Manifest, box: Box) -> RunFile:

@@ -8,7 +8,7 @@ and that others can go on. What is decided of facts is pure; `Life` holds them.
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -188,10 +188,10 @@ class Life:
 
 
 class LeaveSignals:
-    """Notes what arrives while it is `heard`; `wake` is called then, in the signal's handler."""
+    """Notes what arrives while it is `heard`, for who asks now and then. The handler wakes nobody:
+    it runs within whatever the main thread does, and would wait for ever for a lock of that."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self) -> None:
         self._asked: list[int] = []
 
     @contextmanager
@@ -209,5 +209,4 @@ class LeaveSignals:
             yield signal.Signals(self._asked.pop(0)).name
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked.append(number)  # no locks in here: the main thread may hold them
-        self._wake()
+        self._asked.append(number)

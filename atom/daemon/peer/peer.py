@@ -83,7 +83,7 @@ class Peer:
         self._failure: BaseException | None = None
         self._gone = False
         self._life = Life(clock)
-        self._signals = LeaveSignals(self._wake.set)
+        self._signals = LeaveSignals()
         self._may_insist = True
         # what is kept, and what others are reached by
         inbox = Inbox()

@@ -32,7 +32,6 @@ from atom.daemon.peer.lifecycle import Ending, ending_note
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
 from atom.daemon.peer.slow_joining import round_now, slow_joining
-from atom.daemon.usable_memory import more_than_there_is, usable_memory
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -123,9 +122,7 @@ def _at_the_door(
 
     Raises: PortInUseError, AddressError, ConfigError, StorageError.
     """
-    network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
-    if words := more_than_there_is(cap_bytes, usable_memory().total_bytes):
-        box.console.note(words)
+    network = box.peer.network
     if network.shares_port(box.listen):  # of a peer file, which was checked, or of --listen
         raise PortInUseError(
             f"{network.data_port} is data_port and the port of --listen", OTHER_PORT
@@ -211,9 +208,8 @@ def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
     kept_rounds = {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}
     if owner != manifest.owner or rounds not in kept_rounds:
         return None  # seen before a long chain is read
-    kept = KeptRun.read(box.state.root)
+    kept = KeptRun.read(box.state.root, box.console.note)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)
     if last is not None:
-        box.console.note(f"checking the snapshot of round {rounds}")
         kept.weights(last)
     return last

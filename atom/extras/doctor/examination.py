@@ -16,7 +16,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory, state_home
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
-from atom.daemon.model.model_source import open_source
+from atom.daemon.model.model_source import open_source, source_errors
 from atom.daemon.model.recipe import trace_run
 from atom.daemon.model.text_source import run_amount
 from atom.daemon.peer.box import check_member, kept_peer
@@ -147,7 +147,8 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
         if run.model.module is not None:
             said = "the run's model is code of its owner: join with --trust, and it tells"
             return unchecked(topic, said)
-        graph = trace_run(run, open_source(run, None))
+        with source_errors(run):
+            graph = trace_run(run, open_source(run, None))
         need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
         room = disk_plan(run, graph, peer, folder)
     except UserError as problem:

@@ -1,17 +1,19 @@
 """A founder's folder, its text, models and state directories: in one process, without a swarm."""
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from atom.config.load import load_run_file, run_from_text
+from atom.config.load import load_run_file
+from atom.config.run_file import RunFile
 from atom.daemon.console import Console, Silence
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
 from atom.training.storage.run_storage import write_snapshot
-from tests.daemon.tiny_run import TEXT, TINY_PEER, TINY_TEXT, run_text
+from tests.daemon.tiny_run import TEXT, TINY_DATA, TINY_PEER, TINY_TEXT, run_text
 
 WORDS = 'module = "own_models:words"\nsequence_tokens = 8'
 CONFIG = {
@@ -55,19 +57,25 @@ def loud():
 class Folder:
     """Use `folder_in`, which gives the state directories back."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, code: str, config: Mapping[str, object]) -> None:
         self.root = root
         (root / "text.txt").write_text(TINY_TEXT)
-        (root / "config.json").write_text(json.dumps(CONFIG))
-        (root / "own_models.py").write_text(CODE)
-        (root / "peer.toml").write_text(TINY_PEER.format(device=""))
+        (root / "config.json").write_text(json.dumps(config))
+        (root / "own_models.py").write_text(code)
         self.console: Console = Silence()
         self._boxes: list[Box] = []
 
-    def box(self, name: str) -> Box:
-        box = open_box("kept", self.root / "peer.toml", self.root / name, self.console)
-        self._boxes.append(box)
-        return box
+    def box(self, name: str, data: str = TINY_DATA) -> Box:
+        """`data`: what the peer file says of it."""
+        peer = self.root / "peer.toml"
+        peer.write_text(TINY_PEER.format(device="").replace(TINY_DATA, data))
+        self._boxes.append(open_box("kept", peer, self.root / name, self.console))
+        return self._boxes[-1]
+
+    def run(self, model: str, data: str = TEXT, more: str = "") -> RunFile:
+        path = self.root / "run.toml"
+        path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
+        return load_run_file(path)
 
     def found(
         self,
@@ -78,11 +86,9 @@ class Folder:
         data: str = TEXT,
     ) -> Membership:
         """Founds the run, or takes it up; nobody holds its state directory afterwards."""
-        path = self.root / "run.toml"
-        path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
-        options, box = StartOptions(path, weights=weights), self.box(name)
+        run, box = self.run(model, data, more), self.box(name)
         try:
-            return found_run(options, box, load_run_file(path))
+            return found_run(StartOptions(self.root / "run.toml", weights=weights), box, run)
         finally:
             box.state.unlock()
 
@@ -109,14 +115,13 @@ class Folder:
 
 
 @contextmanager
-def folder_in(root: Path) -> Iterator[Folder]:
-    folder = Folder(root)
+def folder_in(
+    root: Path, code: str = CODE, config: Mapping[str, object] = CONFIG
+) -> Iterator[Folder]:
+    """`code`: of own_models.py, from which Python imports meanwhile."""
+    folder, path = Folder(root, code, config), list(sys.path)
     try:
         yield folder
     finally:
         folder.close()
-
-
-def runs_weights(member: Membership) -> str | None:
-    """What the manifest says about how the run begins."""
-    return run_from_text(member.manifest.run_file).model.weights
+        sys.path[:] = path

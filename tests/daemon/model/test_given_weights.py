@@ -1,8 +1,8 @@
 """`atom start --from`: the run begins from the folder's weights bit for bit, or not at all."""
 
+import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atom.base.errors import ConfigError, MismatchError, ModelError
-from atom.config.load import load_run_file, parse_run_text, run_from_text
+from atom.config.load import run_from_text
 from atom.daemon.console import Silence
 from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.daemon.model.model_source import open_source, pin_source
@@ -21,18 +21,19 @@ from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.source import ModelSource
+from atom.models.source import ModelSource, SourceError
+from atom.swarm.identity import Identity
+from atom.swarm.records.manifest import encode_manifest
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
-from tests.daemon.tiny_run import GPT3, LLAMA, run_text
+from tests.daemon.tiny_run import GPT3, LLAMA
 
 Weights = dict[str, Tensor]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def folder(tmp_path: Path) -> Iterator[Folder]:
     with folder_in(tmp_path) as folder:
         yield folder
 
@@ -57,11 +58,6 @@ def trained(folder: Folder, model: str) -> tuple[Path, Weights]:
 
 def _as_the_first_state(folder: Folder, member: Membership) -> None:
     """Rewrites manifest and snapshot, as if the run had begun there."""
-    import dataclasses
-
-    from atom.swarm.identity import Identity
-    from atom.swarm.records.manifest import encode_manifest
-
     digest = state_digest(member.replica.state_arenas())
     manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)
     root = folder.root / "a"
@@ -71,9 +67,12 @@ def _as_the_first_state(folder: Folder, member: Membership) -> None:
 
 
 @pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])
-def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
+def test_what_was_exported_is_begun_from(
+    folder: Folder, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, wanted = trained(folder, model)
-    member = folder.found(model, "tuned", weights=path)
+    monkeypatch.setenv("HOME", str(path.parent))
+    member = folder.found(model, "tuned", weights=Path("~") / path.name)
     found = weights_of(member)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(value, wanted[name]) for name, value in found.items())
@@ -92,27 +91,6 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     again = folder.found(model, "tuned", weights=path)
     assert again.manifest == member.manifest
     assert folder.found(model, "tuned").manifest == member.manifest
-
-
-def test_what_lies_beside_the_weights_is_kept_of_a_folder_in_the_home_directory(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, _ = trained(folder, GPT3)
-    (path / "chat_template.jinja").write_text("{{ messages }}")
-    monkeypatch.setenv("HOME", str(path.parent))
-    folder.found(GPT3, "tuned", weights=Path("~") / path.name)
-    kept = folder.root / "tuned" / "tokenizer" / "chat_template.jinja"
-    assert kept.read_text() == "{{ messages }}"
-
-
-def test_a_founder_that_lost_its_snapshot_may_read_the_folder_again(folder: Folder) -> None:
-    path, _ = trained(folder, GPT3)
-    member = folder.found(GPT3, "tuned", weights=path)
-    shutil.rmtree(folder.root / "tuned" / "snapshots")
-    assert not folder.found(GPT3, "tuned").initialise()
-    again = folder.found(GPT3, "tuned", weights=path)
-    assert again.initialise()
-    assert state_digest(again.replica.state_arenas()) == member.manifest.initial_state_digest
 
 
 def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
@@ -190,9 +168,7 @@ class Tuned:
         model.save_pretrained(self.path)
         self.weights = {name: value.detach() for name, value in model.named_parameters()}
         shutil.copyfile(self.path / "config.json", folder.root / "config.json")
-        (folder.root / "run.toml").write_text(run_text("kept", LLAMA))
-        self.run, code = pin_source(load_run_file(folder.root / "run.toml"), folder.root)
-        self.source: ModelSource = open_source(self.run, code)
+        self.source: ModelSource = open_source(*pin_source(folder.run(LLAMA), folder.root))
 
     def change(self, edit: Callable[[Weights], None]) -> None:
         weights = load_file(self.path / "model.safetensors")
@@ -200,7 +176,7 @@ class Tuned:
         save_file(weights, self.path / "model.safetensors")
 
     def values(self) -> Weights:
-        value_of = given_values(self.run, self.source, self.path)
+        value_of = given_values(self.source, self.path)
         return {name: value_of(name, tuple(v.shape)) for name, v in self.weights.items()}
 
 
@@ -270,7 +246,7 @@ def test_what_does_not_fit_is_named(
 def test_another_model_of_the_same_shapes_is_refused(tuned: Tuned, key: str, value: object) -> None:
     config = json.loads((tuned.path / "config.json").read_text())
     (tuned.path / "config.json").write_text(json.dumps({**config, key: value, "head_dim": 8}))
-    with pytest.raises(ConfigError, match=f"the folder's model has {key} = "):
+    with pytest.raises(SourceError, match=f"the folder's model has {key} = "):
         tuned.values()
 
 
@@ -293,8 +269,7 @@ def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "neox")
     source = HuggingFaceSource(NEOX, 8)
     assert source.outside(torch.float32).converted is not None
-    run = parse_run_text(run_text("kept", LLAMA))
-    value_of = given_values(run, source, tmp_path / "neox")
+    value_of = given_values(source, tmp_path / "neox")
     for name, value in model.named_parameters():
         assert torch.equal(value_of(name, tuple(value.shape)), value), name
 
@@ -304,5 +279,5 @@ def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> N
         if said == "the config":
             weights[lost] = edit
         save_file(weights, tmp_path / "neox" / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ConfigError, match=said):
-            given_values(run, source, tmp_path / "neox")
+        with pytest.raises(SourceError, match=said):
+            given_values(source, tmp_path / "neox")

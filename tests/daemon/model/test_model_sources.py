@@ -9,27 +9,28 @@ import pytest
 import torch
 
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
-from atom.config.load import load_run_file, run_from_text
-from atom.daemon.console import Console, Silence
+from atom.config.load import run_from_text
+from atom.daemon.console import Silence
 from atom.daemon.model import recipe as recipes
 from atom.daemon.model.model_source import pin_source
-from atom.daemon.peer.box import Box, StartOptions, open_box
-from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
+from atom.daemon.peer.founding import Membership, enter_run, run_of
 from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
-from atom.models.own_code import MAX_CODE_BYTES, read_code
+from atom.models.own_code import MAX_CODE_BYTES
 from atom.models.source import SourceError
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import Manifest, PackageVersion
+from atom.swarm.records.manifest import PackageVersion
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.worker import BatchLoader
-from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
+from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.swarm_samples import a_lease
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"
+CIRCLE = 'module = "own_models:circle"'
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -103,68 +104,15 @@ def circle():
 """
 
 
-def a_lease(peer_id: str) -> Lease:
-    zeros = {"serial": 1, "issued_at": 0.0, "round": 0, "sequences": 0}
-    rates = {"sequences_per_s": 0.0, "tokens_per_s": 0.0, "pass_seconds": 0.0, "loss": None}
-    return Lease(
-        peer_id,
-        bytes(16),
-        state=PeerState.ACCUMULATING,
-        head=bytes(32),
-        state_digest=b"",
-        addresses=("local:1",),
-        **zeros,
-        **rates,
-    )
-
-
-class Machine:
-    """A founder's folder, and state directories of whoever takes part."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / "text.txt").write_text("A peer gives what it has, and takes its part. " * 40)
-        (root / "config.json").write_text(json.dumps(CONFIG))
-        (root / "own_models.py").write_text(CODE)
-        peer = '[device]\nkind = "cpu"\ncpu_threads = 1\n[data]\npaths = ["text.txt"]\n'
-        (root / "peer.toml").write_text(peer)
-        self.boxes: list[Box] = []
-        self.console: Console = Silence()
-
-    def write(self, model: str, data: str = TEXT, more: str = "") -> StartOptions:
-        path = self.root / "run.toml"
-        path.write_text(run_text("sources", model, data, more))
-        return StartOptions(path)
-
-    def box(self, name: str) -> Box:
-        box = open_box("sources", self.root / "peer.toml", self.root / name, self.console)
-        self.boxes.append(box)
-        return box
-
-    def found(self, model: str, data: str = TEXT, more: str = "", name: str = "a") -> Membership:
-        options = self.write(model, data, more)
-        return found_run(options, self.box(name), load_run_file(options.run_file))
-
-    def enter(self, member: Membership, name: str = "b") -> Membership:
-        """As a joiner that has nothing of the founder's but manifest, text and fetched code."""
-        code = None
-        if member.code is not None:
-            fetched = self.root / "fetched.py"
-            fetched.write_bytes(member.code)
-            assert member.run.model.module is not None
-            code = read_code(member.run.model.module, fetched)
-        return enter_run(member.manifest, member.record, code, self.box(name))
+def own(name: str) -> str:
+    """A model of `CODE` that trains on text."""
+    return f'module = "own_models:{name}"\nsequence_tokens = 8'
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    import sys
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    machine = Machine(tmp_path)
-    yield machine
-    for box in machine.boxes:
-        box.state.unlock()
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with folder_in(tmp_path, CODE, CONFIG) as folder:
+        yield folder
 
 
 def at_genesis(member: Membership) -> BatchLoader:
@@ -178,21 +126,25 @@ def trained(member: Membership) -> float:
     return member.replica.run_pass([batch]).loss_sum / 4
 
 
+def validated(member: Membership) -> float:
+    return member.replica.evaluate(at_genesis(member).validation(2))
+
+
 @pytest.mark.parametrize(
     ("model", "data"),
     [
         (GPT3, TEXT),
         (LLAMA, TEXT),
-        ('module = "own_models:words"\nsequence_tokens = 8', TEXT),
-        ('module = "own_models:circle"', 'source = "module"\nvalidation_fraction = 0.1'),
+        (own("words"), TEXT),
+        (CIRCLE, 'source = "module"\nvalidation_fraction = 0.1'),
     ],
     ids=["gpt3", "llama", "words", "circle"],
 )
-def test_a_joiner_has_the_founder_s_model(machine: Machine, model: str, data: str) -> None:
-    founder = machine.found(model, data)
+def test_a_joiner_has_the_founder_s_model(folder: Folder, model: str, data: str) -> None:
+    founder = folder.found(model, data=data)
     for name in ("config.json", "own_models.py"):
-        (machine.root / name).unlink()
-    joiner = machine.enter(founder)
+        (folder.root / name).unlink()
+    joiner = folder.enter(founder)
     assert joiner.initialise()
     state = founder.replica.state_arenas()
     assert state_digest(joiner.replica.state_arenas()) == state_digest(state)
@@ -204,99 +156,72 @@ def test_a_joiner_has_the_founder_s_model(machine: Machine, model: str, data: st
     assert founder.samples.tokens_per_sample == (1 if "circle" in model else 8)
 
 
-def test_a_founder_takes_its_run_up_again(machine: Machine) -> None:
-    options = machine.write('module = "own_models:words"\nsequence_tokens = 8')
-    run = load_run_file(options.run_file)
-    first = found_run(options, machine.box("a"), run)
-    machine.boxes[0].state.unlock()
-    again = found_run(options, machine.box("a"), run)
-    assert again.manifest == first.manifest
-    machine.boxes[1].state.unlock()
-    (machine.root / "own_models.py").write_text(CODE + "\n# changed\n")
+def test_a_founder_takes_its_run_up_again(folder: Folder) -> None:
+    first = folder.found(own("words"))
+    assert folder.found(own("words")).manifest == first.manifest
+    (folder.root / "own_models.py").write_text(CODE + "\n# changed\n")
     with pytest.raises(MismatchError, match="or the model it names, has changed"):
-        found_run(options, machine.box("a"), run)
+        folder.found(own("words"))
 
 
-def test_validation_is_without_dropout(machine: Machine) -> None:
-    for number, model in enumerate((LLAMA, 'module = "own_models:words"\nsequence_tokens = 8')):
-        member = machine.found(model, HELD, VALIDATED, name=f"v{number}")
-        batches = at_genesis(member).validation(2)
-        assert member.replica.evaluate(batches) == member.replica.evaluate(batches)
+def test_validation_is_without_dropout(folder: Folder) -> None:
+    for number, model in enumerate((LLAMA, own("words"))):
+        member = folder.found(model, f"v{number}", data=HELD, more=VALIDATED)
+        assert validated(member) == validated(member)
         losses = {trained(member) for _ in range(2)}
         assert len(losses) == 2, "training drops"
 
 
-def test_validation_is_in_evaluation_mode_where_nothing_is_random(machine: Machine) -> None:
-    smoothed, sharp = (
-        machine.found(
-            f'module = "own_models:{name}"\nsequence_tokens = 8', HELD, VALIDATED, name=name
-        )
-        for name in ("smoothed", "sharp")
+def test_validation_is_in_evaluation_mode_where_nothing_is_random(folder: Folder) -> None:
+    smoothed, sharp, lossless = (
+        folder.found(own(name), name, data=HELD, more=VALIDATED)
+        for name in ("smoothed", "sharp", "lossless")
     )
-    losses = {m.replica.evaluate(at_genesis(m).validation(2)) for m in (smoothed, sharp)}
-    assert len(losses) == 1, "labels are smoothed in training only"
+    assert validated(smoothed) == validated(sharp), "labels are smoothed in training only"
     assert trained(smoothed) != trained(sharp)
+    assert validated(lossless) > 0, "without a loss in evaluation mode, as it is trained"
 
 
-def test_a_model_without_a_loss_in_evaluation_mode_is_validated_as_it_is_trained(
-    machine: Machine,
-) -> None:
-    member = machine.found(
-        'module = "own_models:lossless"\nsequence_tokens = 8', HELD, VALIDATED, name="lossless"
-    )
-    assert member.replica.evaluate(at_genesis(member).validation(2)) > 0
-
-
-def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
-    model = 'module = "own_models:restless"\nsequence_tokens = 8'
-    assert trained(machine.found(model, name="without")) > 0
+def test_a_model_that_is_random_even_in_evaluation(folder: Folder) -> None:
+    assert trained(folder.found(own("restless"), "without")) > 0
     with pytest.raises(ModelError, match=r"draws numbers at .*own_models\.py:13") as caught:
-        machine.found(model, HELD, VALIDATED, name="with")
+        folder.found(own("restless"), "with", data=HELD, more=VALIDATED)
     assert "remove [validation]" in caught.value.hint
 
 
-def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(machine: Machine) -> None:
-    member = machine.found('module = "own_models:circle"', 'source = "module"')
-    loader = at_genesis(member)
+def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(folder: Folder) -> None:
+    loader = at_genesis(folder.found(CIRCLE, data='source = "module"'))
     with pytest.raises(SourceError, match="sample 19 of the dataset cannot be had: KeyError"):
         loader.draw(5)
 
 
-def test_a_tokenizer_larger_than_the_model_is_named(machine: Machine) -> None:
-    (machine.root / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 100}))
+def test_a_tokenizer_larger_than_the_model_is_named(folder: Folder) -> None:
+    (folder.root / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 100}))
     with pytest.raises(ConfigError, match="the model has 100 tokens, the run's tokenizer 256"):
-        machine.found(LLAMA)
+        folder.found(LLAMA)
 
 
 @pytest.mark.parametrize(
-    ("model", "what"),
+    ("model", "what", "hint"),
     [
-        ('huggingface = "nothing.json"', r"model\.huggingface: .*nothing\.json cannot be read"),
-        ('huggingface = "text.txt"', r"model\.huggingface: the config is not JSON"),
-        ('huggingface = "."', r"model\.huggingface: .* cannot be read"),
-        ('module = "no_such_module_here:make"', r"model\.module: .* cannot be imported"),
-        (
-            'module = "own_models:Words"\nsequence_tokens = 8',
-            "own_models:Words returned",
-        ),
+        ('huggingface = "nothing.json"', r"model\.huggingface: .*nothing\.json cannot be read", ""),
+        ('huggingface = "text.txt"', r"model\.huggingface: the config is not JSON", ""),
+        ('huggingface = "."', r"model\.huggingface: .*Is a directory", "the config.json in it"),
+        ('module = "no_such_module_here:make"', r"model\.module: .* cannot be imported", ""),
+        (own("Words"), r"model\.module: .*own_models:Words returned", ""),
     ],
 )
-def test_a_source_that_cannot_be_used_is_named(machine: Machine, model: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=what) as caught:
-        machine.found(model)
-    assert caught.value.hint
-
-
-def test_a_folder_in_the_place_of_its_config_is_told_so(machine: Machine) -> None:
-    with pytest.raises(ConfigError, match="Is a directory") as caught:
-        machine.found('huggingface = "."')
-    assert caught.value.hint == "name the config.json in it"
-
-
-def test_another_version_of_the_library_is_named(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+def test_a_source_that_cannot_be_used_is_named(
+    folder: Folder, model: str, what: str, hint: str
 ) -> None:
-    founder = machine.found(LLAMA)
+    with pytest.raises(ConfigError, match=what) as caught:
+        folder.found(model)
+    assert caught.value.hint
+    assert hint in caught.value.hint
+
+
+def test_another_version_of_the_library_is_named(folder: Folder) -> None:
+    founder = folder.found(LLAMA)
     versions = {**dict(founder.manifest.versions), "transformers": "9.9"}
     unknown = founder.manifest.run_file.replace('\\"llama\\"', '\\"llama9\\"')
     assert unknown != founder.manifest.run_file
@@ -306,45 +231,37 @@ def test_another_version_of_the_library_is_named(
         run_file=unknown,
     )
     with pytest.raises(MismatchError, match=r"founded with transformers 9\.9, here is") as caught:
-        enter_run(manifest, founder.record, None, machine.box("b"))
+        enter_run(manifest, founder.record, None, folder.box("b"))
     assert caught.value.hint.endswith("-m pip install transformers==9.9`")
     assert "llama9" in caught.value.message
 
 
-@pytest.mark.parametrize("model", [LLAMA, 'module = "own_models:words"\nsequence_tokens = 8'])
-def test_a_manifest_that_pins_nothing_is_refused(machine: Machine, model: str) -> None:
-    founder = machine.found(model)
+@pytest.mark.parametrize("model", [LLAMA, own("words")])
+def test_a_manifest_that_pins_nothing_is_refused(folder: Folder, model: str) -> None:
+    founder = folder.found(model)
     text = json.loads(founder.manifest.run_file)
     for key in ("huggingface_config", "module_sha256"):
         text["model"].pop(key, None)
-    manifest: Manifest = dataclasses.replace(founder.manifest, run_file=json.dumps(text))
+    manifest = dataclasses.replace(founder.manifest, run_file=json.dumps(text))
     assert run_from_text(manifest.run_file)
     with pytest.raises(MismatchError, match="holds no "):
-        run_of(manifest, machine.box("b"))
+        run_of(manifest, folder.box("b"))
 
 
 def test_a_model_too_large_to_be_checked_is_told(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-
-    class Told(Silence):
-        def note(self, text: str) -> None:
-            told.append(text)
-
+    folder.console, told = Silence(), list[str]()
+    monkeypatch.setattr(folder.console, "note", told.append)
     monkeypatch.setattr(recipes, "CHECKED_MEMORY_SHARE", 0.0)
-    options = machine.write(LLAMA)
-    machine.console = Told()
-    found_run(options, machine.box("a"), load_run_file(options.run_file))
+    folder.found(LLAMA)
     assert any("NOT compared" in text for text in told)
 
 
-def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_path: Path) -> None:
-    model = 'module = "own_models:words"\nsequence_tokens = 8'
-    options = machine.write(model)
-    run, code = pin_source(load_run_file(options.run_file), tmp_path)
+def test_code_is_taken_from_whoever_has_the_right_bytes(folder: Folder) -> None:
+    run, code = pin_source(folder.run(own("words")), folder.root)
     assert code is not None
-    network, transports, leases = LocalNetwork(), [], {}
+    network, transports, leases = LocalNetwork(), list[LocalTransport](), {}
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]
 
     def join(content: bytes | None) -> LocalTransport:
@@ -354,9 +271,7 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
         transport.start()
         transports.append(transport)
         addresses = ("{}:{}".format(*transport.address),)
-        leases[transport.peer_id] = dataclasses.replace(
-            a_lease(transport.peer_id), addresses=addresses
-        )
+        leases[transport.peer_id] = a_lease(transport.peer_id, addresses=addresses)
         return transport
 
     try:

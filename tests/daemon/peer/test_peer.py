@@ -157,6 +157,14 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.timeout(30)
+def test_a_signal_waits_for_nothing_that_the_main_thread_holds(peer: Peer) -> None:
+    with peer._signals.heard(), peer._wake._cond:  # as in the midst of a wait for it
+        os.kill(os.getpid(), signal.SIGTERM)
+    peer._obey_signals()
+    assert peer._life.leaves
+
+
 def test_nohup_has_its_way(peer: Peer) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
