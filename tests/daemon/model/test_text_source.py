@@ -19,9 +19,11 @@ from atom.daemon.peer.founding import enter_run
 from atom.models.data.files import text_corpus
 from atom.models.data.samples import Samples, text_samples
 from atom.models.source import DataUnreachable, NoRoomForData
+from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Manifest
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.tiny_run import GPT3
+from tests.swarm.swarm_samples import a_manifest as manifest_of
 
 ROWS = [{"body": "A peer gives what it has, and takes its part."}] * 40
 TABLE = 'source = "datasets"\npath = "owner/name"\ntext_field = "body"'
@@ -117,9 +119,7 @@ def test_text_that_cannot_be_had_now_may_be_later(
 
 
 def a_manifest(data_digest: str, amount: tuple[int, int, int] | None = None) -> Manifest:
-    return Manifest(
-        "run", "owner", "", "", "", (), data_digest, b"s" * 32, b"i" * 16, 1.0, amount
-    )  # fmt: skip
+    return manifest_of(Identity.create(), data_digest=data_digest, data_amount=amount)
 
 
 def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Samples:
