@@ -1,7 +1,6 @@
 """The optimizer's step: PyTorch's AdamW bit for bit, and its forms against the exact one."""
 
 import itertools
-from collections.abc import Callable
 from decimal import Context, Decimal
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atom.graph.ir import ParameterLayout, padded_elements
+from atom.graph.ir import ParameterLayout
 from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
@@ -28,14 +27,10 @@ from atom.swap.host_kernels import (
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from tests.one_step import allocate_store, take_step
+from tests.swap.padded_adamw import PaddedAdamW
 from tests.swap.rounded_sums import noise_of
 
-SHAPES = {
-    name: torch.Size(shape)
-    for name, shape in {
-        "odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,),
-    }.items()
-}  # fmt: skip
+SHAPES = {"odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,)}
 SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)
 
 
@@ -73,29 +68,14 @@ def mean_gradient(store: HostStore, step: int) -> Tensor:
     return flat
 
 
-def padded(value: Tensor) -> Tensor:
-    """Flat, and with zeros up to a length that torch's vectors divide: see `atom.optim.adamw`."""
-    flat = torch.zeros(padded_elements(value.numel()))
-    flat[: value.numel()] = value.flatten()
-    return flat
-
-
 def plain_steps(steps: int, rate: float, coefficient: float, settings: AdamW) -> dict[str, Tensor]:
-    parameters = {n: padded(values(n, shape)).requires_grad_() for n, shape in SHAPES.items()}
-    groups = [
-        {"params": [p for n, p in parameters.items() if len(SHAPES[n]) >= 2]},
-        {"params": [p for n, p in parameters.items() if len(SHAPES[n]) < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups, lr=rate, betas=settings.betas, eps=settings.epsilon,
-        weight_decay=settings.weight_decay, fused=True,
-    )  # fmt: skip
+    plain = {name: values(name, shape) for name, shape in SHAPES.items()}
+    optimizer = PaddedAdamW(plain, settings, rate)
     for step in range(1, steps + 1):
-        for name, parameter in parameters.items():
-            parameter.grad = padded(values(name, SHAPES[name], step)) * coefficient
+        for name, parameter in plain.items():
+            parameter.grad = values(name, SHAPES[name], step) * coefficient
         optimizer.step()
-    shapes = SHAPES.items()
-    return {n: parameters[n].detach()[: shape.numel()].view(shape) for n, shape in shapes}
+    return plain
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -187,20 +167,12 @@ def test_every_kind_of_number_is_rounded_to_nearest_even(
     assert torch.equal(rounded[~rounded.isnan()], expected[~expected.isnan()])
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda elements: torch.zeros(3),
-        lambda elements: torch.zeros(elements, dtype=torch.float64),
-        lambda elements: torch.zeros(2 * elements)[::2],
-    ],
-    ids=["short", "float64", "every second"],
-)
-def test_gradients_that_do_not_fit_are_refused(refused: Callable[[int], Tensor]) -> None:
+def test_gradients_that_do_not_fit_are_refused() -> None:
     store = filled_store()
-    version, gradient = store.version, refused(store.layout.total_elements)
-    with pytest.raises(ValueError, match="does not fit"):
-        take_step(SETTINGS, store, gradient, 0.1, 1)
+    version, fitting = store.version, torch.zeros(store.layout.total_elements)
+    for gradient in (fitting[1:], fitting.double(), fitting.repeat(2)[::2]):
+        with pytest.raises(ValueError, match="does not fit"):
+            take_step(SETTINGS, store, gradient, 0.1, 1)
     assert store.version == version
 
 

@@ -89,9 +89,11 @@ class Masked(nn.Module):
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
 
+    def table(self) -> Tensor:
+        return torch.cos(torch.outer(torch.arange(TOKENS), 1.0 + torch.arange(WIDTH)))
+
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        turn = torch.cos(torch.outer(torch.arange(TOKENS), 1.0 + torch.arange(WIDTH)))
-        seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+        turn, seen = self.table(), torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
         hidden = self.embed(tokens)
         for layer in self.layers:
             scores = (hidden * turn) @ layer(hidden).transpose(1, 2)

@@ -3,12 +3,13 @@
 import functools
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from crossing_models import MODELS, batch
-from engine_rig import LateDevice
+from engine_rig import LateDevice, assert_same, cancelled, opened
 from live_bytes import allocations
 from torch import Tensor
 
@@ -18,27 +19,15 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.swap.arrangement import Arrangement
 from atom.swap.boundary_memory import boundary_shape, crossings_of
-from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.device import Copy, CpuDevice
 from atom.swap.device_slots import DeviceSlots, device_bytes
-from atom.swap.engine import Engine, PassCancelled
+from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, evaluation_pass, training_pass
 from atom.swap.timeline import Recording
 from tests.swap.schedule_check import check
 
 MOST = 3
-OPEN: list[CpuDevice] = []
-
-
-@pytest.fixture(autouse=True)
-def surroundings() -> Iterator[None]:
-    """One thread: tensors this small only lose by being shared out. Devices are closed."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    while OPEN:
-        OPEN.pop().close()
 
 
 @functools.cache
@@ -68,8 +57,7 @@ class Rig:
     def __init__(
         self, program: Program, arrangement: Arrangement, device: CpuDevice | None = None
     ) -> None:
-        self.program, self.device = program, device or CpuDevice()
-        OPEN.append(self.device)
+        self.program, self.device = program, device or opened()
         self.store = HostStore.allocate(program.layout)
         generator = torch.Generator().manual_seed(0)
         self.store.master.copy_(torch.randn(len(self.store.master), generator=generator) * 0.3)
@@ -82,7 +70,7 @@ class Rig:
     def story(self, count: int) -> list[object]:
         """A pass, a cancelled one, a pass and an evaluation."""
         told: list[object] = [self.run_pass(1, count)]
-        self.cancelled(2, count, events=9 * count)
+        cancelled(self.engine, [batch(2)] * count, events=9 * count)
         told += [self.run_pass(3, count)]
         told += [self.engine.evaluate([batch(seed) for seed in range(count)])]
         return told
@@ -93,11 +81,6 @@ class Rig:
         losses = self.engine.run_pass(batches, range(count))
         return losses, self.store.gradients.clone()
 
-    def cancelled(self, seed: int, count: int, events: int) -> None:
-        remaining = iter([False] * events)
-        with pytest.raises(PassCancelled):
-            self.engine.run_pass([batch(seed)] * count, range(count), lambda: next(remaining, True))
-
 
 @functools.cache
 def told_without(model: str, cut: str, count: int) -> list[object]:
@@ -105,18 +88,8 @@ def told_without(model: str, cut: str, count: int) -> list[object]:
     return Rig(program_of(model, cut), Arrangement()).story(count)
 
 
-def assert_same(one: object, other: object) -> None:
-    if isinstance(one, Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, list | tuple):
-        for mine, theirs in zip(one, other, strict=True):
-            assert_same(mine, theirs)
-    else:
-        assert one == other
-
-
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("cut", ["layers", "1", "2", "3", "4"])
+@pytest.mark.parametrize("cut", ["layers", "1", "2"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_bits_are_the_same(model: str, cut: str, count: int) -> None:
     program = program_of(model, cut)
@@ -127,7 +100,7 @@ def test_the_bits_are_the_same(model: str, cut: str, count: int) -> None:
     assert moved or len(program.sub_models) < 5 or cut != "layers"
 
 
-@pytest.mark.parametrize("cut", ["layers", "1", "2", "3"])
+@pytest.mark.parametrize("cut", ["layers", "1"])
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_depends_on_copies_being_quick(model: str, cut: str) -> None:
     program = program_of(model, cut)
@@ -164,23 +137,14 @@ def moved_bytes(shape: Shape) -> int:
     return shape.micro_batches * sum(map(shape.away_bytes, range(shape.sub_models)))
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_only_the_named_boundaries_and_no_small_values_move(model: str) -> None:
-    program = program_of(model, "layers")
+def test_small_values_stay_and_take_no_place() -> None:
+    program = program_of("skipping", "layers")
     large = max(each.value_bytes for each in crossings_of(program))
-    for arrangement in (
-        Arrangement(2, offloaded=frozenset({0, 2}), least_offloaded_bytes=0),
-        Arrangement(2, offloaded=frozenset(range(6)), least_offloaded_bytes=large + 1),
-    ):
-        rig = Rig(program, arrangement)
-        assert_same(rig.run_pass(1, 2), told_without(model, "layers", 2)[0])
-        left = {s.event for s in rig.recording.spans if isinstance(s.event, ValuesOut)}
-        if arrangement.least_offloaded_bytes:
-            assert not left
-            assert rig.slots.boundary.host.numel() == 0
-        else:
-            users = {each.used_by[-1] for each in crossings_of(program) if each.made_by in (0, 2)}
-            assert {event.sub_model for event in left} <= users
+    every = everything(program).offloaded
+    rig = Rig(program, Arrangement(2, offloaded=every, least_offloaded_bytes=large + 1))
+    assert_same(rig.run_pass(1, 2), told_without("skipping", "layers", 2)[0])
+    assert not any(isinstance(each.event, ValuesOut) for each in rig.recording.spans)
+    assert rig.slots.boundary.host.numel() == 0
 
 
 class CountingDevice(CpuDevice):
@@ -190,34 +154,28 @@ class CountingDevice(CpuDevice):
         super().__init__()
         self.come = self.gone = self.allocated = self.drained = 0
 
-    def host_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def host_memory(self, *wanted: Any) -> Tensor:
         self.allocated += 1
-        return super().host_memory(elements, dtype)
+        return super().host_memory(*wanted)
 
-    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def slot_memory(self, *wanted: Any) -> Tensor:
         self.allocated += 1
-        return super().slot_memory(elements, dtype)
+        return super().slot_memory(*wanted)
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
+    def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
         self.come += sum(c.source.nbytes for c in copies if c.source.dtype == torch.uint8)
-        super().load(slot, copies, report, ready)
+        super().load(slot, copies, *rest)
 
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def values_out(self, key: int, copies: Sequence[Copy], *rest: Any) -> None:
         self.gone += sum(copy.source.nbytes for copy in copies)
-        super().values_out(key, copies, report)
+        super().values_out(key, copies, *rest)
 
     def drain(self) -> None:
         self.drained += 1
         super().drain()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("cut", ["layers", "1"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pass_moves_as_many_bytes_as_foreseen(model: str, cut: str, count: int) -> None:
@@ -239,18 +197,6 @@ def test_a_pass_moves_as_many_bytes_as_foreseen(model: str, cut: str, count: int
     assert (device.come, device.gone) == (0, 0)
 
 
-def test_a_plain_boundary_goes_and_comes_once() -> None:
-    """Every value of a chain but the last three, which are used again too soon."""
-    program = program_of("viewing", "layers")
-    shape = boundary_shape(program, everything(program), 1)
-    plain = [i for i, c in enumerate(shape.crossings) if c.used_by == (c.made_by + 1,)]
-    assert plain
-    away = [index for each in shape.away for index in each]
-    late = shape.sub_models - 4
-    assert {i for i in plain if shape.crossings[i].made_by <= late} == set(plain) & set(away)
-    assert len(set(away)) == len(away)
-
-
 def test_the_steady_state_neither_allocates_nor_synchronises() -> None:
     program, device = program_of("translating", "layers"), CountingDevice()
     rig = Rig(program, everything(program), device)
@@ -262,14 +208,14 @@ def test_the_steady_state_neither_allocates_nor_synchronises() -> None:
     assert device.drained == drained + 3, "once, at the end of a pass"
 
 
-def test_memory_does_not_grow_over_200_passes() -> None:
+def test_memory_does_not_grow_over_100_passes() -> None:
     program = program_of("viewing", "layers")
     rig = Rig(program, everything(program))
     alive = []
-    for seed in range(200):
+    for seed in range(100):
         rig.engine.run_pass([batch(seed % 3)], [seed])
         rig.recording.take()
-        if seed in (1, 199):
+        if seed in (1, 99):
             with allocations() as sizes:
                 rig.engine.run_pass([batch(0)], [0])
             assert sum(sizes()) == 0, "all that a pass takes it gives back"

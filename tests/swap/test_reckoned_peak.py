@@ -6,7 +6,7 @@ import pytest
 import torch
 from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
-from test_offloaded_values import Rig, everything, graph_of, program_of, surroundings
+from test_offloaded_values import Rig, everything, graph_of, program_of
 
 from atom.graph.costs.operations import operation_chain
 from atom.graph.profile.seconds import assume_graph
@@ -17,8 +17,6 @@ from atom.placement.memory import Limits, Piece, Reckoning, crossings_of, pieces
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, ring_slots
 from atom.swap.schedule import Shape
-
-__all__ = ["surroundings"]
 
 
 def pieces(model: str, cut: str) -> tuple[Piece, ...]:
@@ -102,12 +100,8 @@ def test_a_value_of_several_users_lives_together_with_its_gradient() -> None:
     skip = Crossing(0, (1, 4), 100, 100)
     none = frozenset[int]()
     assert held_bytes(plain, none, 5, 3) == 3 * 4 * 8
-    assert held_bytes([*plain, replace_users(skip, (4,))], none, 5, 3) == 3 * (4 * 8 + 100)
+    assert held_bytes([*plain, replace(skip, used_by=(4,))], none, 5, 3) == 3 * (4 * 8 + 100)
     assert held_bytes([*plain, skip], none, 5, 3) == 3 * (4 * 8 + 200)
-
-
-def replace_users(crossing: Crossing, users: tuple[int, ...]) -> Crossing:
-    return Crossing(crossing.made_by, users, crossing.value_bytes, crossing.gradient_bytes)
 
 
 def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:

@@ -15,31 +15,31 @@ def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPat
     assert 'kind = "cpu"' in refused.value.hint
 
 
-def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(DeviceError, match="no GPU 2"):
-        CudaDevice(2)
+@pytest.fixture
+def old_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "device": lambda index: nullcontext(),
+        "is_bf16_supported": lambda emulated=True: emulated,
+        "get_device_name": lambda index: "GTX 1080 Ti",
+        "get_device_capability": lambda index: (6, 1),
+        "get_arch_list": lambda: ["sm_61"],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
 
 
-def test_a_gpu_that_only_emulates_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_61"])
+@pytest.mark.usefixtures("old_card")
+def test_a_gpu_that_is_not_there_or_only_emulates_bfloat16_is_named() -> None:
+    with pytest.raises(DeviceError, match="no GPU 1"):
+        CudaDevice(1)
     with pytest.raises(DeviceError, match="GTX 1080 Ti has no bfloat16") as refused:
         CudaDevice(0, torch.bfloat16)
     assert "float16" in refused.value.hint
 
 
+@pytest.mark.usefixtures("old_card")
 def test_a_gpu_that_pytorch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_120"])
     with pytest.raises(DeviceError, match=r"GTX 1080 Ti \(sm_61\)") as refused:
         CudaDevice()

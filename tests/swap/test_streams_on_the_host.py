@@ -102,7 +102,6 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
         assert hosted.engine.run_pass(data, [1, 2]) == plain.engine.run_pass(data, [1, 2])
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert GradientOut in {type(span.event) for span in recording.take().spans}
-    plain.device.close()
 
 
 def test_the_steady_state_makes_nothing_and_only_its_end_waits(
@@ -153,7 +152,6 @@ def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: Hos
         slots.take_again(device)
         assert not any(slot.any() for slot in owned)
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
-    plain.device.close()
 
 
 @pytest.mark.parametrize("at_a_time", [7, 2**23])
@@ -169,7 +167,6 @@ def test_gradients_in_sixteen_bits_are_those_of_the_cpu(
             rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert hosted.store.gradients.any()
-    plain.device.close()
 
 
 def first_pass(rig: EngineRig) -> list[float]:
@@ -200,7 +197,6 @@ def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: to
         added = padded_elements(hosted.program.layout.by_name["embed.weight"].numel)
     staged = torch.cat(list(device._staging.values()))
     assert int((staged != -7).sum()) == added
-    plain.device.close()
 
 
 def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> None:
@@ -247,4 +243,3 @@ def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
     hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
     assert first_pass(hosted) == first_pass(plain)
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
-    plain.device.close()
