@@ -6,9 +6,8 @@ from pathlib import Path
 
 from swarm_of_processes import Event, Peer, Swarm
 
-from atom.swarm.chain.commit import Commit, Head, Voter, genesis
+from atom.swarm.chain.commit import Commit, Head, Voter, certificate_problem, genesis
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
-from atom.swarm.chain.membership import certificate_problem
 from atom.swarm.records.manifest import Manifest, decode_manifest, manifest_digest
 
 

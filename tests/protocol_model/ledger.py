@@ -12,10 +12,13 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     canonical_digest,
+    certificate_problem,
     genesis,
+    is_quorum,
+    signed_by,
+    standing,
     vote_payload,
 )
-from atom.swarm.chain.membership import certificate_problem, is_quorum, signed_by, standing
 
 from . import cast
 from .cast import BallotKey

@@ -5,7 +5,7 @@ finish, who votes next. A mutant overrides one of these answers.
 from functools import cache
 from itertools import chain, combinations
 
-from atom.swarm.chain.membership import voters_next
+from atom.swarm.chain.commit import voters_next
 from atom.swarm.chain.messages import Accepted as RealAccepted
 from atom.swarm.chain.messages import Promise
 from atom.swarm.records.lease import Lease

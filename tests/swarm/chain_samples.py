@@ -14,9 +14,9 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     genesis,
+    signed_by,
     vote_payload,
 )
-from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 
 INCARNATION = b"i" * 16

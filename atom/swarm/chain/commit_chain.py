@@ -18,8 +18,7 @@ from typing import NamedTuple
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.membership import certificate_problem
+from atom.swarm.chain.commit import Commit, Head, certificate_problem
 
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 256 * 1024

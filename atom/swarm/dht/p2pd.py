@@ -156,14 +156,10 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
             f"cannot reach {where}: connection refused",
             "nothing listens there: check host and port, and that the node is running",
         )
-    if "no good addresses" in text or "no addresses" in text:
-        return AddressError(
-            f"cannot reach {where}: its host name is unknown, or it is of a kind not dialled",
-            "check the spelling of the address, which ends in /tcp/PORT/p2p/PEER_ID",
-        )
     return AddressError(
         f"cannot reach {where}: {_brief(failures[0])}",
-        "check the address, that the node is running, and that a firewall lets its port through",
+        "check the address and its host's name, that the node is running, and that a firewall lets "
+        "its port through",
     )
 
 

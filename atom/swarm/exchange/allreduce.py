@@ -21,7 +21,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.swarm.exchange.encoded import MeanWires
-from atom.swarm.exchange.parts import OwnPart, PartsReceiver
+from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Receiver, Sender
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import (
     ExchangeBroken,
@@ -30,7 +30,6 @@ from atom.swarm.exchange.reduction import (
     Terms,
     tell_broken,
 )
-from atom.swarm.exchange.ring import Half, Receiver, Sender
 from atom.swarm.stream.frames import Channel, Interrupted, Purpose
 from atom.swarm.transport.transport import Transport
 

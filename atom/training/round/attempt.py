@@ -15,8 +15,9 @@ from atom.swarm.chain.commit import (
     Value,
     Vote,
     Voter,
+    standing,
+    voters_next,
 )
-from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise
 from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name

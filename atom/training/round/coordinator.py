@@ -8,8 +8,16 @@ import math
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter, vote_payload
-from atom.swarm.chain.membership import standing, voted
+from atom.swarm.chain.commit import (
+    Ballot,
+    Commit,
+    Contribution,
+    Value,
+    Voter,
+    standing,
+    vote_payload,
+    voted,
+)
 from atom.swarm.chain.messages import (
     Abort,
     Accept,

@@ -1,7 +1,6 @@
 """Whether it is our turn to lead an attempt, and whom it would have to ask."""
 
-from atom.swarm.chain.commit import Voter
-from atom.swarm.chain.membership import is_quorum
+from atom.swarm.chain.commit import Voter, is_quorum
 from atom.swarm.records.lease import PeerState
 from atom.training.round.electorate import (
     Electorate,

@@ -12,8 +12,7 @@ those that stay could go on (`leaves_them_stuck`).
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
-from atom.swarm.chain.membership import is_quorum, standing
+from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter, is_quorum, standing
 from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
 from atom.training.round.events import View
 

@@ -4,8 +4,16 @@ reduce, vote, step. Voters and contributors alike."""
 from collections.abc import Collection
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Commit, Value, Voter, vote_payload
-from atom.swarm.chain.membership import certificate_problem, signed_by
+from atom.swarm.chain.commit import (
+    VOTE_DOMAIN,
+    Ballot,
+    Commit,
+    Value,
+    Voter,
+    certificate_problem,
+    signed_by,
+    vote_payload,
+)
 from atom.swarm.chain.messages import (
     Abort,
     Accept,

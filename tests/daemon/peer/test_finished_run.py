@@ -23,9 +23,9 @@ from atom.swarm.chain.commit import (
     Head,
     Value,
     Vote,
+    signed_by,
     vote_payload,
 )
-from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import Journal, write_snapshot

@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import MAX_VOTERS, Commit, Head, Value, Vote, Voter
-from atom.swarm.chain.membership import certificate_problem, is_quorum, standing, voters_next
+from atom.swarm.chain.commit import (
+    MAX_VOTERS,
+    Commit,
+    Head,
+    Value,
+    Vote,
+    Voter,
+    certificate_problem,
+    is_quorum,
+    standing,
+    voters_next,
+)
 from atom.swarm.identity import Identity
 from tests.swarm.chain_samples import a_commit, vote, voter_of
 

@@ -15,9 +15,9 @@ from atom.swarm.chain.commit import (
     Value,
     Vote,
     Voter,
+    signed_by,
     vote_payload,
 )
-from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import Message, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState

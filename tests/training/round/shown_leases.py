@@ -4,8 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.membership import standing
+from atom.swarm.chain.commit import Head, Voter, standing
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.events import View
 

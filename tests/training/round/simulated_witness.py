@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from simulated_seat import Chain
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
-from atom.swarm.chain.membership import certificate_problem
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, certificate_problem
 
 
 class Witness:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from shown_leases import A, B, C, head_of, lease, view
 
-from atom.swarm.chain.commit import Ballot, Contribution, Voter
-from atom.swarm.chain.membership import standing
+from atom.swarm.chain.commit import Ballot, Contribution, Voter, standing
 from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.swarm.records.lease import Reached

@@ -29,9 +29,9 @@ from atom.swarm.chain.commit import (
     Contribution,
     Value,
     Vote,
+    signed_by,
     vote_payload,
 )
-from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import (
     Abort,
     Accept,

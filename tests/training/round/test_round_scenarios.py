@@ -10,8 +10,7 @@ import simulated_parts
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
-from atom.swarm.chain.commit import Commit
-from atom.swarm.chain.membership import standing
+from atom.swarm.chain.commit import Commit, standing
 from atom.swarm.chain.messages import (
     Accept,
     Message,
