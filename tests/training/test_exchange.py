@@ -233,23 +233,6 @@ def coarse(circle_of: CircleOf, size: int, codec: str = "int8") -> Circle:
     return circle
 
 
-@pytest.mark.parametrize(
-    ("size", "codec"), [(2, "int8"), (1, "int8"), (1, "int4")], ids=["two", "one", "one, int4"]
-)
-def test_what_a_codec_takes_away_is_told(circle_of: CircleOf, size: int, codec: str) -> None:
-    """Also of a peer alone: so whoever misses a round of it fetches no more than of a swarm's."""
-    circle = coarse(circle_of, size, codec)
-    exact = sum(member.gradients.double() for member in circle.members)
-    digest = circle.averaged(*[2] * size)
-    sums = circle.members[0].result(digest).double() * 2 * size
-    for member in circle.members:
-        assert member.exchange.gave_to == (PARENT, ballot())
-        assert member.lost is not None
-        assert member.lost.abs().max() > 1e-4
-        sums += member.lost
-    torch.testing.assert_close(sums, exact, rtol=1e-5, atol=1e-5)
-
-
 def test_what_is_lacking_is_of_the_latest_exchange_that_something_was_given_to(
     circle_of: CircleOf,
 ) -> None:

@@ -162,17 +162,6 @@ def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: floa
     assert stage.replica.gradients_tag == stage.start.digest
 
 
-def test_void_passes_are_told_less_and_less_often(stage: Stage) -> None:
-    void = PassVoided(Cause.LOSS, "nan in micro-batch 0", sequences_lost=4, hint="look")
-    told = [stage.executor.voided(void) for _ in range(9)]
-    assert [event["in_a_row"] for event in stage.events.events] == [1, 2, 4, 8]
-    assert [number for number, each in enumerate(told, 1) if each] == [1, 2, 4, 8]
-    assert stage.events.events[0] == {
-        "event": "pass-voided", "reason": "loss-not-finite", "detail": "nan in micro-batch 0",
-        "hint": "look", "in_a_row": 1, "sequences_lost": 4,
-    }  # fmt: skip
-
-
 # ---- a step
 
 

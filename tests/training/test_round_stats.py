@@ -54,23 +54,10 @@ def test_what_was_counted_is_in_a_round_that_was_found_or_dropped() -> None:
     assert stats.last.loss == 4.0
 
 
-def test_no_rate_is_told_over_an_absence() -> None:
-    stats, chain = RoundStats(ME), [a_round(number, {ME: 8}) for number in range(1, 6)]
-    stats.committed(chain[0], 8, 10.0)
-    stats.committed(chain[1], 8, 12.0)
-    assert stats.sequences_per_s == 8 / 2.0
-    stats.caught_up(chain[:3], 0)
-    assert (stats.sequences_per_s, stats.last_commit_at) == (0.0, None)
-    stats.committed(chain[3], 8, 1000.0)
-    assert stats.sequences_per_s == 0.0, "that round began before we came back"
-    stats.committed(chain[4], 8, 1004.0)
-    assert (stats.sequences_per_s, stats.last_commit_at) == (8 / 4.0, 1004.0)
-
-
 def test_void_passes_are_counted_by_cause_and_in_a_row() -> None:
     stats = RoundStats(ME)
-    for _ in range(9):
-        stats.voided(PassVoided(Cause.LOSS, "nan"))
+    told = [stats.voided(PassVoided(Cause.LOSS, "nan")) for _ in range(9)]
+    assert [number for number, each in enumerate(told, 1) if each] == [1, 2, 4, 8]
     assert (stats.void_in_a_row, stats.void_cause) == (9, "loss-not-finite")
     stats.pass_counted()
     assert (stats.void_in_a_row, stats.void_cause) == (0, "")
@@ -81,7 +68,7 @@ def test_void_passes_are_counted_by_cause_and_in_a_row() -> None:
 
 def test_what_a_round_took_is_what_was_spent_between_two_commits() -> None:
     """7.5 s of 10 in passes; a pass that began before the first commit counts where it ended."""
-    spent = [(100.0, 1000, 2000), (107.5, 1600, 2700), (112.0, 1600, 2700)]
+    spent = [(100.0, 1000, 2000), (107.5, 1600, 2700), (112.0, 1600, 2700), (112.0, 0, 0)]
     stats = RoundStats(ME, lambda: spent.pop(0))
     for number, now in ((1, 50.0), (2, 60.0)):
         assert stats.use is None, "nobody saw it begin"
@@ -89,5 +76,8 @@ def test_what_a_round_took_is_what_was_spent_between_two_commits() -> None:
     assert stats.use == RoundUse(10.0, 0.75, 600, 700)
     stats.committed(a_round(3, {ME: 8}), 8, 64.0)
     assert stats.use == RoundUse(4.0, 1.0, 0, 0)
+    assert stats.sequences_per_s == 8 / 4.0
     stats.caught_up([], 0)
-    assert stats.use is None
+    assert (stats.use, stats.sequences_per_s, stats.last_commit_at) == (None, 0.0, None)
+    stats.committed(a_round(4, {ME: 8}), 8, 1000.0)
+    assert (stats.use, stats.sequences_per_s) == (None, 0.0), "it began before we came back"

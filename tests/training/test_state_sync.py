@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
-from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
+from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.stream.frames import Pace
 from atom.training import state_sync as serving
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.swarm.means import encoded
-from tests.swarm.refusals import refusal
 from tests.swarm.trickle import Trickle
 from tests.training.catching_peer import Make, Served, peer_of, state_name
 from tests.training.small_history import ROUNDS, chain_bytes, run
@@ -138,25 +135,6 @@ def test_few_missed_rounds_are_replayed_and_more_are_a_state_and_the_rounds_sinc
     assert list(peer.downloads.glob("*")) == []
 
 
-@pytest.mark.parametrize(("last_seen", "fetches"), [(2, ["result"] * 3), (0, ["state", "result"])])
-def test_a_peers_own_disk_serves_all_that_another_lacks(
-    peer_of: Make, last_seen: int, fetches: list[str]
-) -> None:
-    peer, donors = peer_of(at=last_seen), list[BlobServer]()
-    for _ in range(2):
-        donor = peer_of()
-        donor.store(ROUNDS, [3, 4, 5], snapshots=[4])
-        donors.append(BlobServer(donor.storage.content))
-    assert peer.run(*donors) == ""
-    assert peer.at(ROUNDS)
-    fetched = [event for event in peer.events.events if event["event"] == "fetched"]
-    result_bytes = sum(arena.nbytes for arena in run().results[1].arenas.values())
-    sizes = {"state": 3 * peer.results.usual_bytes, "result": result_bytes}
-    assert [(each["what"], each["bytes"]) for each in fetched] == [
-        (what, sizes[what]) for what in fetches
-    ]
-
-
 def test_a_state_not_to_be_trusted_is_replaced_and_another_left_alone(peer_of: Make) -> None:
     peer, served = peer_of(at=ROUNDS), Served(offers=[4])
     assert "nothing better" in peer.run(served)
@@ -191,27 +169,6 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: M
     assert peer.liars == []
     assert peer.state_sync.run(["gone", peer.door(Served())], discard=False) == ""
     assert peer.at(ROUNDS)
-
-
-def test_a_result_that_was_fetched_is_held_and_is_what_it_is_called(peer_of: Make) -> None:
-    peer, honest = peer_of(), Served()
-    digest, result = run().result_digest(2), run().results[2]
-    liar = BlobServer({f"result/{digest.hex()}": {"other": result.wires}}.get)
-    assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.HASH_MISMATCH
-    peer.state_sync.fetch_result(digest, [peer.door(liar), peer.door(honest)])
-    fetched = peer.results.get(digest)
-    assert fetched is not None
-    assert torch.equal(fetched.wires, result.wires)
-    wanted = result.numbers(EXACT, peer.results.elements)
-    assert torch.equal(peer.results.numbers(digest)[:], wanted[:])
-
-
-def test_what_is_no_result_is_refused_whatever_it_is_called(peer_of: Make) -> None:
-    """Its name may be a commit's: of voters in league."""
-    peer, other = peer_of(), {"other": torch.zeros(64)}
-    digest = state_digest(other)
-    liar = BlobServer({f"result/{digest.hex()}": other}.get)
-    assert refusal(peer.donors.result, digest, [peer.door(liar)]) is Reason.MALFORMED
 
 
 def test_a_result_that_says_nothing_is_not_replayed(peer_of: Make) -> None:
@@ -292,26 +249,6 @@ def test_a_half_fetched_state_is_finished_first_and_one_not_offered_goes(peer_of
     assert peer.run(served)
     assert served.asked_for("state/") == [state_name(3)]
     assert (begun.exists(), old.exists()) == (True, False)
-
-
-def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
-    peer_of: Make,
-) -> None:
-    """What broke it off, an outage or the owner, may break off the next one as well."""
-
-    class Breaking(Served):
-        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-            if name == state_name(4) and arena:
-                raise PermissionError("gone")
-            there = {folder.name for folder in peer.downloads.glob("*")}
-            kept.append(there) if name == state_name(3) else None
-            return super().chunk(name, arena, chunk)
-
-    peer, kept = peer_of(knows_start=False), list[set[str]]()
-    assert peer.run(Breaking(offers=[3, 4])) == ""
-    assert peer.at(ROUNDS)
-    assert kept[0] == {run().heads[number].digest.hex()[:16] for number in (3, 4)}
-    assert list(peer.downloads.glob("*")) == [], "in the end there is a state"
 
 
 def test_without_room_for_the_state_it_waits_and_says_so(peer_of: Make) -> None:

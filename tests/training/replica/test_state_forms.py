@@ -2,8 +2,6 @@
 replicas and disks, bit for bit."""
 
 import functools
-import gc
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -161,25 +159,3 @@ def test_a_restored_replica_goes_on_alike(
         with pytest.raises(ValueError, match="does not fit"):
             other.load_state(one.state_arenas(), 4)
         assert same(other, new_replica(device, another))
-
-
-def test_sixty_steps_take_no_more_than_three(device: CpuDevice) -> None:
-    """Tensors alive and their bytes, and threads: a CPU device's memory is tensors."""
-    earlier, others = tensors_alive(), set(threading.enumerate())  # none of these goes meanwhile
-    replica = new_replica(device, StateForm.HALF, arrangement=SCHEDULES["some of them"])
-    held = list[tuple[int, int, int]]()
-    for rounds in (range(1, 4), range(4, 61)):
-        train(replica, rounds, under=True)
-        replica.finish_step()
-        alive = tensors_alive()
-        size_bytes = sum(each.untyped_storage().nbytes() for each in alive)
-        threads = len(set(threading.enumerate()) - others)
-        held.append((len(alive), size_bytes, threads))
-        del alive
-    assert held[0] == held[1]
-    assert held[0][0] > len(earlier)
-
-
-def tensors_alive() -> list[Tensor]:
-    gc.collect()
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]

@@ -49,12 +49,6 @@ def test_rounds_go_on_with_one_troubled_member(trouble: Trouble, peers: int) -> 
     assert swarm.witness.branches == 0
 
 
-def test_two_troubled_members_are_left_out_as_well() -> None:
-    swarm = spoilt(6, 11, Trouble.CUT_OFF, Trouble.SLOW)
-    assert min(process.chain.head.round for process in swarm.living[2:]) >= 4, swarm.story(60)
-    assert max(spoilt_rings(swarm).values()) <= 2 + MOST_SPOILT
-
-
 def test_an_offender_is_in_no_ring_while_it_is_aside() -> None:
     swarm = Swarm(3, Setting(peers=4, pass_seconds=(0.5,)))
     swarm.run_until_agreed(60.0, 1)
