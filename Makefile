@@ -80,8 +80,7 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 
 proto: $(TOOLS)
-	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/atom/wire/*.proto
-	find atom/wire -name '*_pb2_grpc.py' ! -name 'control_pb2_grpc.py' -delete
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/atom/wire/*.proto
 
 bench: $(TOOLS)
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

@@ -88,7 +88,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "atom/swarm/dht/storage.py",
         "atom/swarm/dht/p2pd.py",
     ),
-    "grpc": ("atom/daemon/control.py", "atom/wire/"),
+    "grpc": ("atom/daemon/control.py",),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),
     "prometheus_client": ("atom/extras/monitors/metrics.py",),

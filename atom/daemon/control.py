@@ -1,10 +1,9 @@
-"""The control API, both ends: gRPC on a Unix socket that only this user may open."""
+"""The control API, both ends: JSON over gRPC, on a Unix socket that only this user may open."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +11,6 @@ import grpc
 
 from atom.base.errors import ConfigError, ControlError, StorageError, UserError
 from atom.base.files import remove_leftover
-from atom.wire import control_pb2, control_pb2_grpc
 
 
 class Controllable(Protocol):
@@ -33,6 +31,12 @@ class Controllable(Protocol):
         ...
 
 
+COMMANDS = ("info", "pause", "resume", "leave", "reload", "trace")
+_SERVICE = "atom.Control"
+_TIMEOUT_S = 10.0
+_REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
+
+
 class ControlServer:
     """Serves a `Controllable` on `socket_path` (mode 0600)."""
 
@@ -40,7 +44,12 @@ class ControlServer:
         self._path = socket_path
         pool = futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="control")
         self._server = grpc.server(pool)
-        control_pb2_grpc.add_ControlServicer_to_server(_Servicer(target), self._server)
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(_answering(getattr(target, name)))
+            for name in COMMANDS
+        }
+        handler = grpc.method_handlers_generic_handler(_SERVICE, methods)
+        self._server.add_generic_rpc_handlers((handler,))
 
     def start(self) -> None:
         """Listens. The state directory's lock says that a socket left behind is nobody's.
@@ -66,95 +75,62 @@ class ControlServer:
         remove_leftover(self._path)
 
 
-class _Servicer(control_pb2_grpc.ControlServicer):
-    def __init__(self, target: Controllable) -> None:
-        self._target = target
+def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
+    """A command as a gRPC method: a list of arguments → its result, or what a UserError says."""
 
-    def Info(self, request: Any, context: Any) -> control_pb2.InfoReply:  # noqa: N802
-        return control_pb2.InfoReply(json=json.dumps(self._target.info()))
-
-    def Pause(self, request: Any, context: Any) -> control_pb2.CommandReply:  # noqa: N802
-        return control_pb2.CommandReply(message=self._target.pause())
-
-    def Resume(self, request: Any, context: Any) -> control_pb2.CommandReply:  # noqa: N802
-        return control_pb2.CommandReply(message=self._target.resume())
-
-    def Reload(self, request: Any, context: Any) -> control_pb2.ReloadReply:  # noqa: N802
+    def answer(request: bytes, context: Any) -> bytes:
         try:
-            changed = self._target.reload()
+            reply: dict[str, Any] = {"result": command(*json.loads(request))}
         except UserError as problem:
-            kind = type(problem).__name__
-            refusal = control_pb2.Refusal(message=problem.message, hint=problem.hint, kind=kind)
-            return control_pb2.ReloadReply(refusal=refusal)
-        return control_pb2.ReloadReply(changed=[control_pb2.Changed(**each) for each in changed])
+            reply = {"refused": (type(problem).__name__, problem.message, problem.hint)}
+        return json.dumps(reply).encode()
 
-    def Leave(  # noqa: N802
-        self, request: control_pb2.LeaveRequest, context: Any
-    ) -> control_pb2.CommandReply:
-        deadline = request.deadline_seconds if request.deadline_seconds > 0 else None
-        return control_pb2.CommandReply(message=self._target.leave(deadline))
-
-    def Trace(  # noqa: N802
-        self, request: control_pb2.TraceRequest, context: Any
-    ) -> control_pb2.TraceReply:
-        ticket, trace, summary = self._target.trace(request.ticket)
-        return control_pb2.TraceReply(ticket=ticket, trace=trace, summary=summary)
-
-
-_TIMEOUT_S = 10.0
-
-_REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
+    return answer
 
 
 class ControlClient:
-    """One call per command. Raises: ControlError if no daemon answers."""
+    """A `Controllable` in another process; one call per command.
+
+    Raises: ControlError if no daemon answers; UserError, as the daemon refused it.
+    """
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
 
     def info(self) -> dict[str, Any]:
-        reply = self._call("Info", control_pb2.InfoRequest())
-        info: dict[str, Any] = json.loads(reply.json)
+        info: dict[str, Any] = self._call("info")
         return info
 
     def pause(self) -> str:
-        return str(self._call("Pause", control_pb2.PauseRequest()).message)
+        return str(self._call("pause"))
 
     def resume(self) -> str:
-        return str(self._call("Resume", control_pb2.ResumeRequest()).message)
+        return str(self._call("resume"))
 
     def leave(self, deadline_s: float | None = None) -> str:
-        request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
-        return str(self._call("Leave", request).message)
+        return str(self._call("leave", deadline_s))
 
     def reload(self) -> list[dict[str, Any]]:
-        """See `Controllable`. Raises: UserError, as the daemon refused it."""
-        reply = self._call("Reload", control_pb2.ReloadRequest())
-        if reply.HasField("refusal"):
-            refusal = reply.refusal
-            kind = _REFUSALS.get(refusal.kind, ConfigError)
-            raise kind(refusal.message, refusal.hint)
-        return [{"key": each.key, "live": each.live} for each in reply.changed]
+        changed: list[dict[str, Any]] = self._call("reload")
+        return changed
 
     def trace(self, ticket: int = 0) -> tuple[int, str, str]:
-        """See `Controllable.trace`."""
-        reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
-        return int(reply.ticket), str(reply.trace), str(reply.summary)
+        ticket, trace, summary = self._call("trace", ticket)
+        return ticket, trace, summary
 
-    def _call(self, method: str, request: Any) -> Any:
-        with self._stub() as stub:
-            return getattr(stub, method)(request, timeout=_TIMEOUT_S)
-
-    @contextmanager
-    def _stub(self) -> Iterator[Any]:
-        """Raises: ControlError where a call inside finds nobody."""
+    def _call(self, command: str, *arguments: Any) -> Any:
         # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
         options = [("grpc.max_receive_message_length", -1)]
         try:
             with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
-                yield control_pb2_grpc.ControlStub(channel)
+                ask: Any = channel.unary_unary(f"/{_SERVICE}/{command}")
+                reply = json.loads(ask(json.dumps(arguments).encode(), timeout=_TIMEOUT_S))
         except grpc.RpcError as problem:
             raise _named(problem, self._path) from problem
+        if "refused" in reply:
+            kind, message, hint = reply["refused"]
+            raise _REFUSALS.get(kind, ConfigError)(message, hint)
+        return reply["result"]
 
 
 def _named(problem: Exception, path: Path) -> ControlError:
