@@ -8,17 +8,14 @@ additions follow, which every IEEE machine rounds alike:
     lane[l] of block b = Σ over rows r of x[b·BLOCK + r·LANES + l]², in the order of r
     block b            = the lanes, added in halves: lane[l] += lane[l + n/2], n = LANES … 2
     sum                = the blocks, in order
-
-So a block can be summed as soon as its own elements are final, whatever the others are: the norm is
-known shortly after the last part of an average (`LandingNorm`).
 """
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from atom.base.landing import LandedBlocks
 from atom.optim.gradients import FlatNumbers, require_flat
 from atom.swap.host_kernels import host_kernels
 
@@ -27,37 +24,24 @@ BLOCK_ELEMENTS = LANES * 2**7
 MOST_THREADS = 8  # each has 16 MiB at work, where numbers have to be decoded
 
 
-class LandingNorm:
-    """The norm of flat numbers whose parts become final one by one.
-
-    Each block is summed, on threads of this object's own, when all of it has landed. The same bits
-    as `gradient_norm`, in whatever order and pieces it lands. Raises: as `gradient_norm`.
-    """
-
-    def __init__(self, gradient: FlatNumbers) -> None:
-        require_flat(gradient, gradient.numel())
-
-        def summed(start: int, stop: int) -> float:
-            return _sum_of_squares(gradient[start:stop].detach())
-
-        threads = min(torch.get_num_threads(), MOST_THREADS)
-        self._blocks = LandedBlocks(gradient.numel(), BLOCK_ELEMENTS, summed, threads, "atom-norm")
-        self.landed = self._blocks.landed
-        self.close = self._blocks.close
-
-    def norm(self) -> float:
-        """Waits for the sums. What has not landed counts as it is now. Call once, at the end."""
-        return _root_of_sum(self._blocks.found())
-
-
-def gradient_norm(gradient: torch.Tensor) -> float:
-    """Euclidean norm of a flat host tensor, float32 or bfloat16; inf or nan if an element is not
+def gradient_norm(gradient: FlatNumbers) -> float:
+    """Euclidean norm of flat numbers on the host, float32 or bfloat16; inf or nan if one is not
     finite. On as many threads as PyTorch may use.
 
     The same bits for any number of them, on any machine. Raises: ValueError for another shape or
     type; MismatchError when the kernel has not been compiled.
     """
-    return LandingNorm(gradient).norm()
+    elements = gradient.numel()
+    require_flat(gradient, elements)
+    starts = range(0, elements, BLOCK_ELEMENTS)
+    threads = max(min(torch.get_num_threads(), MOST_THREADS, len(starts)), 1)
+
+    def summed(start: int) -> float:
+        block = gradient[start : min(start + BLOCK_ELEMENTS, elements)]
+        return _sum_of_squares(block.detach())
+
+    with ThreadPoolExecutor(threads, "atom-norm") as pool:
+        return _root_of_sum(pool.map(summed, starts))
 
 
 def norm_of_pieces(pieces: Iterable[torch.Tensor]) -> float:

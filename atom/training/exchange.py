@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
-from atom.optim.clipping import LandingNorm
+from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
     Channels,
@@ -138,18 +138,17 @@ class Exchange:
         """Over open channels. Holds the result if all went well."""
         elements = self._results.elements
         wires = terms.mean_wires(elements)
-        with closing(LandingNorm(wires.numbers)) as norm:
-            gives = start.members[terms.rank].sequences > 0
-            if gives:
-                self.gave_to = start.parent, run.ballot
-            source = self._offered(start.parent) if gives else None
-            began = self._clock.now()
-            all_reduce(source, wires, terms, channels, run.cancelled, norm.landed)
-            took_s = self._clock.now() - began
-            if channels.right:
-                self.speeds.finished(terms, channels, elements, took_s)
-            norm_of_mean, result = norm.norm(), wires.encoded()  # in this order
-            finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm_of_mean)
+        gives = start.members[terms.rank].sequences > 0
+        if gives:
+            self.gave_to = start.parent, run.ballot
+        source = self._offered(start.parent) if gives else None
+        began = self._clock.now()
+        all_reduce(source, wires, terms, channels, run.cancelled)
+        took_s = self._clock.now() - began
+        if channels.right:
+            self.speeds.finished(terms, channels, elements, took_s)
+        norm, result = gradient_norm(wires.numbers), wires.encoded()  # in this order
+        finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
         self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result)
         return finished

@@ -1,19 +1,13 @@
-"""The norm's bits, whole and as its parts land; and what clipping makes of it."""
+"""The norm's bits, and what clipping makes of it."""
 
-import itertools
 import math
-import queue
-import random
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from atom.base.landing import LandedBlocks
 from atom.optim import clipping
-from atom.optim.clipping import LandingNorm, clip_coefficient, gradient_norm
+from atom.optim.clipping import clip_coefficient, gradient_norm
 
 LANES, BLOCK, ELEMENTS = 64, 1024, 10_000
 
@@ -91,51 +85,3 @@ def test_clipping_is_torchs(clip_norm: float) -> None:
 
     assert clip_coefficient(1e9, None) == 1.0
     assert clip_coefficient(0.0, 1.0) == 1.0
-
-
-# --- as its parts land
-
-
-@pytest.fixture
-def gradient() -> torch.Tensor:
-    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(5))
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("seed", range(20))
-def test_neither_pieces_nor_their_order_show(gradient: torch.Tensor, seed: int) -> None:
-    """Nor what has not landed: it counts as it is at the end."""
-    chance = random.Random(seed)
-    borders = sorted(chance.sample(range(1, ELEMENTS), chance.choice([0, 1, 5, 40, 400])))
-    pieces = list(itertools.pairwise([0, *borders, ELEMENTS]))
-    chance.shuffle(pieces)
-    torch.set_num_threads(chance.choice([1, 3]))
-    landing, late = LandingNorm(gradient), pieces.pop()
-    with ThreadPoolExecutor(chance.choice([1, 4])) as pool:
-        list(pool.map(lambda piece: landing.landed(*piece), pieces))
-    gradient[slice(*late)] *= 2
-    assert landing.norm() == gradient_norm(gradient)
-
-
-def test_only_blocks_of_the_last_piece_are_left_for_the_end() -> None:
-    seen = queue.SimpleQueue[int]()
-    blocks = LandedBlocks(ELEMENTS, BLOCK, lambda start, stop: seen.put(start), 2, "blocks")
-    blocks.landed(1500, ELEMENTS)
-    later = list(range(2 * BLOCK, ELEMENTS, BLOCK))
-    assert sorted(seen.get(timeout=20) for _ in later) == later
-    blocks.landed(0, 1500)
-    assert sorted(seen.get(timeout=20) for _ in range(2)) == [0, BLOCK]
-    assert len(list(blocks.found())) == len(later) + 2
-    assert seen.empty(), "each of them once"
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_an_element_lands_once_and_closing_ends_the_threads(gradient: torch.Tensor) -> None:
-    before = set(threading.enumerate())
-    torch.set_num_threads(2)
-    landing = LandingNorm(gradient)
-    landing.landed(0, 2000)
-    with pytest.raises(AssertionError, match="once"):
-        landing.landed(1000, 1024)
-    landing.close()
-    assert set(threading.enumerate()) <= before

@@ -20,9 +20,9 @@ from atom.swarm.exchange.allreduce import (
     all_reduce,
     open_exchange,
 )
-from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
-from atom.swarm.exchange.reduction import Landed, Reduction
+from atom.swarm.exchange.reduction import Reduction
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
@@ -79,7 +79,6 @@ class Swarm:
         elements: int = ELEMENTS,
         cancelled: threading.Event | None = None,
         residual: Tensor | None = None,
-        landed: Callable[[MeanNumbers], Landed] = lambda numbers: lambda start, stop: None,
         **changes: Any,
     ) -> Tensor:
         """`changes` of the usual terms."""
@@ -88,7 +87,7 @@ class Swarm:
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
         given = None if source is None else Sums(source, residual)
         wires = terms.mean_wires(elements)
-        all_reduce(given, wires, terms, channels, cancelled, landed(wires.numbers))
+        all_reduce(given, wires, terms, channels, cancelled)
         mean = wires.encoded()
         self.kept.append(mean)
         return mean.numbers(terms.codec, elements)[:]

@@ -25,7 +25,6 @@ from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Receiver, S
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import (
     ExchangeBroken,
-    Landed,
     Reduction,
     Terms,
     tell_broken,
@@ -131,13 +130,12 @@ def all_reduce(
     terms: Terms,
     channels: Channels,
     cancelled: threading.Event | None = None,
-    landed: Landed = lambda start, stop: None,
 ) -> None:
     """The mean, scale · Σ sources over the members, into `wires`: in a ring, or by parts with
     owners. The same bytes on all of them.
 
     `source`: what this member brings; None counts as zeros. `wires`: `mean_wires` of the terms,
-    new; what is there can be read once it has `landed`.
+    new.
 
     `channels` come from `open_exchange` and are closed when this returns or raises; its
     threads are gone by then. After a failure what `wires` hold means nothing, nor what the
@@ -148,7 +146,7 @@ def all_reduce(
     attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
-    reduction = Reduction(terms, source, wires, landed)
+    reduction = Reduction(terms, source, wires)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -23,9 +23,6 @@ from atom.wire.transport_pb2 import Broken
 
 LARGEST_PART = 1e30
 """Of any number in one member's sums: a thousand such do not overflow."""
-Landed = Callable[[int, int], None]
-"""Told which elements [start, stop) of a mean are final, by whichever thread made them so. Each at
-most once; after a failure they were not."""
 MAX_BROKEN_BYTES = 512
 LAST_WORDS_S = 0.3
 
@@ -121,7 +118,6 @@ class Reduction:
     terms: Terms
     source: Contribution | None
     wires: MeanWires
-    landed: Landed
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -166,8 +162,6 @@ class Reduction:
 
     def finished(self, step: Step) -> None:
         """The chunk is what it is to be here."""
-        if step.gather or step.last_sum:
-            self.landed(step.start, step.stop)
         with self.changed:
             self._arrived.add(step.number)
             self.changed.notify_all()
@@ -268,7 +262,6 @@ class Reduction:
             mean = self.wires.numbers_room(step)
             numpy.multiply(self._finite_part(step).numpy(), scale, out=mean.numpy())
             self.put_mean(step, mean)
-            self.landed(step.start, step.stop)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
         """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as

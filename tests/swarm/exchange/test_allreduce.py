@@ -1,16 +1,13 @@
 """Exchanges of real threads over loopback and memory: equal bytes everywhere, in both kinds."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 from threaded_ring import ELEMENTS, SILENCE_S, SOON, Make, sources
-from torch import Tensor
 
 from atom.config.run_file import CODECS
 from atom.swarm.exchange.codec import Codec, codec_named
-from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.exchange.reduction import LARGEST_PART
 from atom.swarm.stream.frames import Pace, Purpose
 
@@ -49,23 +46,6 @@ def test_all_members_get_the_same_mean(
 def test_sources_in_sixteen_bits_count_as_what_they_say(swarm_of: Make, size: int) -> None:
     swarm, parts = swarm_of(size), [p.bfloat16() for p in sources(size, ELEMENTS)]
     assert torch.equal(swarm.average(parts), swarm.average([part.float() for part in parts]))
-
-
-@pytest.mark.parametrize("shares", [(), (1, 0, 2)])
-def test_every_element_is_told_of_once_when_it_is_final(
-    swarm_of: Make, shares: tuple[int, ...]
-) -> None:
-    swarm, told = swarm_of(3, shares), dict[int, list[tuple[int, Tensor]]]()
-
-    def landed(result: MeanNumbers) -> Callable[[int, int], None]:
-        mine = told.setdefault(id(result), [])
-        return lambda start, stop: mine.append((start, result[start:stop].clone()))
-
-    mean = swarm.average(sources(3, ELEMENTS), codec=codec_named("bfloat16"), landed=landed)
-    assert len(told) == 3
-    for pieces in told.values():
-        pieces.sort(key=lambda piece: piece[0])
-        assert torch.equal(torch.cat([piece for _, piece in pieces]), mean)
 
 
 @pytest.mark.parametrize("shares", [(), (1, 1, 1)])
