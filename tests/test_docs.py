@@ -11,8 +11,8 @@ import typer
 from atom.base.reasons import Reason
 from atom.cli.app import app
 from atom.cli.shell.failures import ExitCode
+from atom.config.load import keys_of
 from atom.config.peer_file import PeerFile
-from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
 from atom.swarm.chain.messages import KINDS

@@ -4,22 +4,8 @@ processes that it starts find around them."""
 import os
 from pathlib import Path
 
-from atom.base.errors import StorageError
-
 _ABOVE = Path(__file__).resolve().parents[2]
 """The folder that `atom` lies in."""
-
-
-def home_directory() -> Path:
-    """Of this user. Raises: StorageError for one that has none (`Path.home` raises RuntimeError):
-    HOME is not set, and the system has no entry of them."""
-    home = expand_home("~")
-    if home == Path("~"):
-        raise StorageError(
-            "this user has no home directory, in which things could be kept",
-            "set HOME, or all of XDG_DATA_HOME, XDG_STATE_HOME and XDG_CACHE_HOME",
-        )
-    return home
 
 
 def expand_home(path: Path | str) -> Path:

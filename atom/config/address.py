@@ -2,13 +2,10 @@
 
 import ipaddress
 import re
-import string
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 """What a run may be called: in its file and address, and in the folders that have its name."""
-_HOST_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._:%")
-_MAX_HOST_CHARACTERS = 253
-_MAX_LABEL_CHARACTERS = 63
+_HOST = re.compile(r"(?!.{254})([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -29,14 +26,11 @@ def parse_host(text: str) -> str:
 
     Raises: ValueError if it is none.
     """
-    bracketed = text.startswith("[") and text.endswith("]")
-    host = text[1:-1] if bracketed else text
-    fits = 0 < len(host) <= _MAX_HOST_CHARACTERS and _HOST_CHARACTERS.issuperset(host)
-    labels = host.removesuffix(".").split(".")
-    fits = fits and all(0 < len(label) <= _MAX_LABEL_CHARACTERS for label in labels)
-    if not fits or (":" in host) != bracketed:
+    if text.startswith("[") and text.endswith("]") and ":" in text:
+        return parse_interface(text[1:-1])
+    if not _HOST.fullmatch(text):
         raise ValueError(f"{text!r} is not a host; write a name, 192.0.2.1 or [2001:db8::1]")
-    return host
+    return text
 
 
 def parse_interface(text: str) -> str:
@@ -50,10 +44,9 @@ def parse_interface(text: str) -> str:
         return parse_host(text)
 
 
-def check_announcement(text: str) -> str:
-    """Accepts HOST or HOST:PORT, and gives it back. Raises: ValueError for anything else."""
+def parse_announcement(text: str) -> None:
+    """HOST or HOST:PORT. Raises: ValueError for anything else."""
     if ":" in text and not text.endswith("]"):
         parse_host_port(text)
     else:
         parse_host(text)
-    return text

@@ -1,31 +1,39 @@
-"""From a file's bytes, or a stranger's text, to a validated configuration."""
+"""From a file's bytes, or a stranger's text, to a validated configuration; or to what is wrong with
+it: where, pydantic's words for what, and what to do."""
 
+import difflib
 import json
+import math
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
-from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
-from atom.config.places import table_place, text_place
-from atom.config.problems import config_error, keys_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
 
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""
-
 MARK = "\ufeff"
 """What some editors begin a file in UTF-8 with."""
+MAX_SHOWN = 5
+MAX_SENTENCE = 300
+"""Characters of what is said about one key."""
 
+_OTHER_WORDS = {"missing": "is missing", "model_type": "should be a section"}
+
+Keys = Mapping[str, Mapping[str, str]]
+"""Section → key → what it means."""
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def load_run_file(path: Path | str) -> RunFile:
-    """Reads a run file. Paths in it stay as written: see `atom.config.sources`.
+    """Reads a run file. Paths in it stay as written: see `atom.config.places`.
 
     Raises: ConfigError naming the file, the key and what to do.
     """
@@ -48,9 +56,15 @@ def load_peer_file(path: Path | str | None) -> PeerFile:
 
 
 def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFile:
-    """A peer file's TOML text; its paths are taken relative to `folder`. Raises: ConfigError."""
-    _check_length(len(text.encode("utf-8", "surrogatepass")), name)
-    return _anchored(_validated(PeerFile, _parse_toml(text, name), name), folder)
+    """A peer file's TOML text. Its paths, relative to `folder`, become absolute: it may be read
+    while the daemon stands elsewhere. Raises: ConfigError."""
+    return _validated(PeerFile, _parse_toml(text, name), name, folder)
+
+
+def check_listen(peer: PeerFile, listen: str) -> None:
+    """Raises: ConfigError if with `--listen` two ports have one number."""
+    tree = peer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    _validated(PeerFile, {**tree, "network": tree["network"] | {"listen": listen}}, "--listen")
 
 
 def normalised_run_text(run: RunFile) -> str:
@@ -73,21 +87,38 @@ def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
     return _validated(RunFile, tree, name)
 
 
+def keys_of(model: type[Section]) -> Keys:
+    """Everything that such a file may say, as it is written there."""
+    return {
+        name: {
+            inner.alias or key: " ".join((inner.description or "").split())
+            for key, inner in _section_of(field.annotation).model_fields.items()
+        }
+        for name, field in model.model_fields.items()
+    }
+
+
+def _section_of(annotation: Any) -> type[Section]:
+    kinds = (annotation, *get_args(annotation))
+    return next(each for each in kinds if isinstance(each, type) and issubclass(each, Section))
+
+
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
+        _check_length(len(content), str(path))
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", "check the path") from None
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read: {what}", "check its path and rights") from None
-    _check_length(len(content), str(path))
-    try:
-        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
         raise ConfigError(what, "save it as UTF-8, or name another file") from None
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        problem = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(problem, "check its path and rights") from None
 
 
 def _check_length(length_bytes: int, name: str) -> None:
@@ -97,6 +128,7 @@ def _check_length(length_bytes: int, name: str) -> None:
 
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
+    _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     try:
         return tomllib.loads(text.removeprefix(MARK))
     except (ValueError, RecursionError) as error:
@@ -104,43 +136,78 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None
 
 
-def _validated(model: type[_SectionT], tree: Any, name: str) -> _SectionT:
+def _validated(
+    model: type[_SectionT], tree: Any, name: str, folder: Path | None = None
+) -> _SectionT:
+    """Raises: ConfigError with the first `MAX_SHOWN` problems, a line each, and the hint of the
+    first one."""
     # As JSON, because strict validation then takes lists for tuples and tables for sections. A date
     # without quotes is a text in it.
     try:
-        return model.model_validate_json(json.dumps(tree, default=str))
+        return model.model_validate_json(json.dumps(tree, default=str), context=folder)
     except ValidationError as error:
-        raise config_error(error, keys_of(model), _elsewhere(model), name) from None
+        details = sorted(error.errors(include_url=False), key=_rank)[:MAX_SHOWN]
+    problems = [_problem(detail, model) for detail in details]
+    raise ConfigError("\n".join(f"{name}: {_safe(what)}" for what, _ in problems), problems[0][1])
 
 
-def _elsewhere(model: type[Section]) -> dict[str, str]:
-    """Sections of the other kind of file → where they belong."""
-    other: type[Section] = RunFile
-    hint = "is agreed on by the whole swarm: it belongs into the run file"
-    if model is RunFile:
-        other = PeerFile
-        hint = "describes one box: put it into a peer file, and pass that with --peer"
-    names = other.model_fields.keys() - model.model_fields.keys()
-    return {name: f"[{name}] {hint}" for name in names}
+def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Unknown names first: a misspelt section is also a missing one. Of those, sections: they tell
+    that it is the other kind of file."""
+    return detail["type"] != "extra_forbidden", len(detail["loc"]) > 1
 
 
-def _anchored(peer: PeerFile, folder: Path) -> PeerFile:
-    """The peer file with absolute paths: it may be read while the daemon stands elsewhere."""
+def _problem(detail: Mapping[str, Any], model: type[Section]) -> tuple[str, str]:
+    """Where and what ("optimizer.decay: should be …"), and what to do about it."""
+    location, context, keys = list(detail["loc"]), detail.get("ctx", {}), keys_of(model)
+    location += context["key"].split(".") if "key" in context else []
+    section, key = (*map(str, location), "", "")[:2]
+    what, hint = _words_of(detail), context.get("hint", "")
+    if detail["type"] == "extra_forbidden":
+        what, hint = _unknown(section, key, model)
+    elif not hint and key:
+        hint = f"{key}: {keys[section].get(key, '')}"
+    elif not hint and section in keys:
+        hint = f"start a line with [{section}] and write its keys below"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    place = "".join(parts).lstrip(".")
+    return f"{place}: {what}" if place else what, hint
 
-    def absolute(text: str | None) -> str | None:
-        return text and str((folder / expand_home(text)).absolute())
 
-    data = peer.data
-    local = {
-        "paths": data.paths and tuple(text_place(path, folder) for path in data.paths),
-        "path": data.path and table_place(data.path, folder),
-        "tokenizer": data.tokenizer if data.tokenizer == "bytes" else absolute(data.tokenizer),
-    }
-    directory, tensorboard = absolute(peer.state.directory), absolute(peer.log.tensorboard)
-    return peer.model_copy(
-        update={
-            "data": data.model_copy(update=local),
-            "state": peer.state.model_copy(update={"directory": directory}),
-            "log": peer.log.model_copy(update={"tensorboard": tensorboard}),
-        }
-    )
+def _words_of(detail: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says of a value, with that value."""
+    kind, words = detail["type"], re.sub("^(Value error,|Input) ", "", detail["msg"])
+    if kind == "string_pattern_mismatch":
+        return f"cannot be {_shown(detail['input'])}"
+    if kind in ("refused", "value_error") or ", not " in words:
+        return words
+    return _OTHER_WORDS.get(kind) or f"{words}, not {_shown(detail['input'])}"
+
+
+def _unknown(section: str, key: str, model: type[Section]) -> tuple[str, str]:
+    """What is said of a name that a file cannot have, and the hint."""
+    keys = keys_of(model)
+    name, known = (key, keys[section]) if key else (section, keys)
+    what = f"unknown {'key' if key else 'section'}"
+    if not key and name in RunFile.model_fields:
+        return what, f"[{name}] is agreed on by the whole swarm: it belongs into the run file"
+    if not key and name in PeerFile.model_fields:
+        return what, f"[{name}] is of one box: put it into a peer file, and pass that with --peer"
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return what, f"did you mean {close[0]}?"
+    home = next((home for home in keys if name in keys[home]), None)
+    return what, f"{name} belongs under [{home}]" if home else f"known here: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    """As it stands in the file, or nearly."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # nan, inf: as TOML has them
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _safe(text: str) -> str:
+    """A stranger's text may hold control characters for the terminal, and be very long: then its
+    middle is left out, in which the long value stands."""
+    safe, half = "".join(c if c.isprintable() else "�" for c in text), MAX_SENTENCE // 2
+    return safe if len(safe) <= MAX_SENTENCE else f"{safe[:half]}…{safe[-half:]}"

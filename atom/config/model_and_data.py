@@ -1,16 +1,15 @@
 """[model] and [data] of a run file: what is trained, from one of three sources, and on what. Keys
 that say nothing about the source are refused."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from atom.base.errors import ConfigError
 from atom.config.section import WORDS, Bytes, Fraction, PathText, Precision, Section, refuse
 
 SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
 SourceName = Literal["family", "huggingface", "module"]
-SOURCES: tuple[SourceName, ...] = ("family", "huggingface", "module")
+SOURCES: tuple[SourceName, ...] = get_args(SourceName)
 MAX_CONFIG_CHARACTERS = 32 * 1024
 """As many as `atom.models.huggingface` reads."""
 _ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -19,14 +18,14 @@ _KEYS: dict[str, set[str]] = {
     "huggingface": {"huggingface_config"},
     "module": {"module_sha256"},
 }
-_INSTEAD = {
-    "family": "it belongs to models of another source",
-    "huggingface": "the config.json says it: change it there",
-    "module": "the factory says it: change it there",
-}
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
-_TEXT_KEYS = ("tokenizer", "tokenizer_sha256", "max_bytes")
-_TABLE_KEYS = ("path", "name", "split", "revision", "text_field")
+_TEXT_SOURCES = ("text", "datasets", "python-stdlib")
+_DATA_KEYS = {
+    "paths": ("text",),
+    **dict.fromkeys(("path", "name", "split", "revision", "text_field"), ("datasets",)),
+    **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes"), _TEXT_SOURCES),
+}
+"""Key of [data] → the sources with which it says something."""
 
 
 class Model(Section):
@@ -63,16 +62,20 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
-        self._check_source()
-        if self.family is None:
-            return self
-        numbers = {"layers": self.layers, "heads": self.heads, "model_dim": self.model_dim}
-        for key, value in numbers.items():
-            if self.size is not None and value is not None:
-                refuse(key, f"size = {self.size!r} already says it", "remove one of the two")
-            if self.size is None and value is None:
-                hint = 'or name a size of the GPT-3 paper: size = "small"'
-                refuse(key, "missing: a model without a size needs it", hint)
+        named = [name for name in SOURCES if getattr(self, name) is not None]
+        if not named:
+            hint = 'huggingface = "config.json" or module = "package.module:factory" are others'
+            refuse("family", 'missing: a model comes from somewhere: family = "gpt3"', hint)
+        if len(named) > 1:
+            refuse(named[1], f"the model comes from {named[0]} already", "remove one of the two")
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            if getattr(self, key) is not None:
+                hint = "remove it: where the model comes from says this"
+                refuse(key, f"says nothing with {named[0]}", hint)
+        for key in ("layers", "heads", "model_dim") if self.family else ():
+            if (self.size is None) == (getattr(self, key) is None):
+                what = "a family takes a size, or all of layers, heads and model_dim"
+                refuse(key, what, 'a size of the GPT-3 paper is size = "small"')
         if self.heads and self.model_dim and self.model_dim % self.heads:
             refuse("model_dim", f"{self.model_dim} is not divisible by heads = {self.heads}")
         return self
@@ -88,28 +91,9 @@ class Model(Section):
         return {key for keys in _KEYS.values() for key in keys} - own
 
     def shape(self) -> dict[str, Any]:
-        """Keyword arguments that describe a model of a family, all but the vocabulary.
-
-        Raises: ConfigError for a model of another source.
-        """
-        if self.family is None:
-            raise ConfigError(
-                f"model.{self.source}: this command knows models of a family only",
-                'such as family = "gpt3"',
-            )
+        """Keyword arguments that describe a model of a family, all but the vocabulary."""
         keys = {"size", "layers", "heads", "model_dim", "sequence_tokens", "dropout"}
         return self.model_dump(include=keys)
-
-    def _check_source(self) -> None:
-        named = [name for name in SOURCES if getattr(self, name) is not None]
-        if not named:
-            hint = 'huggingface = "config.json" or module = "package.module:factory" are others'
-            refuse("family", 'missing: a model comes from somewhere: family = "gpt3"', hint)
-        if len(named) > 1:
-            refuse(named[1], f"the model comes from {named[0]} already", "remove one of the two")
-        for key in sorted(self.foreign_keys() & self.model_fields_set):
-            if getattr(self, key) is not None:
-                refuse(key, f"says nothing with {named[0]}", _INSTEAD[named[0]])
 
 
 class Data(Section):
@@ -143,22 +127,12 @@ class Data(Section):
     def _check(self) -> "Data":
         if self.source == "text" and not self.paths:
             refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
-        if self.source != "text" and self.paths:
-            refuse("paths", f'source = "{self.source}" takes no paths', 'use source = "text"')
-        if self.source == "module":
-            for key in _TEXT_KEYS:
-                if key in self.model_fields_set:
-                    refuse(key, "the module brings its own dataset, not text", "remove it")
-        self._check_table()
-        return self
-
-    def _check_table(self) -> None:
-        if self.source != "datasets":
-            for key in _TABLE_KEYS:
-                if key in self.model_fields_set:
-                    what = f'source = "{self.source}" has no {key}'
-                    refuse(key, what, 'use source = "datasets", or remove it')
-            return
-        if self.path is None:
+        if self.source == "datasets" and self.path is None:
             what = 'missing: source = "datasets" needs a folder or a name of the hub'
             refuse("path", what, 'path = "OWNER/NAME"')
+        for key, sources in _DATA_KEYS.items():
+            said = key in self.model_fields_set and getattr(self, key) not in (None, ())
+            if said and self.source not in sources:
+                hint = f"remove it, or use source = {' or '.join(map(repr, sources))}"
+                refuse(key, f'says nothing with source = "{self.source}"', hint)
+        return self

@@ -1,38 +1,36 @@
 """The peer file: what one box gives. Every key is optional, an empty file is a valid one."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from atom.config.address import check_announcement, parse_host_port, parse_interface
+from atom.config.address import parse_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
-from atom.config.section import BitsPerSecond, Bytes, PathText, Seconds, Section, Watts, refuse
-
-MAX_ANNOUNCED = 8
-MAX_WINDOWS = 64
-OTHER_PORT = "give each a number of its own, or 0 for any free one"
+from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
+from atom.config.section import BitsPerSecond, Bytes, Seconds, Section, Watts, refuse
 
 
 def _auto_is_none(value: Any) -> Any:
     return None if value == "auto" else value
 
 
-def _check_listen(text: str) -> str:
-    parse_host_port(text)
-    return text
+def _checked(parse: Callable[[str], object]) -> AfterValidator:
+    """A text that stays as it was written, if it can be parsed."""
 
+    def check(text: str) -> str:
+        parse(text)
+        return text
 
-def _check_window(text: str) -> str:
-    parse_window(text)
-    return text
+    return AfterValidator(check)
 
 
 BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
-HostPortText = Annotated[str, AfterValidator(_check_listen)]
+HostPortText = Annotated[str, _checked(parse_host_port)]
 InterfaceText = Annotated[str, AfterValidator(parse_interface)]
-WindowText = Annotated[str, AfterValidator(_check_window)]
-AnnouncementText = Annotated[str, AfterValidator(check_announcement)]
+WindowText = Annotated[str, _checked(parse_window)]
+AnnouncementText = Annotated[str, _checked(parse_announcement)]
 
 
 class Device(Section):
@@ -69,7 +67,7 @@ class Network(Section):
     """HOST:PORT where the DHT node listens; port 0: any free one."""
     data_port: int = Field(default=0, ge=0, lt=1 << 16)
     """Where gradients and state travel; 0: any free port. Same host as `listen`."""
-    announce: Annotated[tuple[AnnouncementText, ...], Field(max_length=MAX_ANNOUNCED)] = ()
+    announce: Annotated[tuple[AnnouncementText, ...], Field(max_length=8)] = ()
     """Hosts or HOST:PORTs where others reach this box; empty: its own addresses."""
     upload_bits_per_s: BitsPerSecond | None = Field(default=None, alias="upload", gt=0)
     """Most bandwidth to send with: "400 Mbit/s"; omitted: no limit."""
@@ -79,27 +77,11 @@ class Network(Section):
     """Whether other peers can connect to the data port; "auto": some of them are asked to try;
     "no": nothing listens there, this box only connects to others."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Network":
-        if self.shares_port(self.listen):
-            refuse("data_port", f"{self.data_port} is the port of listen as well", OTHER_PORT)
-        return self
-
-    def ports(self) -> dict[str, int]:
-        """Key → the number that is listened on; 0: any free one."""
-        listen = {"listen": parse_host_port(self.listen)[1]}
-        return listen if self.reachable == "no" else listen | {"data_port": self.data_port}
-
-    def shares_port(self, listen: str) -> bool:
-        """Whether what listens there (HOST:PORT) would take the data port's number."""
-        taken = parse_host_port(listen)[1]
-        return taken != 0 and taken == self.ports().get("data_port")
-
 
 class Schedule(Section):
     """[schedule]: when this box may work. All wishes hold at once."""
 
-    hours: Annotated[tuple[WindowText, ...], Field(max_length=MAX_WINDOWS)] = ()
+    hours: Annotated[tuple[WindowText, ...], Field(max_length=64)] = ()
     """Days and times by this machine's clock: ["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"];
     empty: always."""
     idle_for_s: Seconds | None = Field(default=None, alias="idle_for", gt=0)
@@ -118,7 +100,7 @@ class Schedule(Section):
 class State(Section):
     """[state]"""
 
-    directory: PathText | None = None
+    directory: LocalPath | None = None
     """Where identity, snapshots, events and tokens are kept, relative to this file."""
     snapshots: int = Field(default=2, ge=1, le=64)
     """States kept on disk; the oldest goes first."""
@@ -129,11 +111,11 @@ class State(Section):
 class LocalData(Section):
     """[data]: where this box keeps the run's text, if not where the run file says."""
 
-    paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] | None = None
+    paths: Annotated[tuple[LocalText, ...], Field(max_length=1024)] | None = None
     """Files, folders and globs, relative to this file."""
-    path: PathText | None = None
+    path: LocalTable | None = None
     """The run's table: a folder relative to this file, or OWNER/NAME on the hub."""
-    tokenizer: PathText | None = None
+    tokenizer: LocalTokenizer | None = None
     """The run's tokenizer.json, relative to this file."""
 
 
@@ -149,7 +131,7 @@ class Metrics(Section):
 class Log(Section):
     """[log]: what is written down beside events.jsonl."""
 
-    tensorboard: PathText | None = None
+    tensorboard: LocalPath | None = None
     """Folder for TensorBoard, relative to this file; omitted: none."""
 
 
@@ -167,11 +149,24 @@ class PeerFile(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "PeerFile":
-        number, network = self.metrics.port, self.network
-        for key, taken in network.ports().items():
-            if number and number == taken:
-                refuse("metrics.port", f"{number} is the port of {key} as well", OTHER_PORT)
+        taken: dict[int, str] = {}
+        for key, port in self.ports().items():
+            if port in taken:
+                hint = "give each a number of its own, or 0 for any free one"
+                refuse(key, f"{port} is the port of {taken[port]} as well", hint)
+            if port:
+                taken[port] = key
         return self
+
+    def ports(self) -> dict[str, int]:
+        """Key → the number that is listened on; 0: any free one."""
+        network = self.network
+        ports = {"network.listen": parse_host_port(network.listen)[1]}
+        if network.reachable != "no":
+            ports["network.data_port"] = network.data_port
+        if self.metrics.port is not None:
+            ports["metrics.port"] = self.metrics.port
+        return ports
 
 
 def changed_keys(before: PeerFile, after: PeerFile) -> list[str]:

@@ -5,21 +5,38 @@ a file names."""
 import glob
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal
 
-from atom.base.home import expand_home, home_directory
+from pydantic import AfterValidator, ValidationInfo
 
+from atom.base.errors import StorageError
+from atom.base.home import expand_home
+from atom.config.section import PathText
+
+_BELOW_HOME = {"data": ".local/share", "state": ".local/state", "cache": ".cache"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 
 
-def state_home() -> Path:
-    """The folder with one state directory per run: $XDG_DATA_HOME/atom, or ~/.local/share/atom."""
-    return _base("XDG_DATA_HOME", ".local/share") / "atom"
+def base_folder(kind: Literal["data", "state", "cache"]) -> Path:
+    """$XDG_DATA_HOME/atom, or ~/.local/share/atom: with a state directory for each run. Those of
+    `state` are what this user's daemons share, of `cache` what only saves time."""
+    named, below = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", "")), _BELOW_HOME[kind]
+    if named.is_absolute():  # the specification: a relative path in these is to be ignored
+        return named / "atom"
+    home = expand_home("~")
+    if home == Path("~"):  # HOME is not set, and the system has no entry of the user
+        raise StorageError(
+            "this user has no home directory, in which things could be kept",
+            "set HOME, or all of XDG_DATA_HOME, XDG_STATE_HOME and XDG_CACHE_HOME",
+        )
+    return home / below / "atom"
 
 
 def default_state_directory(run_name: str) -> Path:
     """Where a peer of this run keeps its state unless told otherwise. Created by nobody here."""
-    return state_home() / run_name
+    return base_folder("data") / run_name
 
 
 def named_state_directory(asked: Path | None, configured: str | None) -> Path | None:
@@ -28,26 +45,16 @@ def named_state_directory(asked: Path | None, configured: str | None) -> Path | 
     return asked or (Path(configured) if configured else None)
 
 
-def bootstrap_state_directory() -> Path:
-    """Where a bootstrap node keeps its key; no run's name starts with an underscore."""
-    return state_home() / "_bootstrap"
-
-
-def cache_directory() -> Path:
-    """What only saves time, and may be deleted: $XDG_CACHE_HOME/atom, or ~/.cache/atom."""
-    return _base("XDG_CACHE_HOME", ".cache") / "atom"
-
-
-def turns_directory() -> Path:
-    """Where the daemons of this user meet that share a device: $XDG_STATE_HOME/atom/turns."""
-    return _base("XDG_STATE_HOME", ".local/state") / "atom" / "turns"
+def path_place(text: str, folder: Path) -> str:
+    """An absolute path from `folder`."""
+    return str((folder / expand_home(text)).absolute())
 
 
 def table_place(text: str, folder: Path) -> str:
     """OWNER/NAME as it is, unless there is such a folder; else an absolute path from `folder`."""
-    path = (folder / expand_home(text)).absolute()
+    place = path_place(text, folder)
     named = _HUB_NAME.fullmatch(text) and not text.startswith((".", "~"))
-    return text if named and not path.is_dir() else str(path)
+    return text if named and not os.path.isdir(place) else place
 
 
 def text_place(text: str, folder: Path) -> str:
@@ -59,7 +66,21 @@ def text_place(text: str, folder: Path) -> str:
     return str(Path(glob.escape(str(within))) / below if is_glob else path)
 
 
-def _base(variable: str, below_home: str) -> Path:
-    # The specification: a relative path in these variables is to be ignored.
-    named = Path(os.environ.get(variable, ""))
-    return named if named.is_absolute() else home_directory() / below_home
+def tokenizer_place(text: str, folder: Path) -> str:
+    """ "bytes", or an absolute path from `folder`."""
+    return text if text == "bytes" else path_place(text, folder)
+
+
+def _from_folder(place: Callable[[str, Path], str]) -> AfterValidator:
+    """Where the folder is known that the file lies in, its paths begin there."""
+
+    def anchored(text: str, info: ValidationInfo) -> str:
+        return text if info.context is None else place(text, info.context)
+
+    return AfterValidator(anchored)
+
+
+LocalPath = Annotated[PathText, _from_folder(path_place)]
+LocalTable = Annotated[PathText, _from_folder(table_place)]
+LocalText = Annotated[PathText, _from_folder(text_place)]
+LocalTokenizer = Annotated[PathText, _from_folder(tokenizer_place)]

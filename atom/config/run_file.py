@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from atom.base.errors import ConfigError
 from atom.config.address import RUN_NAME
 from atom.config.model_and_data import Data, Model
-from atom.config.section import Count, Fraction, PeerId, Section, refuse
+from atom.config.section import Count, Fraction, PeerId, Section, one_of, refuse
 
 BYTE_VOCABULARY = 256
 
@@ -69,7 +69,7 @@ UPDATE_RULES = {
 class Optimizer(Section):
     """[optimizer]"""
 
-    name: str = "adamw"
+    name: str = Field(default="adamw", pattern=one_of(OPTIMIZERS))
     """Which optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only; lamb
     and lars, for large batches."""
     learning_rate: float = Field(gt=0, le=1e3)
@@ -95,8 +95,6 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
-        if self.name not in OPTIMIZERS:
-            refuse("name", "names no optimizer", f"known here: {', '.join(OPTIMIZERS)}")
         if self.final_learning_rate > self.learning_rate:
             refuse("final_learning_rate", f"is above learning_rate = {self.learning_rate}")
         return self
@@ -105,7 +103,7 @@ class Optimizer(Section):
 class Update(Section):
     """[update]"""
 
-    rule: str = EVERY_STEP
+    rule: str = Field(default=EVERY_STEP, pattern=one_of(UPDATE_RULES))
     """What a round averages and what follows from it: every-step averages gradients and takes one
     optimizer step; local-steps averages how far each peer's own steps led."""
     inner_sequences: int | None = Field(default=None, ge=1, le=2**24)
@@ -117,8 +115,6 @@ class Update(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Update":
-        if self.rule not in UPDATE_RULES:
-            refuse("rule", "names no update rule", f"known here: {', '.join(UPDATE_RULES)}")
         if self.rule == EVERY_STEP:
             for key in sorted(self.model_fields_set - {"rule"}):
                 hint = f'remove it, or set rule = "{LOCAL_STEPS}"'
@@ -143,7 +139,7 @@ class Swarm(Section):
 
     grace_seconds: float = Field(default=12.0, ge=1, le=86400)
     """How long the others wait for silent voters before they go on without a quorum."""
-    codec: str = "float32"
+    codec: str = Field(default="float32", pattern=one_of(CODECS))
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
     quarters it, int4 takes an eighth, sparse a sixtieth, and each peer keeps what these took away
     for the next round."""
@@ -154,13 +150,10 @@ class Swarm(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Swarm":
-        if self.codec not in CODECS:
-            refuse("codec", "names no codec", f"known here: {', '.join(CODECS)}")
-        if self.members is None:
-            return self
-        if not self.members:
+        if self.members == ():
             refuse("members", "an empty list would let nobody in", "leave it out for an open run")
-        twice = next((one for one in self.members if self.members.count(one) > 1), None)
+        members = self.members or ()
+        twice = next((one for one in members if members.count(one) > 1), None)
         if twice is not None:
             refuse("members", f"{twice} is listed more than once", "list each peer once")
         return self
@@ -188,20 +181,51 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "RunFile":
-        self._check_rounds()
-        self._check_state()
-        self._check_gradients()
-        self._check_update()
+        self._check_optimizer()
+        self._check_data()
+        inner, batch = self.update.inner_sequences, self.batch
+        if inner is not None and inner > batch.global_sequences:
+            what = f"{inner} is more than the whole global batch of {batch.global_sequences}"
+            refuse("update.inner_sequences", what, "raise batch.global_sequences, or lower it")
+        return self
+
+    def _check_optimizer(self) -> None:
+        rounds, optimizer, precision = self.run.rounds, self.optimizer, self.model.precision
+        if rounds is None and optimizer.decay != "constant":
+            hint = 'set rounds under [run], or decay = "constant"'
+            refuse("optimizer.decay", f"{optimizer.decay} needs a last round", hint)
+        if rounds is not None and optimizer.warmup_rounds > rounds:
+            refuse("optimizer.warmup_rounds", f"is longer than the run of {rounds} rounds")
+        for key, usual in ("state", "exact"), ("gradients", "float32"):
+            value = getattr(optimizer, key)
+            if value != usual and precision != "bfloat16":
+                what = f'"{value}" is for bfloat16; model.precision is {precision}'
+                hint = f'leave it at "{usual}", or set model.precision = "bfloat16"'
+                refuse(f"optimizer.{key}", what, hint)
+        codec, sums = self.swarm.codec, self.update.rule == EVERY_STEP
+        if optimizer.gradients == "bfloat16" and sums and codec in ("int8", "int4", "sparse"):
+            what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
+            refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
+
+    def _check_data(self) -> None:
         if self.validation and not self.data.validation_fraction:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
         if self.data.source == "module":
-            self._check_module_data()
+            if self.model.module is None:
+                hint = 'use source = "text", or [model] module = "package.module:factory"'
+                refuse("data.source", "the model is no module that could bring a dataset", hint)
+            if "sequence_tokens" in self.model.model_fields_set:
+                refuse("model.sequence_tokens", "the module brings samples, not text", "remove it")
         vocabulary = self.model.vocabulary_size
         if self.data.tokenizer == "bytes" and (vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
             what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
             refuse("model.vocabulary_size", what, "raise it, or leave it out")
-        return self
+
+    def changed(self, section: Literal["model", "data"], **values: str | int | None) -> "RunFile":
+        """The run with other values in that section."""
+        content = getattr(self, section).model_copy(update=values)
+        return self.model_copy(update={section: content})
 
     def pinned(self, vocabulary_size: int, tokenizer_sha256: str) -> "RunFile":
         """The run with what its founder's tokenizer decides, so that joiners can check theirs.
@@ -219,30 +243,25 @@ class RunFile(Section):
                 "data.tokenizer: this is another tokenizer than the run's",
                 "get the tokenizer.json that the run's founder uses",
             )
-        model = self.model
-        if model.family is not None:
-            model = model.model_copy(update={"vocabulary_size": wanted})
-        data = self.data.model_copy(update={"tokenizer_sha256": tokenizer_sha256})
-        return self.model_copy(update={"model": model, "data": data})
-
-    def at_revision(self, revision: str | None) -> "RunFile":
-        """The run on that commit of its table."""
-        return self.model_copy(update={"data": self.data.model_copy(update={"revision": revision})})
+        pinned = self.changed("data", tokenizer_sha256=tokenizer_sha256)
+        if self.model.family is None:
+            return pinned
+        return pinned.changed("model", vocabulary_size=wanted)
 
     def with_source(self, *, config: str | None = None, code: str | None = None) -> "RunFile":
         """The run with the content of its config.json, or the digest of its code, as read here.
 
         Raises: ConfigError if the run was founded with another one.
         """
-        for key, found in (("huggingface_config", config), ("module_sha256", code)):
+        pinned = {"huggingface_config": config, "module_sha256": code}
+        for key, found in pinned.items():
             if getattr(self.model, key) not in (None, found):
                 raise ConfigError(
                     f"model.{key}: {self.model.source} = {getattr(self.model, self.model.source)!r}"
                     " is another one here",
                     f"remove {key}, it is filled in when a run is founded",
                 )
-        pinned = {"huggingface_config": config, "module_sha256": code}
-        return self.model_copy(update={"model": self.model.model_copy(update=pinned)})
+        return self.changed("model", **pinned)
 
     def beginning(self, given: bool) -> "RunFile":
         """The run that begins from given weights, or from its seed.
@@ -254,57 +273,13 @@ class RunFile(Section):
                 "model.weights: the run begins from given weights, and none are given",
                 "name their folder with --from FOLDER, or remove the key",
             )
-        weights = {"weights": "given" if given else None}
-        return self.model_copy(update={"model": self.model.model_copy(update=weights)})
+        return self.changed("model", weights="given" if given else None)
 
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
         local = {"inner_sequences", "outer_rate", "outer_momentum"}
         update = local if self.update.rule == EVERY_STEP else set()
-        data = set[str]()
         if self.data.source == "module":
-            model, data = model | {"sequence_tokens"}, {"tokenizer"}
-        return {"model": model, "data": data, "update": update}
-
-    def _check_module_data(self) -> None:
-        if self.model.module is None:
-            hint = 'use source = "text", or [model] module = "package.module:factory"'
-            refuse("data.source", "the model is no module that could bring a dataset", hint)
-        if "sequence_tokens" in self.model.model_fields_set:
-            refuse("model.sequence_tokens", "the module brings samples, not text", "remove it")
-
-    def _check_state(self) -> None:
-        state, precision = self.optimizer.state, self.model.precision
-        if state == "exact" or precision == "bfloat16":
-            return
-        spare = 'leave it at "exact", which takes 12 bytes per parameter in float32 anyway'
-        hint = spare if precision == "float32" else 'set model.precision = "bfloat16"'
-        what = f'"{state}" is for bfloat16; model.precision is {precision}'
-        refuse("optimizer.state", what, hint)
-
-    def _check_gradients(self) -> None:
-        if self.optimizer.gradients == "float32":
-            return
-        if self.model.precision != "bfloat16":
-            what = f'"bfloat16" is for bfloat16; model.precision is {self.model.precision}'
-            refuse("optimizer.gradients", what, 'leave it at "float32"')
-        codec, sums = self.swarm.codec, self.update.rule == EVERY_STEP
-        if sums and codec in ("int8", "int4", "sparse"):
-            what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
-            refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
-
-    def _check_update(self) -> None:
-        inner, batch = self.update.inner_sequences, self.batch
-        if inner is not None and inner > batch.global_sequences:
-            what = f"{inner} is more than the whole global batch of {batch.global_sequences}"
-            refuse("update.inner_sequences", what, "raise batch.global_sequences, or lower it")
-
-    def _check_rounds(self) -> None:
-        rounds, optimizer = self.run.rounds, self.optimizer
-        if rounds is None:
-            if optimizer.decay != "constant":
-                hint = 'set rounds under [run], or decay = "constant"'
-                refuse("optimizer.decay", f"{optimizer.decay} needs a last round", hint)
-        elif optimizer.warmup_rounds > rounds:
-            refuse("optimizer.warmup_rounds", f"is longer than the run of {rounds} rounds")
+            return {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}, "update": update}
+        return {"model": model, "update": update}

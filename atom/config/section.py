@@ -1,7 +1,8 @@
 """What all sections of the configuration files share: strict, frozen, unknown keys refused; and the
 types of their values."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import base58
@@ -40,6 +41,11 @@ def refuse(key: str, what: str, hint: str = "") -> NoReturn:
     Braces in the text are safe: they travel as context, not as template.
     """
     raise PydanticCustomError("refused", "{what}", {"key": key, "what": what, "hint": hint})
+
+
+def one_of(names: Iterable[str]) -> str:
+    """The pattern of a key that takes one of these."""
+    return f"^({'|'.join(map(re.escape, names))})$"
 
 
 def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import ConfigError
-from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
-from atom.config.places import table_place, text_place
+from atom.config.places import table_place, text_place, tokenizer_place
 from atom.config.run_file import RunFile
 
 
@@ -33,44 +32,22 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
     `run_folder` is None for a run whose file came from a stranger. Raises: ConfigError if a path
     is then needed and the peer file has none.
     """
-    paths = run.data.paths if run.data.source == "text" else ()
-    if paths and peer.data.paths is not None:
-        paths = peer.data.paths
-    elif paths:
-        paths = tuple(_absolute(path, run_folder, "paths", run, text_place) for path in paths)
-    tokenizer = run.data.tokenizer
-    if tokenizer != "bytes" and peer.data.tokenizer is not None:
-        tokenizer = peer.data.tokenizer
-    elif tokenizer != "bytes":
-        tokenizer = _absolute(tokenizer, run_folder, "tokenizer", run)
-    return TextSources(paths, tokenizer, _table(run, peer, run_folder))
 
+    def founders(key: str, path: str, place: Callable[[str, Path], str]) -> str:
+        if run_folder is not None:
+            return place(path, run_folder)
+        raise ConfigError(
+            f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
+            f"get a copy, and say in a peer file where it is: {key} = … under [data]; then pass "
+            "that file with --peer",
+        )
 
-def _table(run: RunFile, peer: PeerFile, run_folder: Path | None) -> str:
-    """A hub's name is no path, but what a dataset there names is chosen by whoever owns it: the
-    volunteer says yes to it as to a path."""
-    if run.data.path is None:
-        return ""
-    if peer.data.path is not None:
-        return peer.data.path
-    return _absolute(run.data.path, run_folder, "path", run, table_place)
-
-
-def _from_folder(path: str, folder: Path) -> str:
-    return str((folder / expand_home(path)).absolute())
-
-
-def _absolute(
-    path: str,
-    run_folder: Path | None,
-    key: str,
-    run: RunFile,
-    place: Callable[[str, Path], str] = _from_folder,
-) -> str:
-    if run_folder is not None:
-        return place(path, run_folder)
-    raise ConfigError(
-        f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
-        f"get a copy, and say in a peer file where it is: {key} = … under [data]; then pass that "
-        "file with --peer",
-    )
+    data, mine = run.data, peer.data
+    paths, tokenizer, table = data.paths, data.tokenizer, data.path or ""
+    if paths:
+        paths = mine.paths or tuple(founders("paths", path, text_place) for path in paths)
+    if tokenizer != "bytes":
+        tokenizer = mine.tokenizer or founders("tokenizer", tokenizer, tokenizer_place)
+    if table:  # a hub's name is no path, but whoever owns it there chooses what it stands for
+        table = mine.path or founders("path", table, table_place)
+    return TextSources(paths, tokenizer, table)

@@ -9,8 +9,8 @@ import pytest
 
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
+from atom.config.load import keys_of
 from atom.config.peer_file import PeerFile
-from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
 from tests.cli.good_run import GOOD_RUN

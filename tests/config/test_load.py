@@ -42,13 +42,6 @@ def test_every_ready_file_loads(path: Path) -> None:
         assert load_peer_file(path) != PeerFile()
 
 
-def test_the_ready_files_are_all_there() -> None:
-    names = {path.stem for path in READY.glob("*.toml")}
-    assert names >= {"demo", "shakespeare", "gpt3-small", "gpt3-xl", "gpt3-2.7b"}
-    assert names >= {"home-350m", "home-1.3b", "home-6.7b"}
-    assert names >= {"cpu", "gpu-8gb", "gpu-12gb", "gpu-24gb", "bootstrap"}
-
-
 def test_the_example_means_what_it_says() -> None:
     run = parse_run_text(EXAMPLE)
     assert (run.run.name, run.run.rounds, run.run.seed) == ("shakespeare", 2000, 1337)
@@ -58,11 +51,8 @@ def test_the_example_means_what_it_says() -> None:
     }  # fmt: skip
     assert (run.data.paths, run.data.tokenizer) == (("input.txt",), "bytes")
     assert run.optimizer.betas == (0.9, 0.99)
-    assert run.optimizer.epsilon == 1e-8
     assert run.validation is not None
     assert (run.validation.every_rounds, run.validation.batches) == (250, 20)
-    assert (run.swarm.grace_seconds, run.swarm.survivors) == (12.0, "branch")
-    assert run.snapshot.every_rounds == 50
 
 
 @pytest.mark.parametrize(
@@ -71,29 +61,12 @@ def test_the_example_means_what_it_says() -> None:
         ("heads = 4", "haeds = 4", "model.haeds: unknown key", "did you mean heads?"),
         ("[batch]", "[bacth]", "bacth: unknown section", "did you mean batch?"),
         ("seed =", "epsilon = 1\nseed =", "run.epsilon: unknown key", "under [optimizer]"),
-        ("[run]", "[device]\n[run]", "device: unknown section", "--peer"),
         ("[run]", "[device]\n[run]\nlisten = 1", "device: unknown section", "--peer"),
-        (
-            "layers = 4",
-            'layers = "4"',
-            'layers: should be a valid integer, not "4"',
-            "blocks",
-        ),
-        ("layers = 4", "layers = 4.0", "model.layers: should be a valid integer", "blocks"),
-        ("layers = 4", "layers = true", "model.layers: should be a valid integer, not true", ""),
-        ("layers = 4", "", "model.layers: missing", 'size = "small"'),
-        ("layers = 4", 'size = "small"', "model.heads: size = 'small'", "remove one"),
+        ("layers = 4", "", "model.layers: a family takes a size, or all", 'size = "small"'),
+        ("layers = 4", 'size = "small"', "model.heads: a family takes a size, or all", ""),
         ("heads = 4", "heads = 3", "model.model_dim: 128 is not divisible by heads = 3", ""),
         ("rounds = 2000", "", "optimizer.decay: cosine needs a last round", "constant"),
-        ("rounds = 2000", "rounds = 99", "optimizer.warmup_rounds: is longer", ""),
         ('["input.txt"]', "[]", "data.paths: missing", "input.txt"),
-        ('"text" ', '"python-stdlib" ', "data.paths: ", "text"),
-        ("fraction = 0.1", "fraction = 0.0", "data.validation_fraction: ", "[validation]"),
-        ("fraction = 0.1", 'fraction = 0.1\npath = "a/b"', 'data.path: source = "text" has', "use"),
-        ("fraction = 0.1", "fraction = 0.1\nstreaming = true", "data.streaming: unknown key", ""),
-        ("fraction = 0.1", "fraction = 0.1\ntext_field = 'a'", "data.text_field: source", "use"),
-        ("sequences = 12\n", "sequences = 13\n", "batch.micro_batch_sequences: 13 is more", ""),
-        ("= 1e-4", "= 1e-2", "optimizer.final_learning_rate: is above learning_rate", ""),
         ("[optimizer]", "[[optimizer]]", "optimizer: should be a section", "[optimizer]"),
     ],
 )
@@ -103,11 +76,6 @@ def test_mistakes_in_a_run_file_are_named(old: str, new: str, place: str, hint: 
     assert place in error.message
     assert hint in error.hint
     assert "pydantic" not in error.message
-
-
-def test_a_vocabulary_must_hold_the_bytes() -> None:
-    error = complaint("layers = 4", "layers = 4\nvocabulary_size = 200")
-    assert "model.vocabulary_size: 200 is too few: the bytes tokenizer has 256" in error.message
 
 
 def test_several_mistakes_are_told_at_once() -> None:
@@ -133,10 +101,14 @@ def test_malformed_toml_names_the_line() -> None:
         ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
         (
             '[network]\nlisten = "[::1]:7"\ndata_port = 7',
-            "network.data_port: 7 is the port of l",
+            "network.data_port: 7 is the port of network.listen",
             "0 ",
         ),
-        ("[network]\ndata_port = 7\n[metrics]\nport = 7", "metrics.port: 7 is the port of d", "0 "),
+        (
+            "[network]\ndata_port = 7\n[metrics]\nport = 7",
+            "metrics.port: 7 is the port of network.data",
+            "0 ",
+        ),
         ('[run]\nname = "x"', "run: unknown section", "run file"),
         ("[networq]", "networq: unknown section", "network"),
     ],

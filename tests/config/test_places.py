@@ -7,10 +7,9 @@ import pytest
 
 from atom.base.errors import StorageError
 from atom.config.places import (
-    bootstrap_state_directory,
+    base_folder,
     default_state_directory,
     named_state_directory,
-    turns_directory,
 )
 
 
@@ -19,7 +18,7 @@ def test_below_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert default_state_directory("tiny") == Path("/home/ada/.local/share/atom/tiny")
-    assert turns_directory() == Path("/home/ada/.local/state/atom/turns")
+    assert base_folder("state") / "turns" == Path("/home/ada/.local/state/atom/turns")
 
 
 def test_xdg_has_the_last_word_if_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +26,8 @@ def test_xdg_has_the_last_word_if_absolute(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     assert default_state_directory("tiny") == Path("/data/atom/tiny")
-    assert bootstrap_state_directory().parent == Path("/data/atom")
-    assert turns_directory() == Path("/home/ada/.local/state/atom/turns")
+    assert base_folder("data") == Path("/data/atom")
+    assert base_folder("state") / "turns" == Path("/home/ada/.local/state/atom/turns")
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +42,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert default_state_directory("tiny") == Path("/data/atom/tiny")
     with pytest.raises(StorageError, match="no home directory") as problem:
-        turns_directory()
+        base_folder("state") / "turns"
     assert "XDG_STATE_HOME" in problem.value.hint
 
 

@@ -6,10 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
-from atom.config.load import load_run_file, parse_peer_text, parse_run_text
+from atom.config.load import keys_of, load_run_file, parse_peer_text, parse_run_text
 from atom.config.model_and_data import SizeName
 from atom.config.peer_file import PeerFile
-from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.models.data.files import stdlib_corpus, text_corpus

@@ -22,7 +22,7 @@ from atom.cli.shell.terminal import (
     stderr_console,
     stdout_console,
 )
-from atom.config.places import state_home
+from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.chrome_trace import chrome_trace
 
@@ -171,7 +171,7 @@ def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDire
     ControlError if there is none."""
     if state is not None:
         return [_named(StateDirectory(state))]
-    home = state_home() if home is None else home
+    home = base_folder("data") if home is None else home
     folders = _state_directories(home)
     running = [folder for folder in folders if _listens(folder)]
     if not running:
@@ -188,7 +188,7 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     """
     if state is not None:
         return state
-    home = state_home() if home is None else home
+    home = base_folder("data") if home is None else home
     runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
     if not runs:
         raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")

@@ -12,7 +12,7 @@ from atom.cli.shell.failures import ExitCode, Terminated
 from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file
-from atom.config.places import bootstrap_state_directory, named_state_directory
+from atom.config.places import default_state_directory, named_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
@@ -82,7 +82,7 @@ def serve_bootstrap(
         listen = DEFAULT_LISTEN if peer_file is None else peer.network.listen
     where = parse_listen(listen)
     root = named_state_directory(state, peer.state.directory)
-    place = StateDirectory(root or bootstrap_state_directory())
+    place = StateDirectory(root or default_state_directory("_bootstrap"))  # no run is called so
     node = NodeSettings(
         identity_path=str(place.identity),
         listen=str(where),

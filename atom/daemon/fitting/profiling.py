@@ -10,7 +10,7 @@ import torch
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
-from atom.config.places import cache_directory
+from atom.config.places import base_folder
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.chain import Machine
 from atom.graph.ir import ParameterLayout
@@ -65,7 +65,7 @@ def profile_of(
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
         return _measured(graph, device, told)
 
-    profile, said = kept_profile(cache_directory() / "profiles", graph, device, measure)
+    profile, said = kept_profile(base_folder("cache") / "profiles", graph, device, measure)
     if said:
         note(said)
     return profile

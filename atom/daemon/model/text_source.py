@@ -29,12 +29,12 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
     if run.data.source != "datasets" or run.data.revision is not None:
         return run
     if known is not None:
-        return run.at_revision(known.data.revision)
+        return run.changed("data", revision=known.data.revision)
     table = _stored(run.data, sources)
     if table.folder:
         return run
     try:
-        return run.at_revision(newest_revision(table.path))
+        return run.changed("data", revision=newest_revision(table.path))
     except DataError as problem:
         raise _named(problem, "data.path") from problem
 

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from atom.base.clock import BootClock
-from atom.base.errors import PortInUseError, UserError
+from atom.base.errors import UserError
 from atom.base.events import EventFan
-from atom.config.load import run_from_text
-from atom.config.peer_file import OTHER_PORT
+from atom.config.load import check_listen, run_from_text
 from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info, Turns
 from atom.daemon.model.kept_run import KeptRun
@@ -123,10 +122,7 @@ def _at_the_door(
     Raises: PortInUseError, AddressError, ConfigError, StorageError.
     """
     network = box.peer.network
-    if network.shares_port(box.listen):  # of a peer file, which was checked, or of --listen
-        raise PortInUseError(
-            f"{network.data_port} is data_port and the port of --listen", OTHER_PORT
-        )
+    check_listen(box.peer, box.listen)
     place = data_place(network, box.listen)
     if place is not None:
         data_door(place).close()

@@ -13,7 +13,7 @@ from atom.base.errors import AtomError, UserError
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory, named_state_directory, state_home
+from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import open_source, source_errors
@@ -210,5 +210,5 @@ def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
     """Where the peer that is asked about has its state, or would have it: with an address, as
     `atom join` has it. Raises: AddressError if that is none."""
     run = None if request.address is None else parse_join_address(request.address).run
-    usual = state_home() if run is None else default_state_directory(run)
+    usual = base_folder("data") if run is None else default_state_directory(run)
     return named_state_directory(request.state, peer.state.directory) or usual

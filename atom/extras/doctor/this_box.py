@@ -19,7 +19,7 @@ from atom.base.home import nearest_folder
 from atom.base.kernel_library import BUILDING
 from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
-from atom.config.places import state_home
+from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.models.installing import install_package
@@ -191,10 +191,10 @@ def disk(folder: Path) -> Finding:
 def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
     """`is_ours`: the daemon of this state directory runs: it listens there."""
     host = parse_listen(peer.network.listen).host
-    for key, number in peer.network.ports().items():
-        yield port(f"[network] {key}", host, number, is_ours)
-    if peer.metrics.port is not None:
-        yield port("[metrics] port", peer.metrics.host, peer.metrics.port, is_ours)
+    for name, number in peer.ports().items():
+        section, key = name.split(".")
+        where = peer.metrics.host if section == "metrics" else host
+        yield port(f"[{section}] {key}", where, number, is_ours)
 
 
 def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
@@ -236,5 +236,5 @@ def clock(offset_s: tuple[float, float] | None) -> Finding:
 
 def daemon_runs(state: Path) -> bool:
     """Whether a daemon of this user's computes here: in `state`, or in the usual place."""
-    others = (each for each in state_home().glob("*") if each.name[0] not in "._")
+    others = (each for each in base_folder("data").glob("*") if each.name[0] not in "._")
     return any(StateDirectory(each).in_use for each in (state, *others))

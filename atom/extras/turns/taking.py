@@ -13,7 +13,7 @@ import torch
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.config.peer_file import Device
-from atom.config.places import turns_directory
+from atom.config.places import base_folder
 from atom.daemon.extensions import Seat, Trainer, Turns
 from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, ClaimFile, may_take, must_give
 
@@ -196,7 +196,7 @@ def open_turns(device: Device, state: Path, run: str, owner: str, clock: Clock) 
 
 def machine_folder() -> Path:
     """With a folder for each of this machine's devices: homes may be shared by machines."""
-    return turns_directory() / (platform.node() or "here")
+    return base_folder("state") / "turns" / (platform.node() or "here")
 
 
 def device_name(kind: str) -> str:

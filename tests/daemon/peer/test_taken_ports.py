@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import PortInUseError
+from atom.base.errors import ConfigError, PortInUseError
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.setup import run_join, run_start
@@ -53,7 +53,7 @@ def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
         at_listen = f"127.0.0.1:{other.getsockname()[1]}"
         box = peer_file(tmp_path, f"data_port = {other.getsockname()[1]}")
     state = tmp_path / "state"
-    with pytest.raises(PortInUseError, match="--listen") as twice:
+    with pytest.raises(ConfigError, match=r"is the port of network\.listen") as twice:
         run_start(
             StartOptions(tmp_path / "run.toml", box, state, listen=at_listen),
             Silence(),
