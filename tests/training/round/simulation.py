@@ -20,7 +20,7 @@ from simulated_story import Story
 from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 
-from atom.swarm.chain import membership
+from atom.swarm.chain import commit
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import RoundPatience, RoundTerms
@@ -39,7 +39,7 @@ CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
 FIRST_KEY_OF_JOINERS = 24
 
-membership.verify = functools.lru_cache(1 << 14)(membership.verify)
+commit.verify = functools.lru_cache(1 << 14)(commit.verify)
 """A signature is good or not, whoever looks: all peers of a swarm are in this process."""
 
 

@@ -97,5 +97,7 @@ def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch(
     scene = Scene()
     for commit in heard:
         hear(scene, commit)
+    vouchers = {vote.voter.peer_id for vote in heard[0].votes}
+    assert set(scene.done(FetchResult)[0].holders) == {MATE.peer_id} | vouchers
     step(scene, followed)
     assert scene.machine.head == HEAD.after(followed.value)
