@@ -23,11 +23,9 @@ from atom.swarm.exchange.allreduce import (
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Reduction
-from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from tests.event_list import EventList
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.local_transport import LocalNetwork
 
 PARENT = b"p" * 32
 SOON = 20.0
@@ -52,12 +50,7 @@ class Swarm:
         network = LocalNetwork()
         self.shares: tuple[int, ...] = ()
         """Of parts with owners; empty: a ring."""
-        self.transports = [
-            LocalTransport(network, Identity.create(), bytes([number]) * 16, EventList())
-            for number in range(size)
-        ]
-        for transport in self.transports:
-            transport.start()
+        self.transports = [network.add() for _ in range(size)]
         self.order = tuple(transport.peer_id for transport in self.transports)
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)

@@ -176,13 +176,10 @@ def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
 def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
     """Runs all threads to their end; gives a failing one a moment for its last words."""
     halves, threads = _halves(reduction, channels), list[threading.Thread]()
-    try:
-        for half in halves:
-            thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")
-            thread.start()
-            threads.append(thread)
-    except RuntimeError as problem:  # those that were started must not outlive this call
-        reduction.fail(ExchangeBroken(reduction.terms.me, Reason.RING_BROKEN, str(problem)))
+    for half in halves:
+        thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")
+        thread.start()
+        threads.append(thread)
     while not reduction.over.wait(_WATCH_S):
         if cancelled.is_set():
             reduction.fail(ExchangeBroken(None, Reason.SUPERSEDED, "cancelled here"))

@@ -143,7 +143,6 @@ class Receiver(Half):
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._next_frame(limit)
         while kind == Kind.WAITING and length == 0:
-            self._patience().wait_s(time.monotonic())  # a flood never makes us wait: ends here
             kind, length = self._next_frame(limit)
         patience = self._patience()
         if kind == Kind.BROKEN:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
-from atom.base.errors import AddressError, PeerRefused
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.addresses import listening
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
@@ -102,13 +102,9 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
-        """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
+        """Listens and returns the bound address. Raises: PortInUseError, AddressError, OSError."""
         self._socket = data_door(bind)
-        try:
-            self._endpoint.threads.start("atom-accept", self._accept)
-        except OSError as error:
-            self._socket.close()
-            raise AddressError(str(error), "end other programs, or allow more threads") from error
+        self._endpoint.threads.start("atom-accept", self._accept)
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
 

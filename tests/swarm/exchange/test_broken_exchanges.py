@@ -47,13 +47,6 @@ def keep_waiting(channels: Channels, over: threading.Event) -> None:
             channel.send_frame(Kind.WAITING, patience=Patience(SOON))
 
 
-def flood(channels: Channels, over: threading.Event) -> None:
-    """There is always something to be read, so nobody ever has to wait for it."""
-    many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
-    while not over.is_set():
-        channels.right[0].stream.send_all(many, Patience(SOON))
-
-
 @pytest.mark.parametrize(
     ("play", "terms", "reason", "shares"),
     [
@@ -91,12 +84,6 @@ def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Make) -> No
         assert (failure.suspect, failure.reason) == (None, Reason.TOO_SLOW)
 
 
-def test_a_flood_of_waiting_ends_as_well(swarm_of: Make) -> None:
-    """Of two: nobody else ends it."""
-    failures = swarm_of(2).broken_by(1, flood, 4096, pace=Pace(0.5))
-    assert failures[0].reason is Reason.TOO_SLOW
-
-
 def test_cancelling_ends_the_ring_for_all(swarm_of: Make) -> None:
     cancelled = threading.Event()
 
@@ -129,25 +116,6 @@ def test_a_wrong_header_is_malformed_and_blames_the_sender(
 
     failure = swarm.broken_by(1, send_it, 4096)[0]
     assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
-
-
-def test_no_thread_outlives_a_ring_that_got_too_few(
-    swarm_of: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would write into a buffer that the next ring may have by then."""
-    swarm, start, started = swarm_of(2), threading.Thread.start, list[threading.Thread]()
-
-    def start_one(thread: threading.Thread) -> None:
-        if thread.name == "atom-all-reduce":
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    failure = swarm.broken_by(1, freeze)[0]
-    assert (failure.suspect, failure.detail) == (swarm.order[0], "can't start new thread")
-    assert [thread.is_alive() for thread in started] == [False]
 
 
 # ---- numbers that no exchange may let through

@@ -35,7 +35,6 @@ from atom.swarm.records.manifest import (
     decode_manifest,
     encode_lease,
     encode_manifest,
-    lease_key,
     manifest_digest,
     read_claim,
 )
@@ -192,12 +191,3 @@ def test_a_run_file_too_large_for_the_dht_is_the_users_error(run_file: str) -> N
     with pytest.raises(ConfigError) as caught:
         encode_manifest(a_manifest(OWNER, run_file=run_file), OWNER)
     assert caught.value.hint
-
-
-def test_a_record_says_where_it_may_be_stored_and_until_when() -> None:
-    lease = read_claim(encoded(expires_at=123.25))
-    assert (lease.author, lease.expires_at) == (PEER.peer_id, 123.25)
-    assert lease.place == f"atom/3/{RUN}/{OWNER.peer_id}/lease" == lease_key(*PLACE)
-    manifest = read_claim(FOUNDED)
-    assert (manifest.author, manifest.expires_at) == (OWNER.peer_id, None)
-    assert manifest.place == f"atom/3/{RUN}/{OWNER.peer_id}/manifest"

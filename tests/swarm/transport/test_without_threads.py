@@ -4,14 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from transport_peers import RUN, SOON, Peer, until
+from transport_peers import SOON, Peer, until
 
-from atom.base.errors import AddressError
-from atom.swarm.identity import Identity
-from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import reverse_connections
-from atom.swarm.transport.transport import Transport
-from tests.event_list import EventList
 
 Make = Callable[..., Peer]
 
@@ -34,16 +29,3 @@ def test_messages_get_through_later(
     until(arrives)
     assert refused[name] == 0
     assert guest.heard.get(timeout=SOON)[2] == b"hello"
-
-
-def test_a_port_is_not_held_without_anybody_behind_it(
-    make_peer: Make, refused: Counter[str]
-) -> None:
-    before = make_peer().transport
-    before.close()
-    here = Transport(Local(Identity.create(), RUN, bytes(16)), before.address, EventList())
-    refused["atom-accept"] = 1
-    with pytest.raises(AddressError, match="no thread"):
-        here.start()
-    here.start()
-    here.close()
