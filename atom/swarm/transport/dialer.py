@@ -47,8 +47,6 @@ class Contact:
     """ "host:port", best first."""
     dials_out: bool = False
     """It says that nobody can dial it: it is called first."""
-    incarnation: bytes = b""
-    """Of the process that is there; empty: not known."""
 
 
 def address_of(text: str) -> Way | None:
@@ -82,12 +80,6 @@ class ContactBook:
             while len(self._contacts) > MOST_KNOWN:
                 oldest = next(iter(self._contacts))
                 del self._contacts[oldest], self._ways[oldest]
-
-    def may_be_of(self, peer_id: str, incarnation: bytes) -> bool:
-        """Whether addresses are known that may be this process's: others listened elsewhere."""
-        with self._lock:
-            known = self._contacts.get(peer_id, Contact()).incarnation in (b"", incarnation)
-            return known and len(self._ways.get(peer_id, ())) > 1
 
     def ways(self, peer_id: str) -> list[Way]:
         """All ways. An address that worked last is the first, ways that failed come last."""

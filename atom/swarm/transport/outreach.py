@@ -29,7 +29,7 @@ MAX_LINES = 64
 
 def contact_of(lease: Lease) -> Contact:
     """How a peer says that it can be reached."""
-    return Contact(lease.addresses, lease.reached is Reached.NO, lease.incarnation)
+    return Contact(lease.addresses, lease.reached is Reached.NO)
 
 
 class Outreach:

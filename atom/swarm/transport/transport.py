@@ -166,7 +166,7 @@ class Transport:
             )
             back.close()
         except (OSError, PeerRefused):
-            known = self._dialer.contacts.may_be_of(channel.peer_id, channel.incarnation)
+            known = len(self._dialer.contacts.ways(channel.peer_id)) > 1  # than a call
             reached = Reached.NO if known else Reached.UNKNOWN
         channel.send_frame(Kind.REACHED, reached.to_wire(), patience=Patience.within(1.0))
         with contextlib.suppress(OSError, PeerRefused):

@@ -4,18 +4,17 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from atom.base.errors import StorageError, UserError
+from atom.base.errors import UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht import p2pd, process
-from atom.swarm.dht.client import DhtClient, DirectoryUnavailable, keep_small, open_node_log
+from atom.swarm.dht.client import DhtClient
 from atom.swarm.dht.p2pd import NodeSettings, running_p2pd
 from atom.swarm.dht.process import DhtService, until_clock_is_set_back
 from tests.event_list import EventList
@@ -57,37 +56,6 @@ def test_whatever_a_start_fails_with_it_is_tried_again(monkeypatch: pytest.Monke
     failed = ["dht-restart-failed"] * 3
     assert kinds == ["dht-process-ended", *failed, "dht-process-restarted"]
     assert "Too many open files" in events.events[1]["detail"]
-
-
-def test_a_system_without_another_process_is_no_fault_of_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **__: failing_soon(refused))
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(DirectoryUnavailable, match="Resource temporarily unavailable"):
-        asyncio.run(DhtClient(NodeSettings()).start())
-    assert len(os.listdir("/proc/self/fd")) == len(before), "nothing is left open"
-
-
-def test_a_full_log_is_emptied_and_its_writer_goes_on_at_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 100)
-    path = tmp_path / "dht.log"
-    keep_small(str(path))
-    assert not path.exists()
-    path.write_bytes(b"before" * 20)
-    with open_node_log(str(path)) as held:
-        assert path.read_bytes() == b"", "also when a node starts"
-        for word, kept in ((b"a", b"a"), (b"b", b""), (b"c", b"c")):
-            os.write(held.fileno(), word * 90)
-            keep_small(str(path))
-            assert path.read_bytes() == kept * 90
-    with pytest.raises(StorageError, match="absent"):
-        open_node_log(str(tmp_path / "absent" / "dht.log"))
-    with open_node_log(None) as nowhere:
-        assert nowhere.name == os.devnull
 
 
 def test_a_chore_that_fails_runs_again_though_its_log_is_full(

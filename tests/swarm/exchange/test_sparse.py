@@ -6,8 +6,6 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from threaded_ring import Make, broken, sources, spoilt
 from torch import Tensor
 
@@ -222,25 +220,6 @@ def test_sparse_what_no_encoder_writes_is_refused(
         codec.decode(raw, numbers)
     with pytest.raises(problem):
         codec.add(raw, numbers, 1.0, numbers)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 120), st.integers(1, 255)), max_size=4)
-)
-def test_sparse_what_is_decoded_would_be_written_the_same(
-    seed: int, changes: list[tuple[int, int]]
-) -> None:
-    """So every byte string that is decoded is the only one of its numbers."""
-    elements = CHUNK + 256
-    wire = encoded(numbers(elements, seed))
-    for place, change in changes:
-        wire[place % wire.numel()] ^= change
-    try:
-        values = decoded(wire, elements)
-    except (NotCanonical, NotFinite):
-        return
-    assert torch.equal(encoded(values), wire)
 
 
 # ---- in an exchange

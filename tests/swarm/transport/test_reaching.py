@@ -1,7 +1,6 @@
 """Peers that nobody can dial take part all the same: they are called."""
 
 import dataclasses
-import socket
 import threading
 from collections.abc import Callable
 
@@ -11,7 +10,6 @@ from transport_peers import SOON, Peer, until
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport import reverse_connections
-from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import TransportLimits, Unreachable
 from atom.swarm.transport.reverse_connections import TOKEN_BYTES
 
@@ -104,17 +102,3 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
     keep_lines(closed, witness)
     assert closed.transport.probe(witness.peer_id) is Reached.UNKNOWN
     assert witness.transport.probe(closed.peer_id) is Reached.YES, "who is shut in can dial, too"
-
-
-def test_where_an_earlier_process_of_a_peer_listened_says_nothing_of_this_one(make: Make) -> None:
-    """It was killed and started again, and the witness has not read its new lease yet."""
-    witness, again = make(), make()
-    again.knows(witness)
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        addresses = ("{}:{}".format(*gone.getsockname()),)
-    before = Contact(addresses, incarnation=b"b" * 16)
-    witness.transport.set_contact(again.peer_id, before)
-    assert again.transport.probe(witness.peer_id) is Reached.UNKNOWN
-    now = dataclasses.replace(before, incarnation=bytes([1]) * 16)
-    witness.transport.set_contact(again.peer_id, now)
-    assert again.transport.probe(witness.peer_id) is Reached.NO
