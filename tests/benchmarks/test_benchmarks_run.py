@@ -1,27 +1,13 @@
 """The benchmarks run, at toy size, and their JSON has its shape. Speeds are nobody's business."""
 
-import json
-import statistics
-import subprocess
-import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from programs import run, started, torch_alone
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TOO_LONG_S = 100
 TIMING = {"median_s", "fastest_s", "slowest_s", "runs_s"}
-
-
-def run(*command: str, compares: str = "ratio") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=TOO_LONG_S
-    )
-    assert done.returncode == 0, done.stderr
-    assert compares in done.stderr, "the table is for people"
-    body: dict[str, Any] = json.loads(done.stdout)
-    return body
 
 
 def check_timing(timing: dict[str, Any], runs: int) -> None:
@@ -31,11 +17,10 @@ def check_timing(timing: dict[str, Any], runs: int) -> None:
 
 
 def test_ring_beside_gloo() -> None:
-    program = str(BENCHMARKS / "ring.py")
     sides = ["gloo", "tls", "tls/int8/parts", "tls/bfloat16"]
     body = run(
-        program, "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2", "--sides", *sides,
-        compares="x gloo's speed",
+        "ring.py", "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2", "--sides", *sides,
+        says="x gloo's speed",
     )  # fmt: skip
     assert (body["benchmark"], body["members"], body["mbit"]) == ("ring", 2, None)
     assert [round(result["megabytes"], 1) for result in body["results"]] == [0.1, 0.5]
@@ -46,13 +31,12 @@ def test_ring_beside_gloo() -> None:
             check_timing(side["seconds"], runs=2)
             pairs = zip(gloo, side["seconds"]["runs_s"], strict=True)
             speeds = [theirs / ours for theirs, ours in pairs]
-            assert side["times_gloos_speed"] == pytest.approx(statistics.median(speeds))
+            assert side["times_gloos_speed"] == pytest.approx(median(speeds))
             assert side["cpu_ms_per_mb"] > 0
 
 
 def test_codecs_beside_int4() -> None:
-    program = str(BENCHMARKS / "codecs.py")
-    body = run(program, "--elements", "8192", "--runs", "2", compares="x int4's speed")
+    body = run("codecs.py", "--elements", "8192", "--runs", "2", says="x int4's speed")
     assert list(body["results"]) == ["int4", "int8", "sparse"]
     for result in body["results"].values():
         assert 0 < result["bytes_per_number"] < 2
@@ -61,9 +45,8 @@ def test_codecs_beside_int4() -> None:
 
 
 def test_a_state_from_donors_who_train() -> None:
-    program = str(BENCHMARKS / "state.py")
     body = run(
-        program, "--megabytes", "9", "--donors", "2", "--mbit", "0", "--rounds", "2",
+        "state.py", "--megabytes", "9", "--donors", "2", "--mbit", "0", "--rounds", "2",
         "--ring-megabytes", "0.1", "--pause-s", "0",
     )  # fmt: skip
     assert (body["benchmark"], body["megabytes"], body["mbit"]) == ("state", 9.0, 0.0)
@@ -80,8 +63,7 @@ def test_a_state_from_donors_who_train() -> None:
 
 
 def test_the_optimizer_beside_torchs() -> None:
-    program = str(BENCHMARKS / "optimizer.py")
-    body = run(program, "--elements", "10000", "--threads", "2", "--runs", "2")
+    body = run("optimizer.py", "--elements", "10000", "--threads", "2", "--runs", "2")
     assert (body["benchmark"], body["threads"]) == ("optimizer", 2)
     assert {side["elements"] for side in body["sides"].values()} == {9984}
     sides = body["sides"]
@@ -99,8 +81,7 @@ def test_the_optimizer_beside_torchs() -> None:
 
 
 def test_a_step_under_the_passes_beside_one_between_them() -> None:
-    program = str(BENCHMARKS / "after_commit.py")
-    body = run(program, "--layers", "2", "--model-dim", "16", "--runs", "2")
+    body = run("after_commit.py", "--layers", "2", "--model-dim", "16", "--runs", "2")
     assert body["benchmark"] == "after_commit"
     assert body["sub_models"] == 4
     for figure, found in body["ratio"].items():
@@ -110,7 +91,7 @@ def test_a_step_under_the_passes_beside_one_between_them() -> None:
 
 
 def test_what_a_start_takes_and_what_that_comes_to() -> None:
-    body = run(str(BENCHMARKS / "start.py"), "--layers", "2", "--model-dim", "16")
+    body = run("start.py", "--layers", "2", "--model-dim", "16")
     assert body["benchmark"] == "start"
     assert body["host_bytes"] == 16 * body["parameters"]
     assert all(rate > 0 for rate in body["per_core_second"].values())
@@ -127,15 +108,14 @@ def test_what_a_start_takes_and_what_that_comes_to() -> None:
 def test_what_cannot_be_measured_is_refused_at_once(
     program: str, argument: str, value: str
 ) -> None:
-    command = [sys.executable, str(BENCHMARKS / program), argument, value]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S)
+    done = started(program, argument, value)
     assert done.returncode == 2
     assert value in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_cost_of_a_crowd() -> None:
-    body = run(str(BENCHMARKS / "scale.py"), "--peers", "4", "5", "--rounds", "1", compares="early")
+    body = run("scale.py", "--peers", "4", "5", "--rounds", "1", says="early")
     assert [row["peers"] for row in body["results"]] == [4, 5]
     for row in body["results"]:
         assert 0 < row["trigger_s"] <= row["latest_trigger_s"] <= row["round_s"]
@@ -144,7 +124,30 @@ def test_the_cost_of_a_crowd() -> None:
 
 
 def test_a_swarm_of_one_beside_plain_pytorch() -> None:
-    body = run(str(BENCHMARKS / "swarm_of_one.py"), "--rounds", "3", "--turns", "1")
+    body = run("swarm_of_one.py", "--rounds", "3", "--turns", "1")
     assert (body["benchmark"], body["rounds"]) == ("swarm-of-one", 3)
     ours, theirs = body["median_ms"].values()
     assert body["ratio"] == pytest.approx(ours / theirs)
+
+
+def test_every_amount_of_memory_is_foretold_and_measured(tmp_path: Path) -> None:
+    body = run(
+        "plan_accuracy.py", "--models", "tiny", "--runs", "2", "--micro-batches", "2",
+        env=torch_alone(tmp_path),
+    )  # fmt: skip
+    assert (body["benchmark"], body["device"], body["threads"]) == ("plan_accuracy", "cpu", 1)
+    rows = body["rows"]
+    assert [row["memory"] for row in rows] == ["swapped", "partly", "resident"]
+    for row in rows:
+        assert len(row["foretold_s"]) == len(row["measured_s"]) == 2
+        quotient = median(row["foretold_s"]) / median(row["measured_s"])
+        assert row["ratio"] == pytest.approx(quotient)
+        assert row["ratio_own_seconds"] > 0
+        assert row["ratio_lanes"] > 0
+        assert 0 < row["computing_foretold"] <= 1
+        assert 0 < row["computing"] <= 1
+        assert row["micro_batches"] in (1, 2)
+    assert len(rows[2]["resident"]) == rows[2]["sub_models"]
+    assert len(rows[0]["resident"]) < rows[0]["sub_models"]
+    assert rows[0]["device_bytes"] < rows[2]["device_bytes"]
+    assert body["ratio_by_model"] == {"tiny": median(row["ratio"] for row in rows)}

@@ -3,54 +3,42 @@ arithmetic is right. Speeds are nobody's business."""
 
 import json
 import math
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
+from programs import BENCHMARKS, started, torch_alone
+from swap_atom import Atom
+from swap_cases import BY_NAME, CASES, GB
+from swap_company import Child, Deadline, SideFailed
+from swap_exactness import Exactness
+from swap_measure import Measured
+from swap_setup import Setup, SideMissing
+from swap_table import side_rows, verdict
+from swap_traffic import Link
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TOO_LONG_S = 100
-ABSENT = (
-    "pydantic", "hivemind", "grpc", "google", "blake3", "cryptography", "base58", "psutil", "rich",
-    "typer", "matplotlib", "safetensors", "tokenizers", "transformers", "aiohttp", "deepspeed",
-)  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def benchmarks_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-@pytest.fixture
-def torch_alone(tmp_path: Path) -> dict[str, str]:
-    """An environment for the program and its children in which other packages do not import."""
-    for name in ABSENT:
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is absent')\n")
-    return {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3, GPT3Config
+from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Event, Load, Shape, training_pass
 
 
-def run(environment: dict[str, str], *options: str) -> tuple[dict[str, Any], str]:
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "swap.py"), *options, "--runs", "1", "--steps", "1"],
-        capture_output=True, text=True, timeout=TOO_LONG_S, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    body: dict[str, Any] = json.loads(done.stdout)
+def run(folder: Path, *options: str, says: str = "") -> dict[str, Any]:
+    body = programs.run(
+        "swap.py", *options, "--runs", "1", "--steps", "1", says=says, env=torch_alone(folder)
+    )
     assert (body["benchmark"], body["device"], body["toy"]) == ("swap", "cpu", True)
-    return body, done.stderr
+    return body
 
 
-def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: Path) -> None:
+def test_sides_in_turn_with_torch_alone(tmp_path: Path) -> None:
     files = "--trace", str(tmp_path / "trace"), "--json", str(tmp_path / "json")
-    body, table = run(torch_alone, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
+    body = run(tmp_path, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
     (case,) = body["cases"]
     assert set(case["sides"]) == {"atom", "memory"}
-    assert not case["missing"], table
+    assert not case["missing"]
     for side in case["sides"].values():
         assert len(side["step"]["runs_s"]) == 1
         assert len(side["losses"]) == 2
@@ -67,8 +55,8 @@ def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: P
     assert {"loads", "computing"} <= {event["args"].get("name") for event in events}
 
 
-def test_weights_are_compared(torch_alone: dict[str, str]) -> None:
-    body, _ = run(torch_alone, "--case", "exactness")
+def test_weights_are_compared(tmp_path: Path) -> None:
+    body = run(tmp_path, "--case", "exactness")
     (case,) = body["cases"]
     verdicts = {target["figure"]: target["verdict"] for target in case["targets"]}
     assert verdicts == {
@@ -81,8 +69,6 @@ def test_weights_are_compared(torch_alone: dict[str, str]) -> None:
 def test_sixteen_bits_are_compared_too(layout: str) -> None:
     """Text, several micro-batches, a tied table, clipping, float32 masters: all of plain PyTorch's
     weights, whole or in halves."""
-    from swap_exactness import Exactness
-    from swap_setup import Setup
 
     setup = Setup("exactness", "tiny", 1, "bfloat16", "cpu", micro_batches=2, layout=layout)
     try:
@@ -100,10 +86,10 @@ def test_sixteen_bits_are_compared_too(layout: str) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_deadline_ends_it_with_what_there_is(torch_alone: dict[str, str]) -> None:
-    body, table = run(torch_alone, "--case", "all", "--deadline", "10.5")
+def test_a_deadline_ends_it_with_what_there_is(tmp_path: Path) -> None:
+    absent = "not measured: out of time"
+    body = run(tmp_path, "--case", "all", "--deadline", "10.5", says=absent)
     assert body["cases"][-1]["out_of_time"]
-    assert "not measured: out of time" in table
 
 
 @pytest.mark.parametrize("resident", [set(), {0}, {1, 3}, {0, 1, 2, 3, 4}])
@@ -112,10 +98,6 @@ def test_a_deadline_ends_it_with_what_there_is(torch_alone: dict[str, str]) -> N
 def test_the_formula_counts_what_a_schedule_moves(
     resident: set[int], slots: int, passes: int
 ) -> None:
-    from swap_traffic import Link
-
-    from atom.swap.arrangement import Arrangement
-    from atom.swap.schedule import Event, Load, Shape, training_pass
 
     shape = Shape(5, 2, Arrangement(slots, frozenset(resident)))
     events, loaded = list[Event](), dict[int, int]()
@@ -131,11 +113,6 @@ def test_the_formula_counts_what_a_schedule_moves(
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_tied_gradient_leaves_as_often_as_it_does(precision: torch.dtype) -> None:
-    from swap_traffic import Link
-
-    from atom.graph.program import compile_program
-    from atom.models.gpt3 import GPT3, GPT3Config
-    from atom.swap.arrangement import Arrangement
 
     config = GPT3Config(1, 2, 32, sequence_tokens=8, vocabulary_size=64)
     ids = torch.zeros(1, 8, dtype=torch.long)
@@ -147,7 +124,6 @@ def test_a_tied_gradient_leaves_as_often_as_it_does(precision: torch.dtype) -> N
 
 
 def test_the_page_and_the_help_have_every_case_and_target() -> None:
-    from swap_cases import BY_NAME, CASES
 
     page = (BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     table = page.partition("\n## Targets, and an H200\n")[2].partition("\n\nMatrix products")[0]
@@ -165,19 +141,15 @@ def test_the_page_and_the_help_have_every_case_and_target() -> None:
             assert limit == "all" or limit.startswith(("≥ ", "≤ ")), limit
             if limit != "all" and "%" not in limit and "GiB" not in limit:
                 assert float(limit.split()[1]) == target.limit, (name, limit)
-    program = [sys.executable, str(BENCHMARKS / "swap.py"), "--help"]
-    told = subprocess.run(program, capture_output=True, text=True, timeout=TOO_LONG_S, check=True)
+    told = started("swap.py", "--help")
     for each in CASES:
         assert f"  {each.name}: {each.about}\n" in told.stdout
         assert all(f"{target.what} {target.text}\n" in told.stdout for target in each.targets)
 
 
 def test_targets_are_judged() -> None:
-    from swap_cases import BY_NAME, GB
-    from swap_measure import Measured
-    from swap_table import verdict
 
-    case = replace(BY_NAME["2.7b-32k"])
+    case = BY_NAME["2.7b-32k"]
     measured = Measured(case, figures={"speed beside memory": 0.97, "gpu_gb": 5.9})
     verdicts = {target.figure: verdict(measured, target, judged=True) for target in case.targets}
     assert verdicts["speed beside memory"] == "missed"
@@ -189,8 +161,6 @@ def test_targets_are_judged() -> None:
 
 def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_taken() -> None:
     """In float32 the same number of sequences is divided first: `exactness` has three."""
-    from swap_atom import Atom
-    from swap_setup import Setup, SideMissing
 
     setup = Setup("atom", "tiny", 1, "bfloat16", "cpu", micro_batches=3, gradients="bfloat16")
     with pytest.raises(SideMissing, match="3 sequences per step: with gradients in bfloat16"):
@@ -198,15 +168,10 @@ def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_take
 
 
 def test_a_side_that_is_absent_or_breaks_is_told(
-    torch_alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swap_cases import BY_NAME
-    from swap_company import Child, Deadline, SideFailed
-    from swap_measure import Measured
-    from swap_setup import Setup
-    from swap_table import side_rows
 
-    monkeypatch.setenv("PYTHONPATH", torch_alone["PYTHONPATH"])
+    monkeypatch.setenv("PYTHONPATH", torch_alone(tmp_path)["PYTHONPATH"])
     with pytest.raises(SideFailed, match="DeepSpeed is not installed") as absent:
         Child(Setup("deepspeed-3", "tiny", 1, "float32", "cpu"), Deadline())
     with pytest.raises(SideFailed, match="no side is called 'none'"):

@@ -1,34 +1,19 @@
-"""A large model's round in small, and what the benchmark of home lines makes of its logs."""
+"""What benchmarks of real daemons make of their event logs, and a large model's round in small."""
 
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
+import math
 
+import home_figures as figures
+import home_scale as scale
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("home_scale")
-
-
-@pytest.fixture
-def figures(scale: ModuleType) -> ModuleType:
-    return import_module("home_figures")
-
-
-def event(time: float, kind: str, **fields: object) -> dict[str, object]:
-    return {"time": time, "event": kind, **fields}
+import real_rounds
+from programs import event
 
 
 @pytest.mark.parametrize("mbit", [20, 100, 1000])
 @pytest.mark.parametrize("round_s", [0.5, 30, 60])
 @pytest.mark.parametrize(("steps", "passes"), [(30, 30), (30, 10), (1, 1)])
 def test_a_small_round_has_the_large_ones_shares(
-    scale: ModuleType, mbit: float, round_s: float, steps: int, passes: int
+    mbit: float, round_s: float, steps: int, passes: int
 ) -> None:
     real = scale.RealRound(7e9, steps, mbit * 1e6 / 8, 0.53125, 117.6e12)
     assert real.tokens_per_s == pytest.approx(2800)
@@ -42,19 +27,19 @@ def test_a_small_round_has_the_large_ones_shares(
         assert passes_s + exchange_s == pytest.approx(round_s)
 
 
-def test_the_formula_counts_each_number_twice_but_ones_own(scale: ModuleType) -> None:
+def test_the_formula_counts_each_number_twice_but_ones_own() -> None:
     small = scale.SmallRound(30, 0.5, 1e6, 50.0, elements=1000, number_bytes=4.0)
     assert small.upload_bytes(2) == 4000
     assert small.upload_bytes(8) == 7000
 
 
-def test_time_in_passes_is_that_within_the_window(figures: ModuleType) -> None:
+def test_time_in_passes_is_that_within_the_window() -> None:
     log = [event(each + 2.0, "passed", began=each) for each in (0.0, 3.0, 9.0)]
     window = figures.Span(1.0, 10.0)
     assert figures.share(figures.passes(log), window) == pytest.approx((1 + 2 + 1) / 9)
 
 
-def test_time_with_neither_pass_nor_averaging_is_counted_once(figures: ModuleType) -> None:
+def test_time_with_neither_pass_nor_averaging_is_counted_once() -> None:
     log = [
         event(3.0, "passed", began=1.0),
         event(4.0, "ringing"),
@@ -66,7 +51,7 @@ def test_time_with_neither_pass_nor_averaging_is_counted_once(figures: ModuleTyp
     assert figures.neither(log, figures.Span(4.5, 5.5)) == 0
 
 
-def test_a_round_counts_where_it_was_committed(figures: ModuleType) -> None:
+def test_a_round_counts_where_it_was_committed() -> None:
     log = [
         event(at, "round", sequences=number, reduce_seconds=float(number))
         for at, number in ((1.0, 1), (2.0, 2), (3.0, 4), (4.0, 8))
@@ -78,7 +63,7 @@ def test_a_round_counts_where_it_was_committed(figures: ModuleType) -> None:
     assert figures.longest_gap([1.0, 3.0, 4.0], since=3.5) == 1
 
 
-def test_payload_is_without_headers_and_even_between_readings(figures: ModuleType) -> None:
+def test_payload_is_without_headers_and_even_between_readings() -> None:
     """Two packets a second, one of which only acknowledges."""
     readings = [
         figures.Reading(float(second), 100 * second + 2 * second * figures.HEADER_BYTES, 2 * second)
@@ -88,9 +73,57 @@ def test_payload_is_without_headers_and_even_between_readings(figures: ModuleTyp
     assert figures.payload(readings, figures.Span(-5.0, 60.0)) == pytest.approx(3000)
 
 
-def test_states_are_compared_where_several_told_one(figures: ModuleType) -> None:
+def test_states_are_compared_where_several_told_one() -> None:
     one = [event(1.0, "round", head="a", digest="x"), event(2.0, "round", head="b", digest="y")]
     two = [event(1.0, "round", head="a", digest="x"), event(2.0, "round", head="b", digest="z")]
     assert figures.compared_states([one, two]) == (2, 1)
     assert figures.compared_states([one, two[:1]]) == (1, 0)
     assert figures.compared_states([one]) == (0, 0)
+
+
+def test_the_trigger_is_late_by_what_lies_between_the_last_pass_and_the_call() -> None:
+    founder = [
+        event(1.0, "counted", head="a", sequences=8),
+        event(2.0, "counted", head="a", sequences=16),
+        event(2.75, "asked", head="a"),
+        event(2.76, "asked", head="a"),
+        event(3.0, "ringing", head="a"),
+        event(4.0, "counted", head="b", sequences=8),
+    ]
+    joiner = [
+        event(1.5, "counted", head="a", sequences=8),
+        event(3.5, "ringing", head="a"),
+    ]
+    first, second = real_rounds.rounds_of([founder, joiner], 24, since=0.0)
+    assert first.late_s == pytest.approx(0.75)
+    assert first.forming_s == pytest.approx(0.75)
+    assert second.reached is None
+    assert second.late_s is None
+
+
+def test_who_is_named_and_who_found_too_little() -> None:
+    log = [
+        event(1.0, "ring-broken", suspect="p2", reason="timeout"),
+        event(2.0, "attempt-ended", reason="early"),
+        event(3.0, "attempt-ended", reason="superseded"),
+        event(4.0, "exchange-judged", ways=[["p1", "p2"]]),
+        event(5.0, "round", round=2),
+        event(7.5, "round", round=3),
+    ]
+    assert real_rounds.named_at(log, "p2", since=0.5) == [1.0, 4.0]
+    assert real_rounds.named_at(log, "p3", since=0.5) == []
+    assert real_rounds.found_short(log, since=0.0) == 1
+    assert real_rounds.found_short(log, since=2.5) == 0
+    assert real_rounds.median_gap(real_rounds.commits(log)) == 2.5
+    assert math.isnan(real_rounds.median_gap([1.0]))
+
+
+def test_an_all_reduce_is_one_trigger_whoever_tells_of_it() -> None:
+    one = {"head": "a", "ballot": "1 p1 00"}
+    founder = [
+        event(0.5, "ringing", head="z", ballot="7 p1 00", sequences=24),
+        event(1.0, "ringing", **one, sequences=24),
+        event(2.0, "ringing", head="b", ballot="1 p1 00", sequences=23),
+    ]
+    joiner = [event(1.1, "ringing", **one, sequences=24)]
+    assert real_rounds.triggers([founder, joiner], since=0.75) == [24, 23]

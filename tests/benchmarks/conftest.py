@@ -1,0 +1,7 @@
+"""Benchmarks' own arithmetic is imported."""
+
+import sys
+
+from programs import BENCHMARKS
+
+sys.path.append(str(BENCHMARKS))
