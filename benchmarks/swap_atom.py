@@ -169,7 +169,7 @@ class Atom:
         return Timeline.of(s for s in spans if first <= s.start_s and s.end_s <= last)
 
     def _names(self) -> list[str]:
-        return [part.class_name for part in self.program.sub_models]
+        return [part.name for part in self.program.sub_models]
 
     def _planned(self, choice: Choice, passes: int) -> dict[str, Any]:
         """Foretold as if nothing were loaded when a pass begins, as after a step."""

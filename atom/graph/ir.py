@@ -100,12 +100,11 @@ class SubModel:
     """A run of consecutive calls that is loaded, computed and dropped together.
 
     Its module has one `nn.Parameter` per entry of `parameters` and a `forward(*inputs) -> tuple`
-    that returns one value per entry of `outputs`. Sub-models with the same `class_name` have the
-    same module but for the parameters' values.
+    that returns one value per entry of `outputs`. Sub-models with equal `layers` and `gives` have
+    the same module but for the parameters' values.
     """
 
     index: int
-    class_name: str
     parameters: tuple[tuple[str, str], ...]
     """(attribute path in the module, name in the layout), in the module's order. One that several
     layers use (tied weights) has several paths."""
@@ -115,15 +114,8 @@ class SubModel:
     """Names of the values given to later sub-models; the last one gives the program's `loss`."""
     inputs_need_grad: tuple[bool, ...]
     """Per input: does a gradient flow back through it (static, decided at trace time)."""
-    first_layer: int
-    last_layer: int
-    """Layers it has calls of, both included; where a cut falls inside a layer, neighbours share
-    that layer."""
     name: str = ""
     """For people: "blocks.3", "blocks.3 (1/2)", "blocks.3 (2/2) … blocks.5"."""
-    first_call: int = 0
-    end_call: int = 0
-    """It is the traced graph's calls [first_call, end_call)."""
     layers: tuple[LayerCall, ...] = ()
     gives: tuple[int, ...] = ()
     """The outputs, by their numbers among the sub-model's values."""
@@ -140,8 +132,6 @@ class Program:
     loss: str
     """Name of the value that is the mean loss of a micro-batch (a scalar)."""
     source: str
-    source_hash: str
-    """sha256 hex of `source`."""
     graph_hash: str
     """sha256 hex of the traced graph: the same on every peer with the same model and versions."""
     values: Mapping[str, ValueSpec] = field(default_factory=dict)

@@ -39,10 +39,6 @@ class Layer:
     """Batch entries and earlier layers' values, in order of first use."""
     outputs: tuple[fx.Node, ...]
     """Values that later layers use, and the loss, in the order they are made."""
-    whole: tuple[fx.Node, ...]
-    """All calls of the layer that this is a piece of; its own if it is no piece."""
-    index: int
-    """Of the layer, counted over the model from 0; pieces of one layer share it."""
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
@@ -181,9 +177,7 @@ def _piece(
         kind=f"{layer.kind}{role}",
         prefix=layer.prefix,
         calls=calls,
-        whole=layer.calls,
-        index=layer.index,
-        **_flows(graph, calls),
+        **flows(graph, calls),
     )
 
 
@@ -194,14 +188,12 @@ def _layer(graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last:
         kind=kind,
         prefix="" if _SPAN in key else key.partition("@")[0],
         calls=calls,
-        whole=calls,
-        index=index,
-        **_flows(graph, calls),
+        **flows(graph, calls),
     )
 
 
-def _flows(graph: Graph, calls: tuple[fx.Node, ...]) -> dict[str, tuple[fx.Node, ...]]:
-    """What a `Layer` of these calls reads and gives, by the names of its fields."""
+def flows(graph: Graph, calls: Sequence[fx.Node]) -> dict[str, tuple[fx.Node, ...]]:
+    """What calls in a row read and give, by the names of a `Layer`'s fields."""
     inside = set(calls)
     read = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes))
     return {

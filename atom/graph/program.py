@@ -5,15 +5,15 @@ import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from atom.base.errors import MismatchError
-from atom.graph.generate.codegen import Source
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
+from atom.graph.source import Source
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, shared_values
 
@@ -39,14 +39,12 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
     layers = layers_of(graph)
     source = Source(graph, layers, tuple(layer_ends(layers) if ends is None else ends))
     values = _crossing_values(graph, source.sub_models)
-    source_hash = hashlib.sha256(source.text.encode()).hexdigest()
     return Program(
         layout=graph.layout,
         sub_models=source.sub_models,
         batch_inputs=tuple(graph.batch.values()),
         loss=graph.value_name(graph.loss),
         source=source.text,
-        source_hash=source_hash,
         graph_hash=graph.graph_hash,
         values=values,
         parameter_dtype=graph.parameter_dtype,
@@ -66,11 +64,7 @@ def load(
 
     Runs the program's source, so only give it programs that this process generated. With
     `directory`, the source is written there as well, to be read.
-
-    Raises: MismatchError if the source is not the one that its hash names.
     """
-    if hashlib.sha256(program.source.encode()).hexdigest() != program.source_hash:
-        raise MismatchError("the program's source does not have the program's hash")
     classes = _execute(program, torch.device(device), directory)
     return [partial(_Layers, sub_model, classes) for sub_model in program.sub_models]
 
@@ -115,19 +109,20 @@ def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.
 
 
 def _execute(program: Program, device: torch.device, directory: Path | None) -> dict[str, Any]:
-    filename = f"<sub-models {program.source_hash[:12]}>"
+    name = f"sub_models_{hashlib.sha256(program.source.encode()).hexdigest()[:12]}"
+    filename = f"<{name}>"
     if directory is not None:
-        path = directory / f"sub_models_{program.source_hash[:12]}.py"
+        path = directory / f"{name}.py"
         path.write_text(program.source, encoding="utf-8")
         filename = str(path)
     lines = program.source.splitlines(keepends=True)
     # Without a modification time the entry is never checked against a file: tracebacks show it.
     linecache.cache[filename] = (len(program.source), None, lines, filename)
     namespace: dict[str, Any] = {
-        "__name__": f"atom_sub_models_{program.source_hash[:12]}",
+        "__name__": f"atom_{name}",
         "device": device,
         "constants": {name: tensor.to(device) for name, tensor in program.constants.items()},
-        "functions": program.functions,
+        "functions": SimpleNamespace(**program.functions),
     }
     exec(compile(program.source, filename, "exec"), namespace)
     return namespace

@@ -104,6 +104,11 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
+def is_assertion(node: fx.Node) -> bool:
+    """A check that tracing adds; it repeats what static shapes already say."""
+    return "_assert_tensor_metadata" in str(node.target)
+
+
 def is_region(node: fx.Node) -> bool:
     """Whether the call runs a nested graph: `no_grad`, autocast."""
     return isinstance(node.target, torch._ops.HigherOrderOperator)

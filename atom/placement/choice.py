@@ -87,7 +87,7 @@ class Choice:
                 {
                     "name": parts[s].name,
                     "classes": list(dict.fromkeys(each.class_name for each in parts[s].layers)),
-                    "operations": [parts[s].first_call, parts[s].end_call],
+                    "operations": [(0, *self.ends)[s], self.ends[s]],
                     "parameter_elements": piece.elements,
                     "forward_s": piece.forward_s,
                     "backward_s": piece.backward_s,

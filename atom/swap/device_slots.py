@@ -94,8 +94,8 @@ class DeviceSlots:
     carried: dict[str, torch.Tensor]
     """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
     float32, where they go on from one to the next."""
-    arrangements: dict[str, Arrangement]
-    """By the source hash of the programs that the slots were made for."""
+    arrangements: dict[tuple[SubModel, ...], Arrangement]
+    """By the sub-models of the programs that the slots were made for."""
     boundary: BoundaryMemory
     """For values between sub-models that are offloaded."""
     tags: dict[int, Tag] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class DeviceSlots:
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
             {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
-            {program.source_hash: its_own for program, its_own in arranged},
+            {program.sub_models: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
         device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
@@ -149,9 +149,9 @@ class DeviceSlots:
 
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""
-        if program.source_hash not in self.arrangements:
+        if program.sub_models not in self.arrangements:
             raise ValueError("the slots were not made for this program")
-        return self.arrangements[program.source_hash]
+        return self.arrangements[program.sub_models]
 
 
 def device_bytes(
@@ -273,7 +273,7 @@ def bind(
         slot = shape.slot_of(sub_model.index)
         layout = SlotLayout.of(sub_model, program.layout)
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
-        key = (sub_model.class_name, slot, places)
+        key = (sub_model.layers, sub_model.gives, slot, places)
         if key not in modules:
             modules[key] = _build(factory, sub_model, program, layout, slots.weights[slot])
         module, by_path = modules[key]

@@ -30,7 +30,6 @@ class Village:
             owner=self.owner.peer_id,
             run_file=normalised_run_text(parse_run_text(RUN)),
             graph_hash="a" * 64,
-            program_hash="b" * 64,
             versions=(PackageVersion("torch", "2.9"),),
             data_digest="c" * 64,
             initial_state_digest=DIGEST,

@@ -75,7 +75,6 @@ def test_the_longest_list_fits_into_a_signed_record() -> None:
         owner=owner.peer_id,
         run_file=text,
         graph_hash="ab" * 32,
-        program_hash="cd" * 32,
         versions=(
             PackageVersion("torch", "2.13.0"),
             PackageVersion("atom-swarm", "0.2.0"),

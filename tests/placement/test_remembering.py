@@ -65,7 +65,7 @@ def test_with_little_memory_the_checkpoints_are_what_makes_it_fit() -> None:
     least = least_bytes(asked().chain)
     choice = answer(least)
     assert not choice.remembers
-    assert "= checkpoint(" in choice.program(graph()).source
+    assert "checkpoint.checkpoint(" in choice.program(graph()).source
     assert choice.ends == asked().layer_ends
     logits = 4 * CONFIG.sequence_tokens * CONFIG.vocabulary_size
     # Else the logarithms of all four chunks wait for the backward, not of one.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from atom.graph.ir import ParameterLayout, Program, SubModel
+from atom.graph.ir import LayerCall, ParameterLayout, Program, SubModel
 
 VOCABULARY, WIDTH, BLOCKS, TOKENS = 13, 8, 2, 6
 STAGES = ("embed", "block0", "block1", "head")
@@ -84,10 +84,8 @@ def compile_by_hand(
         sub_model = _sub_model(index, cut, gain)
         sub_models.append(sub_model)
         classes.append(_module_class(sub_model, stages, layout, dropout))
-    identity = f"{cut}{dropout}{gain}"
-    program = Program(
-        layout, tuple(sub_models), ("tokens", "targets"), "loss", "", identity, "by hand"
-    )
+    batch = "tokens", "targets"
+    program = Program(layout, tuple(sub_models), batch, "loss", "", f"{cut}{dropout}{gain}")
     return program, classes
 
 
@@ -111,8 +109,8 @@ def _sub_model(index: int, cut: Sequence[Sequence[str]], gain: bool) -> SubModel
     paths = tuple((f"part.{name.replace('.', '_')}", name) for name in names)
     grads = tuple(name not in ("tokens", "targets") for name in inputs)
     return SubModel(
-        index, f"Part{index}", paths, tuple(inputs), tuple(outputs), grads,
-        (True,) * len(outputs), index, index,
+        index, paths, tuple(inputs), tuple(outputs), grads,
+        layers=(LayerCall(f"Part{index}", (), ()),),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ LAYOUT = ParameterLayout.of({"a": (5,), "b": (4, 8), "c": (3,), "d": (16,)})
 
 def sub_model(*names: str) -> SubModel:
     paths = tuple((f"p{position}", name) for position, name in enumerate(names))
-    return SubModel(0, "Part", paths, (), (), (), (), 0, 0)
+    return SubModel(0, paths, (), (), ())
 
 
 def test_neighbours_travel_in_one_copy() -> None:
@@ -53,7 +53,7 @@ def test_identical_blocks_in_one_slot_share_a_module() -> None:
     slots = DeviceSlots.allocate([program], CpuDevice(), torch.float32)
     bound = bind(program, load(program, "cpu"), slots, store.working)
     modules = {id(part.module) for part in bound}
-    distinct = {(part.sub_model.class_name, part.slot) for part in bound}
+    distinct = {(part.sub_model.layers, part.slot) for part in bound}
     assert len(modules) == len(distinct) < len(bound)
 
 

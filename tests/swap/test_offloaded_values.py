@@ -14,6 +14,7 @@ from live_bytes import allocations
 from torch import Tensor
 
 from atom.graph.ir import Program
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -36,15 +37,19 @@ def graph_of(model: str) -> Graph:
 
 
 @functools.cache
-def program_of(model: str, cut: str) -> Program:
+def ends_of(model: str, cut: str) -> Sequence[int]:
     """`cut`: "layers", or the seed of a random one between operations."""
     graph = graph_of(model)
     if cut == "layers":
-        return build_program(graph)
+        return layer_ends(layers_of(graph))
     pick = random.Random(int(cut))
     legal = [p for p in range(1, len(graph.calls)) if p not in graph.forbidden_cuts]
     ends = sorted(pick.sample(legal, pick.randint(4, min(14, len(legal)))))
-    return build_program(graph, ends=[*ends, len(graph.calls)])
+    return [*ends, len(graph.calls)]
+
+
+def program_of(model: str, cut: str) -> Program:
+    return build_program(graph_of(model), ends=ends_of(model, cut))
 
 
 def everything(program: Program, stay: Sequence[int] = ()) -> Arrangement:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
-from test_offloaded_values import Rig, everything, graph_of, program_of
+from test_offloaded_values import Rig, ends_of, everything, graph_of, program_of
 
 from atom.graph.costs.operations import operation_chain
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -22,7 +23,7 @@ from atom.swap.schedule import Shape
 def pieces(model: str, cut: str) -> tuple[Piece, ...]:
     graph = graph_of(model)
     chain = operation_chain(graph, assume_graph(graph, "rtx3060-12g").operations)
-    return pieces_of(chain, [part.end_call for part in program_of(model, cut).sub_models])
+    return pieces_of(chain, ends_of(model, cut))
 
 
 def reckoned_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -> int:
@@ -69,7 +70,7 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
         assert chain.remembering is not None
         traced, chain = traced.remembering(), chain.remembering
     program = build_program(traced)
-    parts = pieces_of(chain, [part.end_call for part in program.sub_models])
+    parts = pieces_of(chain, layer_ends(layers_of(traced)))
     memory = Reckoning(parts, Limits(0, 4, 1)).memory(Arrangement())
     rig = Rig(program, Arrangement())
     rig.engine.run_pass([data], [0])

@@ -55,7 +55,6 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
         owner=owner.peer_id,
         run_file='[run]\nname = "shakespeare"\n',
         graph_hash="ab" * 32,
-        program_hash="cd" * 32,
         versions=(PackageVersion("torch", "2.9.0"), PackageVersion("atom", "0.1.0")),
         data_digest="",
         initial_state_digest=b"s" * 32,

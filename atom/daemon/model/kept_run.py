@@ -95,7 +95,7 @@ class KeptRun:
         except (ConfigError, ModelError) as problem:
             refuse_versions(manifest.versions, problem)
             raise
-        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+        check_recipe(recipe, manifest.graph_hash, manifest.versions)
         return recipe.graph.layout
 
     def weights(self, snapshot: Snapshot) -> "KeptWeights":

@@ -15,7 +15,7 @@ from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Progress
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.program import build_program, compile_program
+from atom.graph.program import compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, bind, is_random, source_line, with_nested
 from atom.graph.verify import (
@@ -44,9 +44,7 @@ class Recipe:
     run: RunFile
     source: ModelSource
     graph: Graph
-    graph_hash: str
-    program_hash: str
-    """Source hash at the finest cut: what the manifest carries and every joiner compares."""
+    """Its hash is what the manifest carries and every joiner compares."""
     versions: tuple[tuple[str, str], ...]
 
 
@@ -56,28 +54,25 @@ def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
     Raises: SourceError, ModelError.
     """
     graph = trace_run(run, source)
-    program = build_program(graph)
     versions = (
         ("atom-swarm", __version__),
         ("torch", torch.__version__.split("+")[0]),
         *source.packages,
     )
-    return Recipe(run, source, graph, program.graph_hash, program.source_hash, versions)
+    return Recipe(run, source, graph, versions)
 
 
-def check_recipe(
-    recipe: Recipe, graph_hash: str, program_hash: str, versions: Sequence[tuple[str, str]]
-) -> None:
+def check_recipe(recipe: Recipe, graph_hash: str, versions: Sequence[tuple[str, str]]) -> None:
     """Whether this installation computes what the run was founded with.
 
-    Raises: MismatchError naming the package whose version differs, else the hash that does.
+    Raises: MismatchError naming the package whose version differs, else the hashes.
     """
-    if (recipe.graph_hash, recipe.program_hash) == (graph_hash, program_hash):
+    if recipe.graph.graph_hash == graph_hash:
         return
     refuse_versions(versions)
     raise MismatchError(
-        f"the sub-models generated here have hash {recipe.program_hash[:16]}, "
-        f"the run's have {program_hash[:16]}",
+        f"the model traced here has hash {recipe.graph.graph_hash[:16]}, "
+        f"the run's has {graph_hash[:16]}",
         "install the same version of atom and its libraries as the run's founder",
     )
 
@@ -92,7 +87,7 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
         if here is not None and here != version:
             raise MismatchError(
                 f"the run was founded with {package} {version}, here is {here}, "
-                + (f"and {because}" if because else "and the sub-models come out differently"),
+                + (f"and {because}" if because else "and the model comes out differently"),
                 f"install that version: `{install_version(package, version)}`",
             )
 

@@ -157,8 +157,7 @@ def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) 
         run=run.run.name,
         owner=box.identity.peer_id,
         run_file=normalised_run_text(run),
-        graph_hash=recipe.graph_hash,
-        program_hash=recipe.program_hash,
+        graph_hash=recipe.graph.graph_hash,
         versions=tuple(PackageVersion(*each) for each in recipe.versions),
         data_digest=samples.digest,
         data_amount=DataAmount(*samples.amount),
@@ -247,7 +246,7 @@ def _make(
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if manifest is not None:
-        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+        check_recipe(recipe, manifest.graph_hash, manifest.versions)
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     callbacks = Callbacks(console.note, console.progress)
     return (

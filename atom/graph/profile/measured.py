@@ -114,7 +114,7 @@ def _key(program: Program, sub_model: SubModel) -> Hashable:
     values = (program.values[name] for name in sub_model.inputs)
     inputs = tuple((value.shape, value.dtype, value.needs_grad) for value in values)
     shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
-    return sub_model.class_name, inputs, shapes
+    return sub_model.layers, inputs, shapes
 
 
 def index_bound(graph: Graph, layer: Layer) -> int:

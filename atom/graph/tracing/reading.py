@@ -20,6 +20,7 @@ from atom.graph.traced import (
     Span,
     bind,
     graph_hash,
+    is_assertion,
     is_getitem,
     is_random,
     is_region,
@@ -35,9 +36,6 @@ SMALL_CONSTANT_BYTES = 64 * 1024
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 """The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
-
-_ASSERTION = "_assert_tensor_metadata"
-"""Checks that tracing adds; they repeat what static shapes already say."""
 
 
 def read_exported(
@@ -103,7 +101,7 @@ def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[
     body = [
         node
         for node in exported.graph.nodes
-        if node.op == "call_function" and _ASSERTION not in str(node.target)
+        if node.op == "call_function" and not is_assertion(node)
     ]
     for node in reversed(body):
         if node in live or is_random(node) or node in effects.mutating:

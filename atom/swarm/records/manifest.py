@@ -69,8 +69,7 @@ class Manifest:
     run_file: RunFile
     """The run file's normalised TOML or JSON text: everything the swarm agrees on."""
     graph_hash: Text
-    program_hash: Text
-    """sha256 hex of the source generated at the canonical cut (one sub-model per layer)."""
+    """What the program of sub-models computes; each peer prints it itself."""
     versions: Annotated[tuple[PackageVersion, ...], MAX_VERSIONS]
     """Of packages that change the graph."""
     data_digest: Text

@@ -1,1 +1,0 @@
-"""From a cut graph to Python that people can read."""
