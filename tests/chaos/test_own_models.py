@@ -12,7 +12,8 @@ from swarm_of_processes import START_S, ending, gather, swarm_in
 
 from atom.cli.shell.failures import ExitCode
 from atom.daemon.console import Silence
-from atom.daemon.model.exporting import ExportRequest, export_run
+from atom.daemon.model.exporting import export_run
+from atom.daemon.model.kept_run import KeptRun
 
 ROUNDS = 4
 LLAMA = {
@@ -56,9 +57,9 @@ def test_a_llama_goes_on_training_and_back_to_transformers(tmp_path: Path) -> No
         for peer in swarm.peers:
             assert peer.wait() == ExitCode.OK, swarm.story()
         assert check_peers(swarm.peers, "llama") == 0, "one head, one state, in whatever was told"
-        done = export_run(ExportRequest(tmp_path / "out", joiner.state), Silence())
-    assert done.round == ROUNDS
-    after = transformers.AutoModelForCausalLM.from_pretrained(done.folder)
+        done = export_run(tmp_path / "out", joiner.state, Silence())
+        assert KeptRun.read(joiner.state).snapshots()[0].round == ROUNDS
+    after = transformers.AutoModelForCausalLM.from_pretrained(done)
     trained = dict(after.named_parameters())
     for name, first in model.named_parameters():
         assert 0 < (trained[name] - first).norm() < 0.5 * first.norm(), "it went on from there"

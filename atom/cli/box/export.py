@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from atom.base.home import expand_home
 from atom.base.units import format_bytes
 from atom.cli.box.control import find_state
 from atom.cli.shell.console import TerminalConsole
@@ -29,11 +30,10 @@ def export_model(
     console = TerminalConsole()
     try:
         with stderr_console().status("reading the run"):
-            from atom.daemon.model.exporting import ExportRequest, export_run
+            from atom.daemon.model.exporting import export_run
 
-        request = ExportRequest(folder, kept, precision, trust)
-        exported = export_run(request, console, raise_on_signals)
+        export_run(folder, kept, console, precision, trust, raise_on_signals)
     finally:
         console.close()
-    for name, size in exported.files:
-        typer.echo(f"{exported.folder / name}  {format_bytes(size)}")
+    for path in sorted(expand_home(folder).iterdir()):
+        typer.echo(f"{path}  {format_bytes(path.stat().st_size)}")

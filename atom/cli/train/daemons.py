@@ -29,9 +29,6 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 
 def found_run(options: StartOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
-    if options.listen is not None:
-        parse_listen(options.listen)  # arguments are refused before anything is touched
-    parse_multiaddrs(options.initial_peers)
     console = TerminalConsole()
     try:
         return code_of(run_start(options, console, all_extensions()))

@@ -185,7 +185,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
 def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, str]:
     """The run as its founder would pin it, and its graph. Raises: ConfigError, ModelError."""
     with source_errors(run):
-        run, code = pin_source(run, folder)
+        run, code = pin_source(run, folder, run.model.weights is not None)
         if run.model.family is not None and run.model.vocabulary_size is None:
             vocabulary = _vocabulary(run, peer, folder)
             model = run.model.model_copy(update={"vocabulary_size": vocabulary})

@@ -19,13 +19,14 @@ from atom.base.errors import ModelError, StorageError
 from atom.base.home import expand_home
 from atom.base.units import format_bytes
 from atom.daemon.console import Console
-from atom.daemon.model.kept_run import KeptRun, KeptWeights
+from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
 from atom.graph.ir import ParameterLayout
 from atom.models.source import ModelSource, Outside, Place
+from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.training.storage.run_storage import Snapshot
 
 NO_CONFIG = (
@@ -34,71 +35,51 @@ NO_CONFIG = (
 )
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """What `atom export` was asked."""
-
-    target: Path
-    state: Path
-    precision: str | None = None
-    """A key of PRECISIONS; None: the run's."""
-    trust: str | None = None
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written."""
-
-    folder: Path
-    run: str
-    round: int
-    model: str
-    precision: str
-    files: tuple[tuple[str, int], ...]
-    """(name, bytes)"""
-
-
 def export_run(
-    request: ExportRequest, console: Console, begins: Callable[[], None] = lambda: None
-) -> Exported:
-    """`begins` is called before anything is written.
+    target: Path,
+    state: Path,
+    console: Console,
+    precision: str | None = None,
+    trust: str | None = None,
+    begins: Callable[[], None] = lambda: None,
+) -> Path:
+    """The newest snapshot of a state directory, as a new folder. Returns its absolute path.
+
+    Args:
+        precision: a key of PRECISIONS; None: the run's.
+        trust: the owner whose code may run here.
+        begins: called before anything is written.
 
     Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
     """
-    target = expand_home(request.target).absolute()
+    target = expand_home(target).absolute()
     require_new(target)
-    kept = KeptRun.read(request.state, console.note)
+    kept = KeptRun.read(state, console.note)
     _newest(kept)  # that there is none is said now, and not when libraries were loaded
     with source_errors(kept.run):
-        source = kept.source(request.trust)
+        source = kept.source(trust)
         # Read again: while libraries were loaded its daemon may have put newer snapshots in the
         # place of those that were there, and may do so while the model is traced.
-        return _exported(request, target, KeptRun.read(request.state), source, console, begins)
+        kept = KeptRun.read(state)
+        precision = precision or kept.run.model.precision
+        drawer, outside = _opened(kept, source, PRECISIONS[precision], console)
+        pieces = _pieces(outside, drawer)
+        begins()
+        with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
+            write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
+            _write_texts(folder, kept, outside, precision)
+    return target
 
 
-def _exported(
-    request: ExportRequest,
-    target: Path,
-    kept: KeptRun,
-    source: ModelSource,
-    console: Console,
-    begins: Callable[[], None],
-) -> Exported:
-    run, snapshot = kept.run, _newest(kept)
-    precision = request.precision or run.model.precision
-    dtype = PRECISIONS[precision]
-    console.note(f"exporting round {snapshot.round} of {run.run.name}, once it is checked")
-    weights = kept.weights(snapshot)
-    outside = source.outside(dtype)
+def _opened(
+    kept: KeptRun, source: ModelSource, dtype: torch.dtype, console: Console
+) -> tuple["_Drawer", Outside]:
+    snapshot = _newest(kept)
+    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
+    arenas, outside = kept.arenas(snapshot), source.outside(dtype)
     if outside.config is None:
         console.note(NO_CONFIG)
-    pieces = _pieces(outside, _Drawer(kept, source, kept.layout(source), weights, dtype))
-    begins()
-    with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
-        write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
-        _write_texts(folder, kept, outside, precision)
-        files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
-    return Exported(request.target, run.run.name, snapshot.round, source.name, precision, files)
+    return _Drawer(kept, source, kept.layout(source), arenas, dtype), outside
 
 
 @dataclass(frozen=True)
@@ -108,13 +89,13 @@ class _Drawer:
     kept: KeptRun
     source: ModelSource
     layout: ParameterLayout
-    weights: KeptWeights
+    arenas: dict[str, Tensor]
     dtype: torch.dtype
 
     def value(self, place: Place) -> Tensor:
         """Raises: ModelError for numbers that the format does not hold."""
         if place.parameter in self.layout.by_name:
-            found = self.weights.value(self.layout, place.parameter, self.dtype)
+            found = self._trained(place.parameter)
         else:
             found = self._untrained(place).to(self.dtype)
         if not bool(torch.isfinite(found).all()):
@@ -123,6 +104,13 @@ class _Drawer:
                 "export with --precision float32",
             )
         return place.from_parameter(found)
+
+    def _trained(self, name: str) -> Tensor:
+        """As a device that computes in `dtype` loads it: a view, or new memory."""
+        if MASTER in self.arenas:
+            return self.layout.view(self.arenas[MASTER], name).to(self.dtype)
+        high, low = (self.layout.view(self.arenas[half], name) for half in (HIGH, LOW))
+        return high if self.dtype == high.dtype else joined(high, low).to(self.dtype)
 
     def _untrained(self, place: Place) -> Tensor:
         """No part of the loss: it is as it was at first. Raises: ModelError where nobody kept what

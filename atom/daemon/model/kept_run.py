@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from atom.base.errors import (
     ConfigError,
@@ -25,7 +25,6 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode, read_code
 from atom.models.source import ModelSource, SourceError
-from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
@@ -98,7 +97,7 @@ class KeptRun:
         check_recipe(recipe, manifest.graph_hash, manifest.versions)
         return recipe.graph.layout
 
-    def weights(self, snapshot: Snapshot) -> "KeptWeights":
+    def arenas(self, snapshot: Snapshot) -> dict[str, Tensor]:
         """The state, mapped from the file, every byte checked against what it must be.
 
         Raises: StorageError.
@@ -110,7 +109,7 @@ class KeptRun:
             raise StorageError(
                 f"{snapshot.path} is of another run", "remove it, and start the daemon once"
             )
-        return KeptWeights(arenas)
+        return arenas
 
     def _own_code(self) -> OwnCode:
         assert self.run.model.module is not None
@@ -132,17 +131,3 @@ class KeptRun:
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
                 f"to run it once more, for the names of the weights: --trust {owner}",
             )
-
-
-@dataclass(frozen=True)
-class KeptWeights:
-    """The arenas of a snapshot."""
-
-    arenas: dict[str, torch.Tensor]
-
-    def value(self, layout: ParameterLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A parameter as a device that computes in `dtype` loads it: a view, or new memory."""
-        if MASTER in self.arenas:
-            return layout.view(self.arenas[MASTER], name).to(dtype)
-        high, low = (layout.view(self.arenas[half], name) for half in (HIGH, LOW))
-        return high if dtype == high.dtype else joined(high, low).to(dtype)

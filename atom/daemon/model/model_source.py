@@ -28,17 +28,20 @@ def source_errors(run: RunFile) -> Iterator[None]:
         raise ConfigError(f"model.{run.model.source}: {problem.message}", problem.hint) from problem
 
 
-def pin_source(run: RunFile, folder: Path) -> tuple[RunFile, OwnCode | None]:
-    """The founder's run with its config.json in it, or the digest of its code, and that code.
+def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile, OwnCode | None]:
+    """The founder's run with its config.json in it, or the digest of its code, and that code;
+    and with the word how it begins.
 
     Paths are relative to `folder`. Raises: SourceError, ConfigError.
     """
     code = config = None
     if run.model.huggingface is not None:
-        config = canonical_config(_config_text(folder / expand_home(run.model.huggingface)))
+        text = _config_text(folder / expand_home(run.model.huggingface))
+        config = canonical_config(text)
     elif run.model.module is not None:
         code = find_code(run.model.module, folder)
-    return run.with_source(config=config, code=None if code is None else code.sha256), code
+    run = run.with_source(config=config, code=None if code is None else code.sha256)
+    return run.beginning(weights_given), code
 
 
 def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:

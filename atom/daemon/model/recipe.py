@@ -113,7 +113,8 @@ def initialise(
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     several = given is not None or recipe.source.values_in_threads
     value_of = given or recipe.source.initial_values(recipe.run.run.seed)
-    replica.initialise(_counted(value_of, recipe.graph, progress), threads if several else 1)
+    counted = _counted(value_of, recipe.graph, progress)
+    replica.initialise(counted, threads if several else 1)
 
 
 def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> InitialValue:

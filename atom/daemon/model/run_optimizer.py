@@ -51,9 +51,9 @@ def update_rule(run: RunFile) -> type[UpdateRule]:
 
 def new_update_rule(run: RunFile) -> Callable[..., UpdateRule]:
     """What makes it, with the options of the run file."""
+    rule, options = update_rule(run), run.update.model_dump(exclude={"rule"})
     keeps_lost = codec_named(run.swarm.codec).given_back > 0
-    options = run.update.model_dump(exclude={"rule"})
-    return partial(update_rule(run), keeps_lost=keeps_lost, **options)
+    return partial(rule, keeps_lost=keeps_lost, **options)
 
 
 def state_form(run: RunFile) -> StateForm:

@@ -41,16 +41,18 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
 
 def open_text(
     run: RunFile, sources: TextSources, cache: Path, progress: Progress
-) -> Samples | None:
+) -> tuple[RunFile, Samples | None]:
     """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
+    Beside it the run with what its tokenizer decides.
 
     Raises: ConfigError; AddressError for a hub that cannot be reached; StorageError on a full disk.
     """
     if run.data.source == "module":
-        return None
+        return run, None
     try:
-        return text_samples(
-            _corpus(run.data, sources),
+        corpus = _corpus(run.data, sources)
+        text = text_samples(
+            corpus,
             sources.tokenizer,
             validation_fraction=run.data.validation_fraction,
             sequence_tokens=run.model.sequence_tokens,
@@ -67,6 +69,7 @@ def open_text(
         ) from problem
     except ValueError as problem:
         raise _named(problem, "the run's text cannot be used") from problem
+    return run.pinned(text.vocabulary_size, text.tokenizer_digest), text
 
 
 def _named(problem: ValueError, what: str) -> UserError:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,23 @@ POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", 
 SLOT = "device.slot"
 
 
-@dataclass(frozen=True)
-class Givers:
-    """Who gives what can change: of the machine, and of this process."""
-
-    wishes: Wishes
-    turns: Turns
-    bandwidth: Bandwidth
-    on_worker: Callable[[Callable[[], None]], None]
-    """Runs a command between two passes, on the thread that computes."""
-
-
 class Settings:
     """The peer file in force. `reload` may be called from several threads."""
 
-    def __init__(self, path: Path, peer: PeerFile, givers: Givers) -> None:
-        """`peer`: what is in `path`."""
-        self._path, self._peer, self._givers = path, peer, givers
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        path: Path,
+        peer: PeerFile,
+        wishes: Wishes,
+        turns: Turns,
+        bandwidth: Bandwidth,
+        on_worker: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`peer`: what is in `path`; `on_worker`: runs a command between two passes, on the thread
+        that computes. All but the path give what can change."""
+        self._path, self._peer, self._lock = path, peer, threading.Lock()
+        self._wishes, self._turns, self._bandwidth = wishes, turns, bandwidth
+        self._on_worker = on_worker
 
     def reload(self) -> list[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""
@@ -55,18 +53,17 @@ class Settings:
     def _put_in_force(self, peer: PeerFile, keys: list[str]) -> None:
         """What may be refused comes first, then the rest. Raises: UserError; then nothing is
         changed."""
-        changed, givers = set(keys), self._givers
+        changed, network = set(keys), peer.network
         if any(_is_wish(key) for key in changed):
-            givers.wishes.change(peer)
+            self._wishes.change(peer)
         self._peer = peer
         if changed & set(CAPS):
-            network = peer.network
-            givers.bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
+            self._bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
-            givers.on_worker(lambda: torch.set_num_threads(threads))
+            self._on_worker(lambda: torch.set_num_threads(threads))
         if SLOT in changed:
-            givers.turns.retune(peer.device)
+            self._turns.retune(peer.device)
 
 
 def is_live(key: str) -> bool:

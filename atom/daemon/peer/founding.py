@@ -110,15 +110,12 @@ def found_run(
     if weights is not None and known is None:
         WeightFiles.open(weights)  # said now, and not when the text is tokenised
     kept = None if known is None else run_from_text(known[0].run_file)
+    given = weights is not None if kept is None else _began_from_weights(kept, weights)
     with source_errors(run):
-        run, code = pin_source(_beginning(run, kept, weights is not None), folder)
+        run, code = pin_source(run, folder, given)
         sources = text_sources(run, box.peer, folder)
         run = pin_table(run, sources, kept)
-        text = open_text(run, sources, box.state.tokens, box.console.progress)
-        try:
-            run = _pinned(run, text)
-        except ValueError as problem:
-            raise ConfigError(f"{options.run_file}: {problem}") from problem
+        run, text = open_text(run, sources, box.state.tokens, box.console.progress)
         if known is not None:
             check_same_run(known[0], run, box, options.run_file)
         keep_tokenizer(box.state.tokenizer, run, sources)
@@ -129,19 +126,14 @@ def found_run(
         return _founded(_make(run, text, code, box, take_device), code, weights, box)
 
 
-def _beginning(run: RunFile, kept: RunFile | None, given: bool) -> RunFile:
-    """With the word how the run begins: of the run taken up, else of the command line.
-
-    Raises: ConfigError, MismatchError.
-    """
-    if kept is None:
-        return run.beginning(given)
-    if given and kept.model.weights is None:
+def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
+    """Of the run that is taken up. Raises: MismatchError."""
+    if weights is not None and kept.model.weights is None:
         raise MismatchError(
             "the run in this state directory began from its seed, not from given weights",
             "leave --from out, or found a new run with another name or --state DIR",
         )
-    return run.beginning(kept.model.weights is not None)
+    return kept.model.weights is not None
 
 
 def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) -> Membership:
@@ -193,8 +185,7 @@ def enter_run(
     """
     run = run_of(manifest, box)
     sources = text_sources(run, box.peer, None)
-    text = open_text(run, sources, box.state.tokens, box.console.progress)
-    run = _pinned(run, text)
+    run, text = open_text(run, sources, box.state.tokens, box.console.progress)
     keep_tokenizer(box.state.tokenizer, run, sources)
     try:
         with source_errors(run):
@@ -254,9 +245,3 @@ def _make(
         samples,
         build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks),
     )
-
-
-def _pinned(run: RunFile, text: Samples | None) -> RunFile:
-    if text is None:
-        return run
-    return run.pinned(text.vocabulary_size, text.tokenizer_digest)

@@ -11,7 +11,7 @@ from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.owner.pauses import Pauses
-from atom.daemon.owner.settings import Givers, Settings
+from atom.daemon.owner.settings import Settings
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
@@ -86,11 +86,11 @@ class Peer:
         self._signals = LeaveSignals()
         self._may_insist = True
         # what is kept, and what others are reached by
-        inbox = Inbox()
-        self._storage = run_storage(box, member, events)
+        codec, inbox = run_codec(run), Inbox()
+        self._storage = run_storage(box, member, codec, events)
         self._transport = transport_of(box, member, events, inbox, self._storage)
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._donors = donors_of(box, member, events, self._transport, clock)
+        self._donors = donors_of(box, member, codec, events, self._transport, clock)
         # what trains
         loader = BatchLoader(member.samples, me.peer_id, run.batch.micro_batch_sequences)
         tells = self._on_pass, self._on_void, self.fail
@@ -101,11 +101,9 @@ class Peer:
             state_sync_of(box, member, events, self._storage, self._donors),
             self._transport, clock, events, own_every_s=60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
-        self._executor = RoundExecutor(
-            context, run, run_codec(run), inbox.put, self._on_round_begun
-        )
+        self._executor = RoundExecutor(context, run, codec, inbox.put, self._on_round_begun)
         self._machine = RoundMachine(
-            me, member.genesis, b"", round_terms(member), box.identity.sign, clock.now()
+            me, member.genesis, b"", round_terms(member, codec), box.identity.sign, clock.now()
         )
         self._loop = RoundLoop(
             self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
@@ -115,9 +113,10 @@ class Peer:
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         device = replica.engines.torch_device
         self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
-        line = self._transport.bandwidth
-        givers = Givers(self._wishes, turns, line, self._worker.submit)
-        self._settings = Settings(box.peer_file, box.peer, givers)
+        self._settings = Settings(
+            box.peer_file, box.peer, self._wishes, turns, self._transport.bandwidth,
+            self._worker.submit,
+        )  # fmt: skip
         self._control = ControlServer(self, box.state.control_socket)
         # what it shows, and sees of others
         self._serial = 0
@@ -209,14 +208,14 @@ class Peer:
             self._life.update(finished_at=self._clock.now())
             self._worker.hold("finished")
         view, head, reason = self._loop.view, self._machine.head, self._worker.gate.why_not
-        others = view.fresh.values()
+        others, stuck = view.fresh.values(), leaves_them_stuck(head, self._me, view)
         ahead = [lease for lease in others if claims_better(lease, head)]
         facts = self._life.update(
             phase=self._machine.phase,
             paused=bool(reason),
             sequences=self._worker.own_sequences(head.digest),
             laggards=sum(lease.head != head.digest for lease in others) - len(ahead),
-            others_stuck=leaves_them_stuck(head, self._me, view),
+            others_stuck=stuck,
         )
         self._say(self._life.stays_for_others())
         stats = self._executor.stats

@@ -54,6 +54,8 @@ def run_start(
     _raise_file_limit()
     chunk_kernels()  # or not at all: said now, and not when there is a replica
     run = load_run(options.run_file)
+    if options.listen is not None:
+        parse_listen(options.listen)  # as all arguments, before anything is touched
     name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
     box = open_box(name, options.peer_file, options.state, console, options.listen)
     with ExitStack() as stack:
@@ -207,5 +209,5 @@ def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
     kept = KeptRun.read(box.state.root, box.console.note)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)
     if last is not None:
-        kept.weights(last)
+        kept.arenas(last)
     return last

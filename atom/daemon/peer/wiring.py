@@ -33,8 +33,8 @@ def batch_policy(run: RunFile) -> BatchPolicy:
     return GlobalBatch(run.batch.global_sequences)
 
 
-def round_terms(member: Membership) -> RoundTerms:
-    run, codec = member.run, codec_named(member.run.swarm.codec)
+def round_terms(member: Membership, codec: Codec) -> RoundTerms:
+    run = member.run
     return RoundTerms(
         batch_policy(run),
         last_round=run.run.rounds,
@@ -45,8 +45,7 @@ def round_terms(member: Membership) -> RoundTerms:
     )
 
 
-def run_storage(box: Box, member: Membership, events: EventSink) -> RunStorage:
-    codec = codec_named(member.run.swarm.codec)
+def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -> RunStorage:
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
@@ -72,16 +71,20 @@ def transport_of(
 
 
 def donors_of(
-    box: Box, member: Membership, events: EventSink, transport: Transport, clock: Clock
+    box: Box,
+    member: Membership,
+    codec: Codec,
+    events: EventSink,
+    transport: Transport,
+    clock: Clock,
 ) -> PeerDonors:
-    codec, console = codec_named(member.run.swarm.codec), box.console
     return PeerDonors(
         transport,
         codec.wire_bytes(member.replica.elements),
         sum(arena.size_bytes for arena in member.replica.state_form.values()),
         box.state.downloads,
         Watch(
-            lambda done, total: console.progress("fetching the state", done, total),
+            lambda done, total: box.console.progress("fetching the state", done, total),
             events,
             lambda peer, reason: offend(transport.offenders, peer, reason, clock.now()),
         ),

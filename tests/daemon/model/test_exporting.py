@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from atom.base.errors import (
 )
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting, weight_files
-from atom.daemon.model.exporting import Exported, ExportRequest, export_run
+from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
 from atom.daemon.model.weight_files import WeightFiles
@@ -66,8 +67,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         yield Kept(folder)
 
 
-def exported(root: Path, target: str = "out", **asked: str) -> Exported:
-    return export_run(ExportRequest(root / target, root / "a", **asked), Silence())
+def exported(root: Path, target: str = "out", **asked: str) -> Path:
+    return export_run(root / target, root / "a", Silence(), **asked)
 
 
 def loaded(path: Path) -> torch.nn.Module:
@@ -82,8 +83,8 @@ def loaded(path: Path) -> torch.nn.Module:
 @pytest.mark.parametrize("model", [GPT3, SPLIT], ids=["gpt3", "split llama"])
 def test_transformers_loads_what_the_snapshot_holds(kept: Kept, tmp_path: Path, model: str) -> None:
     member = kept.founded(model, tmp_path)
-    told = exported(tmp_path)
-    twin = loaded(told.folder)
+    path = exported(tmp_path)
+    twin = loaded(path)
     dtype = torch.bfloat16 if model == SPLIT else torch.float32
     assert {value.dtype for value in twin.parameters()} == {dtype}
     outside = member.recipe.source.outside(dtype)
@@ -96,17 +97,15 @@ def test_transformers_loads_what_the_snapshot_holds(kept: Kept, tmp_path: Path, 
     with torch.no_grad():
         generated = twin.generate(TOKENS[:, :3], max_new_tokens=4, do_sample=False)  # type: ignore[operator]
     assert generated.shape == (2, 7)
-    assert (told.run, told.round) == ("kept", 0)
-    assert {name for name, _ in told.files} == set(os.listdir(told.folder))
     plain = tmp_path / "plain"
     plain.touch()
-    modes = {path.stat().st_mode for path in told.folder.iterdir()}
+    modes = {path.stat().st_mode for path in path.iterdir()}
     assert modes == {plain.stat().st_mode}, "as any file: who may read one may read all"
 
 
 def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
     kept.founded(GPT3, tmp_path)
-    path = exported(tmp_path).folder
+    path = exported(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     text = "Grüße, 世界\n\t€\x00 ÿ" + "".join(map(chr, range(32, 400)))
     ids = tokenizer(text)["input_ids"]
@@ -135,7 +134,7 @@ def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
         save_words(tmp_path / "words.json")
         folder.snapshot(folder.found(GPT3, data=OWN))
     (tmp_path / "words.json").unlink()
-    path = exported(tmp_path).folder
+    path = exported(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     assert tokenizer("A peer gives")["input_ids"] == [0, 1, 2]
     assert tokenizer.eos_token_id == 4
@@ -178,8 +177,8 @@ def test_another_tokenizer_never_takes_the_place_of_the_run_s(
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_precision_is_a_choice(kept: Kept, tmp_path: Path, precision: str) -> None:
     kept.founded(SPLIT, tmp_path)
-    told = exported(tmp_path, precision=precision)
-    dtypes = {value.dtype for value in loaded(told.folder).parameters()}
+    path = exported(tmp_path, precision=precision)
+    dtypes = {value.dtype for value in loaded(path).parameters()}
     assert dtypes == {getattr(torch, precision)}
 
 
@@ -188,16 +187,16 @@ def test_numbers_beyond_the_format_are_named(kept: Kept, tmp_path: Path) -> None
     with pytest.raises(ModelError, match=r"table\.weight has numbers beyond float16") as caught:
         exported(tmp_path, precision="float16")
     assert "--precision float32" in caught.value.hint
-    assert exported(tmp_path).files
+    assert exported(tmp_path).is_dir()
 
 
 def test_a_module_s_state_dict_has_its_own_names(kept: Kept, tmp_path: Path) -> None:
     member = kept.founded(WORDS, tmp_path)
     console = Notes()
-    done = export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), console)
+    done = export_run(tmp_path / "out", tmp_path / "a", console)
     assert any("transformers does not load it" in note for note in console.notes)
-    assert not (done.folder / "config.json").exists()
-    files = WeightFiles.open(done.folder)
+    assert not (done / "config.json").exists()
+    files = WeightFiles.open(done)
     assert set(files.shapes) == {"table.weight", "head.weight", "scale"}
     weights = member.replica.export_parameters()["table.weight"]
     assert torch.equal(files.value("table.weight"), weights)
@@ -213,7 +212,7 @@ def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
     with pytest.raises(TrustError, match="is code of its owner") as caught:
         exported(tmp_path)
     assert f"--trust {member.manifest.owner}" in caught.value.hint
-    assert exported(tmp_path, trust=member.manifest.owner).model == "own_models:words"
+    assert exported(tmp_path, trust=member.manifest.owner).is_dir()
     (tmp_path / "a" / "own_code.py").write_text("raise SystemExit")
     with pytest.raises(StorageError, match="is not the run's code any more"):
         exported(tmp_path, "again", trust=member.manifest.owner)
@@ -225,7 +224,7 @@ def test_a_daemon_may_be_at_work(kept: Kept, tmp_path: Path) -> None:
     daemon.lock()
     (daemon.root / "chain.bin").write_bytes(b"\0\0\1")  # an append under way
     try:
-        assert exported(tmp_path).round == 0
+        loaded(exported(tmp_path))
         assert (daemon.root / "chain.bin").read_bytes() == b"\0\0\1"
     finally:
         daemon.unlock()
@@ -245,10 +244,10 @@ def test_a_snapshot_may_go_while_the_model_is_traced(
         return layout(run, source)
 
     monkeypatch.setattr(KeptRun, "layout", late)
-    request = ExportRequest(tmp_path / "out", tmp_path / "a")
-    told = export_run(request, Silence(), lambda: done.append("begins"))
+    begins = partial(done.append, "begins")
+    path = export_run(tmp_path / "out", tmp_path / "a", Silence(), begins=begins)
     assert done == ["traced", "begins"]
-    loaded(told.folder)
+    loaded(path)
 
 
 def test_a_snapshot_may_go_while_libraries_are_loaded(
@@ -265,7 +264,7 @@ def test_a_snapshot_may_go_while_libraries_are_loaded(
         return source(run, trust)
 
     monkeypatch.setattr(KeptRun, "source", late)
-    loaded(exported(tmp_path).folder)
+    loaded(exported(tmp_path))
 
 
 def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
@@ -277,14 +276,16 @@ def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
     assert "every 50 rounds" in caught.value.hint
     (tmp_path / "away").rename(path)
     write_snapshot(path.parent, 7, b"x" * 32, b"y" * 32, member.replica.state_arenas())
-    assert exported(tmp_path, "first").round == 0, "the newer one is of a branch that was left"
+    console = Notes()
+    export_run(tmp_path / "first", tmp_path / "a", console)
+    assert "exporting round 0 of kept" in console.notes[1], "the newer one's branch was left"
     raw = bytearray(path.read_bytes())
     raw[-5] ^= 0x40
     path.write_bytes(bytes(raw))
     with pytest.raises(StorageError, match="is damaged: its content is not the state"):
         exported(tmp_path)
     with pytest.raises(StorageError, match="holds no run"):
-        export_run(ExportRequest(tmp_path / "out", tmp_path), Silence())
+        export_run(tmp_path / "out", tmp_path, Silence())
     assert not (tmp_path / "out").exists()
 
 
@@ -304,8 +305,8 @@ def test_a_target_that_is_not_new(
     with pytest.raises(StorageError, match=r"cannot write .*: File name too long"):
         exported(tmp_path, "x" * 250)
     with pytest.raises(StorageError, match="is already there"):
-        export_run(ExportRequest(Path("~/empty"), tmp_path / "a"), Silence())
-    assert exported(tmp_path, "new/folder").files
+        export_run(Path("~/empty"), tmp_path / "a", Silence())
+    assert exported(tmp_path, "new/folder").is_dir()
 
 
 def test_nothing_half_written_is_left_but_by_who_is_killed(
@@ -339,7 +340,7 @@ def test_nothing_half_written_is_left_but_by_who_is_killed(
     with pytest.raises(StorageError, match=r"\.out\.partial is there"):
         exported(tmp_path)
     left.rmdir()
-    assert exported(tmp_path).files
+    assert exported(tmp_path).is_dir()
 
 
 def test_a_large_model_lies_in_several_files(
@@ -349,7 +350,7 @@ def test_a_large_model_lies_in_several_files(
     small = weight_files.write_weights.__defaults__
     assert small is not None
     monkeypatch.setattr(weight_files.write_weights, "__defaults__", (small[0], 20_000))
-    path = exported(tmp_path).folder
+    path = exported(tmp_path)
     assert (path / weight_files.INDEX).exists()
     table = loaded(path).state_dict()["transformer.wte.weight"]
     assert torch.equal(table, member.replica.export_parameters()["embedding.tokens.weight"])

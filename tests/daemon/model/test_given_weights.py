@@ -15,7 +15,7 @@ from torch import Tensor
 from atom.base.errors import ConfigError, MismatchError, ModelError
 from atom.config.load import run_from_text
 from atom.daemon.console import Silence
-from atom.daemon.model.exporting import ExportRequest, export_run
+from atom.daemon.model.exporting import export_run
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer import founding
@@ -52,7 +52,7 @@ def trained(folder: Folder, model: str) -> tuple[Path, Weights]:
     assert state_digest(state) != member.manifest.initial_state_digest
     target = folder.root / "weights"
     _as_the_first_state(folder, member)
-    export_run(ExportRequest(target, folder.root / "a"), Silence())
+    export_run(target, folder.root / "a", Silence())
     return target, weights_of(member)
 
 
@@ -138,7 +138,7 @@ def test_an_export_makes_up_nothing_in_place_of_given_weights(
     monkeypatch.setattr(founding, "refuse_unused", lambda *given: None)  # as versions before did
     folder.found(LLAMA, weights=path)
     with pytest.raises(ModelError, match=r"crossattention\..*: no peer kept"):
-        export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), Silence())
+        export_run(tmp_path / "out", tmp_path / "a", Silence())
     assert not (tmp_path / "out").exists()
 
 
@@ -148,7 +148,7 @@ def test_what_the_loss_does_not_use_is_exported_as_the_seed_made_it(
     _, shapes = crossed(folder, tmp_path)
     member = folder.found(LLAMA)
     folder.snapshot(member)
-    export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), Silence())
+    export_run(tmp_path / "out", tmp_path / "a", Silence())
     found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
     first = member.recipe.source.initial_values(member.run.run.seed)
     for name, value in found.named_parameters():
@@ -168,7 +168,7 @@ class Tuned:
         model.save_pretrained(self.path)
         self.weights = {name: value.detach() for name, value in model.named_parameters()}
         shutil.copyfile(self.path / "config.json", folder.root / "config.json")
-        self.source: ModelSource = open_source(*pin_source(folder.run(LLAMA), folder.root))
+        self.source: ModelSource = open_source(*pin_source(folder.run(LLAMA), folder.root, False))
 
     def change(self, edit: Callable[[Weights], None]) -> None:
         weights = load_file(self.path / "model.safetensors")

@@ -261,7 +261,7 @@ def test_a_model_too_large_to_be_checked_is_told(
 
 
 def test_code_is_taken_from_whoever_has_the_right_bytes(folder: Folder) -> None:
-    run, code = pin_source(folder.run(own("words")), folder.root)
+    run, code = pin_source(folder.run(own("words")), folder.root, False)
     assert code is not None
     network, transports, leases = LocalNetwork(), list[LocalTransport](), {}
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]

@@ -10,7 +10,7 @@ import torch
 from atom.base.errors import ConfigError, DeviceError, UserError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import Device, PeerFile
-from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Givers, Settings
+from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Settings
 from atom.swarm.stream.bandwidth import Bandwidth
 from tests.toml_text import with_key
 
@@ -46,11 +46,10 @@ class Scene:
         path.write_text(TEXT)
         self.bandwidth, peer = Bandwidth(4e8, None), load_peer_file(path)
         self.wishes, self.turns = SmallWishes(peer), SmallTurns()
-        givers = Givers(
-            self.wishes, self.turns, self.bandwidth,  # type: ignore[arg-type]
+        self.settings = Settings(
+            path, peer, self.wishes, self.turns, self.bandwidth,  # type: ignore[arg-type]
             self.commands.append,
         )  # fmt: skip
-        self.settings = Settings(path, peer, givers)
 
     def change(self, **values: str | None) -> dict[str, bool]:
         """section__key of the file, as TOML; None: the key goes. Key → in force at once?"""
@@ -90,7 +89,7 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
     assert torch.get_num_threads() == THREADS_UNLESS_TOLD
     torch.set_num_threads(before)
     assert scene.wishes.watts == [None, 200.0, None]
-    assert scene.bandwidth.upload.unlimited
+    assert scene.bandwidth.upload.take(1e18, 0.0) == 0.0, "without a limit"
 
 
 @pytest.mark.parametrize(
