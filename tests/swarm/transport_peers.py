@@ -15,7 +15,7 @@ from atom.swarm.records.manifest import Listed
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials
+from atom.swarm.stream.tls import SocketStream, TlsStream
 from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import Handlers, TransportLimits
 from atom.swarm.transport.transport import Transport
@@ -107,9 +107,9 @@ def before_tls(peer: Peer) -> SocketStream:
     return SocketStream(socket.create_connection(peer.transport.address))
 
 
-def in_tls(peer: Peer, identity: Identity = STRANGER) -> TlsStream:
+def in_tls(peer: Peer) -> TlsStream:
     """A connection on which nothing is proven."""
-    stream = TlsStream(before_tls(peer), make_credentials(identity).client, server_side=False)
+    stream = TlsStream(before_tls(peer))
     try:
         stream.handshake(Patience.within(SOON))
     except BaseException:
@@ -120,7 +120,7 @@ def in_tls(peer: Peer, identity: Identity = STRANGER) -> TlsStream:
 
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
     """A client that follows the protocol except where the test bends it."""
-    stream = in_tls(peer, local.identity)
+    stream = in_tls(peer)
     channel = Channel(stream)
     name = server or peer.transport.peer_id
     try:

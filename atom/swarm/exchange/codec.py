@@ -12,7 +12,6 @@ of instructions.
 
 import ctypes
 import functools
-from abc import ABC, abstractmethod
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from importlib import import_module
 from pathlib import Path
@@ -115,9 +114,11 @@ INT8_BLOCK, INT4_BLOCK = 1024, 64
 """Numbers that share a scale."""
 
 
-class Codec(ABC):
+class Codec:
     """fp32 [n] to bytes (uint8 [at most wire_bytes(n)], little-endian) and back. One instance
-    serves many threads: it keeps nothing of what it encodes."""
+    serves many threads: it keeps nothing of what it encodes.
+
+    Here, by the compiled loops of its name; codecs of other kinds do it in their own way."""
 
     name: str
     element_bytes: float
@@ -142,23 +143,25 @@ class Codec(ABC):
         """Memory for `values` on the wire, of `scratch`."""
         return scratch[: self.wire_bytes(values.numel())]
 
-    @abstractmethod
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         """The bytes of `values`, which are finite, at the start of `wire(values, scratch)`, or
         their own memory; what encoding takes away goes to `lost`. Raises: NotFinite if what will be
         decoded is not."""
+        wire = self.wire(values, scratch)
+        chunk_kernels().encode(self.name, values, wire, lost)
+        return wire
 
-    @abstractmethod
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Writes the numbers in `wire` to all of `out`. Any bytes may have come.
 
         Raises: NotFinite; NotCanonical if no encoder wrote it. Then `out` means nothing.
         """
+        chunk_kernels().decode(self.name, wire, out)
 
-    @abstractmethod
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
         """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: as `decode`, and
         NotFinite if a sum is not."""
+        chunk_kernels().add(self.name, wire, own, factor, out)
 
 
 class Float32(Codec):
@@ -179,26 +182,8 @@ class Float32(Codec):
             numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
         chunk_kernels().require_finite(out)
 
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out)
 
-
-class _Rounded(Codec):
-    """What the codecs that round have in common."""
-
-    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        wire = self.wire(values, scratch)
-        chunk_kernels().encode(self.name, values, wire, lost)
-        return wire
-
-    def decode(self, wire: Tensor, out: Tensor) -> None:
-        chunk_kernels().decode(self.name, wire, out)
-
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out)
-
-
-class BFloat16(_Rounded):
+class BFloat16(Codec):
     """Half the bytes; rounds to 8 significant bits at every hop of the reduction, once overall in
     the gather."""
 
@@ -207,7 +192,7 @@ class BFloat16(_Rounded):
     given_back = 0.0
 
 
-class Int8(_Rounded):
+class Int8(Codec):
     """Eight bits per number: blocks of 1,024 share a scale.
 
         scale = bf16(largest magnitude of the block · fp32(1/127))
@@ -229,7 +214,7 @@ class Int8(_Rounded):
         return 2 * -(-elements // INT8_BLOCK) + super().wire_bytes(elements)
 
 
-class Int4(_Rounded):
+class Int4(Codec):
     """Four bits per number: as `Int8`, with blocks of 64 and steps from -7 to 7.
 
     On the wire: the scales of all blocks, then a byte for every two steps, each plus 8. The low

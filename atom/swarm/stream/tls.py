@@ -16,6 +16,7 @@ to be received, not for every packet: a tenth of the work.
 import contextlib
 import datetime
 import errno
+import functools
 import os
 import secrets
 import select
@@ -24,7 +25,6 @@ import ssl
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from typing import cast
 
 from cryptography import x509
@@ -60,35 +60,30 @@ _BATCH_S = 0.25
 """After that, any byte is progress: a link may be slower than a batch in this time."""
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """What this process shows to others: made once, before the listener starts."""
-
-    identity: Identity
-    certificate: bytes
-    """DER."""
-    server: ssl.SSLContext
-    client: ssl.SSLContext
+@functools.cache
+def client_context() -> ssl.SSLContext:
+    """Of whoever dials: it shows nothing of itself in TLS."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def make_credentials(identity: Identity) -> Credentials:
-    """A fresh self-signed certificate and the two contexts that use it.
+def server_context(identity: Identity) -> tuple[ssl.SSLContext, bytes]:
+    """A context with a fresh self-signed certificate, and that certificate (DER). Made once, before
+    the listener starts.
 
     `ssl` reads keys only from files: the key is written encrypted under a password that never
     leaves this function, into a private directory that is gone when it returns.
     """
     certificate = _self_signed(identity)
-    server = _context(ssl.PROTOCOL_TLS_SERVER)
-    server.num_tickets = 0  # a ticket nobody reads turns a clean close into a reset
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # a ticket nobody reads turns a clean close into a reset
     password = secrets.token_bytes(24).hex().encode()
     with tempfile.TemporaryDirectory(prefix="atom-tls-") as directory:
         path = os.path.join(directory, "pair.pem")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(_private_pem(identity, password))
             file.write(certificate.public_bytes(serialization.Encoding.PEM))
-        server.load_cert_chain(path, password=password)
-    der = certificate.public_bytes(serialization.Encoding.DER)
-    return Credentials(identity, der, server, _context(ssl.PROTOCOL_TLS_CLIENT))
+        context.load_cert_chain(path, password=password)
+    return context, certificate.public_bytes(serialization.Encoding.DER)
 
 
 class SocketStream:
@@ -210,15 +205,17 @@ class TlsStream:
     def __init__(
         self,
         below: SocketStream,
-        context: ssl.SSLContext,
-        server_side: bool,
+        server: ssl.SSLContext | None = None,
         received: bytes = b"",
     ) -> None:
-        """`received`: the first bytes of the other end, if they have been read."""
+        """`server`: None at the client's end. `received`: the first bytes of the other end, if they
+        have been read."""
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._incoming.write(received)
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._tls = (server or client_context()).wrap_bio(
+            self._incoming, self._outgoing, server_side=server is not None
+        )
         self._received = memoryview(bytearray(_RECORD_BYTES))
 
     def handshake(self, patience: Patience) -> None:

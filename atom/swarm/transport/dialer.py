@@ -20,7 +20,7 @@ from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
-from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate
+from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport.limits import Endpoint, Unreachable
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
@@ -98,12 +98,9 @@ class ContactBook:
 class Dialer:
     """Opens outgoing channels. Thread-safe."""
 
-    def __init__(
-        self, endpoint: Endpoint, credentials: Credentials, reverse: ReverseConnections
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, reverse: ReverseConnections) -> None:
         self.contacts = ContactBook()
         self._endpoint = endpoint
-        self._credentials = credentials
         self._reverse = reverse
 
     def dial(
@@ -164,7 +161,7 @@ class Dialer:
             below = self._reverse.call(peer_id, within.left_s())
         else:
             below = self._connect(way, within)
-        stream = TlsStream(below, self._credentials.client, server_side=False)
+        stream = TlsStream(below)
         channel = Channel(stream, end.channels.discard)
         channel.purpose, channel.tag = purpose, tag
         end.keep(channel)

@@ -16,7 +16,7 @@ from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream
+from atom.swarm.stream.tls import SocketStream, TlsStream, server_context
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, offend
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
@@ -85,7 +85,6 @@ class Listener:
     def __init__(
         self,
         endpoint: Endpoint,
-        credentials: Credentials,
         reverse: ReverseConnections,
         served: Mapping[Purpose, Callable[[Channel], None]],
     ) -> None:
@@ -96,7 +95,7 @@ class Listener:
         self._served = {**own, **served}
         self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
         self._endpoint = endpoint
-        self._credentials = credentials
+        self._context, self._certificate = server_context(endpoint.local.identity)
         self._reverse = reverse
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
         self._socket: socket.socket | None = None
@@ -189,9 +188,9 @@ class Listener:
     def _admit(self, channel: Channel, below: SocketStream, host: str, received: bytes) -> None:
         """Handshake within its limits. Raises: PeerRefused, if there is anyone to tell; OSError."""
         end, patience = self._endpoint, self._patience()
-        channel.stream = stream = TlsStream(below, self._credentials.server, True, received)
+        channel.stream = stream = TlsStream(below, self._context, received)
         stream.handshake(patience)
-        handshake.receive(channel, end.local, self._credentials.certificate, patience)
+        handshake.receive(channel, end.local, self._certificate, patience)
         if channel.purpose not in self._served:
             raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
         if not self._limiter.identify(host, channel.peer_id):

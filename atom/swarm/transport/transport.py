@@ -17,7 +17,6 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import make_credentials
 from atom.swarm.transport.dialer import Contact, Dialer, Lanes
 from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.listener import Listener
@@ -67,16 +66,15 @@ class Transport:
         self.known = self._endpoint.known
         """As given; set by the follower of the chain."""
         self.listens = False
-        credentials = make_credentials(local.identity)
         self._reverse = ReverseConnections(self._endpoint)
-        self._dialer = Dialer(self._endpoint, credentials, self._reverse)
+        self._dialer = Dialer(self._endpoint, self._reverse)
         served: dict[Purpose, Callable[[Channel], None]] = {
             Purpose.LINE: self._reverse.serve_line,
             Purpose.PROBE: self._answer_probe,
         }
         if self._endpoint.handlers.on_blobs is not None:
             served[Purpose.BLOBS] = self._endpoint.handlers.on_blobs
-        self._listener = Listener(self._endpoint, credentials, self._reverse, served)
+        self._listener = Listener(self._endpoint, self._reverse, served)
         self._lines = OwnLines(
             self._endpoint,
             lambda peer_id: self._dialer.dial(peer_id, Purpose.LINE, directly=True),

@@ -18,20 +18,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience
-from atom.swarm.stream.tls import SocketStream, TlsStream, make_credentials, peer_of_certificate
+from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate, server_context
 from tests.swarm.refusals import refusal
 from tests.swarm.stream_pairs import stream_pair
 
 SOON = 5.0
 PATIENCE = Patience(SOON)
 IDENTITY = Identity.create()
-CREDENTIALS = make_credentials(IDENTITY)
+SERVER, CERTIFICATE = server_context(IDENTITY)
 Pair = tuple[Channel, Channel]
 
 
 def in_tls(near: SocketStream, far: SocketStream) -> tuple[TlsStream, TlsStream]:
-    client = TlsStream(near, CREDENTIALS.client, server_side=False)
-    server = TlsStream(far, CREDENTIALS.server, server_side=True)
+    client, server = TlsStream(near), TlsStream(far, SERVER)
     thread = threading.Thread(target=server.handshake, args=(PATIENCE,))
     thread.start()
     client.handshake(PATIENCE)
@@ -122,12 +121,12 @@ def test_the_other_end_gets_the_last_words_and_sees_the_end(pair: Pair) -> None:
 
 def test_the_key_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    make_credentials(IDENTITY)
+    server_context(IDENTITY)
     assert list(tmp_path.iterdir()) == []
 
 
 def with_another_kind_of_key() -> bytes:
-    ours = x509.load_der_x509_certificate(CREDENTIALS.certificate)
+    ours = x509.load_der_x509_certificate(CERTIFICATE)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = x509.CertificateBuilder().subject_name(ours.subject).issuer_name(ours.subject)
     builder = builder.public_key(key.public_key()).serial_number(1)
@@ -139,14 +138,14 @@ def with_another_kind_of_key() -> bytes:
 @pytest.mark.parametrize("der", [None, b"garbage", b"0" * 5000, with_another_kind_of_key()])
 def test_certificates_without_our_kind_of_key_are_a_wrong_identity(der: bytes | None) -> None:
     assert refusal(peer_of_certificate, der) is Reason.WRONG_IDENTITY
-    assert peer_of_certificate(CREDENTIALS.certificate) == IDENTITY.peer_id
+    assert peer_of_certificate(CERTIFICATE) == IDENTITY.peer_id
 
 
 def test_it_is_tls_13_and_altered_bytes_end_it() -> None:
     near, far = stream_pair()
     client, server = in_tls(near, far)
     assert client._tls.version() == "TLSv1.3"
-    assert client.certificate() == CREDENTIALS.certificate
+    assert client.certificate() == CERTIFICATE
     assert server.certificate() is None, "a client proves itself inside"
     near.send_all(memoryview(b"\x17\x03\x03\x00\x20" + bytes(32)), PATIENCE)
     with pytest.raises(ConnectionError, match=r"(?i)decrypt|mac"):
@@ -157,7 +156,7 @@ def test_a_failed_handshake_is_told_to_the_other_end() -> None:
     near, far = stream_pair()
     far.send_all(memoryview(b"\x16\x03\x01\x00\x05no TLS"), PATIENCE)
     with pytest.raises(ConnectionError):
-        TlsStream(near, CREDENTIALS.server, server_side=True).handshake(PATIENCE)
+        TlsStream(near, SERVER).handshake(PATIENCE)
     alert = bytearray(1)
     far.recv_into(memoryview(alert), PATIENCE)
     assert alert == b"\x15", "a TLS alert"

@@ -20,6 +20,7 @@ from transport_peers import (
     until,
 )
 
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
@@ -30,7 +31,7 @@ from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
 from tests.swarm.refusals import refusal
 
 BETWEEN_S = 0.05
-LIMITS = dataclasses.replace(QUICK, handshakes_per_host=1, connections_per_peer=1, frame_s=0.5)
+LIMITS = dataclasses.replace(QUICK, handshakes_per_host=2, connections_per_peer=1, frame_s=0.5)
 ENDLESS = bytes(10_000)
 Make = Callable[..., Peer]
 
@@ -42,6 +43,15 @@ def header(kind: Kind, length: int) -> bytes:
 def proven(peer: Peer) -> Stream:
     """As a peer of the run."""
     return shake(peer, Local(STRANGER, RUN, bytes(16))).stream
+
+
+def enters(peer: Peer) -> bool:
+    """Whether the same peer's one place is free."""
+    try:
+        proven(peer).close()
+    except PeerRefused:
+        return False
+    return True
 
 
 def newcomer(run: bytes = RUN) -> Local:
@@ -82,7 +92,7 @@ def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> 
 
 @pytest.mark.parametrize("sent", SENT)
 def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) -> None:
-    """It has the one place that there is; others are served once it is gone."""
+    """Of two places one is free meanwhile, and its own comes back."""
     comes, at_once, drip, reason = SENT[sent]
     peer = make_peer(limits=LIMITS)
     stream, cut = comes(peer), threading.Event()
@@ -96,6 +106,8 @@ def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) ->
     with pytest.raises(ConnectionError):
         stream.recv_into(memoryview(bytearray(1 << 16)), Patience(SOON))
     stream.close()
+    with contextlib.closing(before_tls(peer)):
+        until(lambda: still_serves(peer) and enters(peer))
     aside = peer.transport.offenders.held(0.0)
     assert aside == ({STRANGER.peer_id} if comes is proven else frozenset())
 
@@ -149,7 +161,7 @@ def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Ma
 
 def test_unproven_connections_are_bounded_per_host(make_peer: Make) -> None:
     peer = make_peer(limits=dataclasses.replace(LIMITS, handshake_s=60.0))
-    silent = [before_tls(peer) for _ in range(2)]
+    silent = [before_tls(peer) for _ in range(3)]
     peer.events.wait("connection-refused", reason="too-many-connections")
     for stream in silent:
         stream.close()
