@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import atom
-from atom.base.errors import DeviceError, ModelError
+from atom.base.errors import DeviceError
 
 WIDTH, SEQUENCES, STEPS = 32, 8, 3
 
@@ -172,19 +172,6 @@ def test_a_budget_that_is_too_small_names_what_does_not_fit() -> None:
         atom.offload(
             Tower(blocks=2), functional.cross_entropy, batches(1, 0)[0], gpu_memory="1 KiB"
         )
-
-
-def test_what_cannot_be_traced_is_refused() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, 5)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layer(inputs) if float(inputs.sum()) > 0 else self.layer(-inputs)
-
-    with pytest.raises(ModelError):
-        atom.offload(Odd(), functional.cross_entropy, batches(1, 0)[0])
 
 
 def test_a_state_of_another_model_is_refused() -> None:

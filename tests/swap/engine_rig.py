@@ -8,13 +8,13 @@ import torch
 from hand_written_program import compile_by_hand, initial_value
 from torch import Tensor
 
-from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, Observer, PassCancelled
-from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
+from atom.swap.timeline import Recording
 from tests.one_step import allocate_store
 
 _OPEN: list[Device] = []
@@ -51,17 +51,27 @@ class EngineRig:
         gain: bool = False,
         arrangement: Arrangement | None = None,
         loss_scale: float = 1.0,
+        form: StateForm = StateForm.EXACT,
+        evaluation_cut: Sequence[Sequence[str]] | None = None,
     ) -> None:
+        """`evaluation_cut`: of a program for evaluation, without dropout, in the same slots."""
         self.cut = cut
         self.program, self.classes = compile_by_hand(cut, dropout, gain)
-        self.device = device or opened()
-        self.store = allocate_store(AdamW(), self.program.layout, precision, gradients=gradients)
-        fill(self.store, self.program)
+        evaluation, classes = compile_by_hand(evaluation_cut or cut, 0.0, gain)
+        self.device, layout = device or opened(), self.program.layout
+        self.store = allocate_store(AdamW(), layout, precision, form, gradients=gradients)
+        for spec in layout.specs:
+            self.store.write_weights(spec.name, initial_value(spec.name, spec.shape))
+        self.store.changed()
+        programs = [self.program, *([evaluation] if evaluation_cut else [])]
         self.slots = DeviceSlots.allocate(
-            [self.program], self.device, precision, arrangement, gradients=gradients
+            programs, self.device, precision, arrangement, gradients=gradients
         )
-        parts = (self.store, self.slots, self.device, loss_scale, observer)
-        self.engine = Engine(self.program, self.classes, *parts)
+        parts = (self.store, self.slots, self.device, loss_scale)
+        self.engine = Engine(self.program, self.classes, *parts, observer)
+        self.evaluated = Recording()
+        if evaluation_cut:
+            self.evaluation = Engine(evaluation, classes, *parts, self.evaluated)
 
     def parameter(self, name: str) -> Tensor:
         """Its master weights, live. Call `store.round_master` after a change."""
@@ -73,14 +83,6 @@ class EngineRig:
     def gradients(self) -> dict[str, Tensor]:
         layout = self.program.layout
         return {spec.name: layout.view(self.store.gradients, spec.name) for spec in layout.specs}
-
-
-def fill(store: HostStore, program: Program) -> None:
-    """With the program's own first values."""
-    for spec in program.layout.specs:
-        view = program.layout.view(store.master, spec.name)
-        view.copy_(initial_value(spec.name, spec.shape))
-    store.round_master()
 
 
 def cancelled(engine: Engine, batches: Sequence[Any], events: int) -> None:

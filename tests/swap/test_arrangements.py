@@ -6,19 +6,19 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine_rig import LateDevice, assert_same, cancelled, fill, opened
+from engine_rig import EngineRig, LateDevice, assert_same, cancelled
 from hand_written_program import FINEST, HALVES, batches, compile_by_hand
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.device_slots import DeviceSlots, device_bytes
+from atom.swap.device_slots import device_bytes
 from atom.swap.engine import Engine
 from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Load, Shape, training_pass
 from atom.swap.timeline import Recording
-from tests.one_step import allocate_store, take_step
+from tests.one_step import take_step
 
 SUB_MODELS = len(FINEST)
 EVERY = frozenset(range(SUB_MODELS))
@@ -32,7 +32,7 @@ def arrangement(slots: int, resident: str, kept: str) -> Arrangement:
     return Arrangement(slots, stay, keep)
 
 
-class Trainer:
+class Trainer(EngineRig):
     """Engines for training and evaluation over one store, with an optimizer and an observer."""
 
     def __init__(
@@ -42,18 +42,11 @@ class Trainer:
         device: CpuDevice | None = None,
         evaluation_cut: Sequence[Sequence[str]] = FINEST,
     ) -> None:
-        self.program, self.classes = compile_by_hand(FINEST, 0.2, gain=True)
-        evaluation, factories = compile_by_hand(evaluation_cut, 0.0, gain=True)
-        self.device = device or opened()
-        self.store = allocate_store(AdamW(), self.program.layout, precision)
-        fill(self.store, self.program)
-        programs = [self.program, evaluation]
-        self.slots = DeviceSlots.allocate(programs, self.device, precision, arranged)
-        self.recording, self.evaluated = Recording(), Recording()
-        parts = (self.store, self.slots, self.device, 1.0)
-        self.engine = Engine(self.program, self.classes, *parts, self.recording)
-        self.evaluation = Engine(evaluation, factories, *parts, self.evaluated)
-        self.steps = 0
+        self.recording, self.steps = Recording(), 0
+        super().__init__(
+            FINEST, precision, device, self.recording, dropout=0.2, gain=True,
+            arrangement=arranged, evaluation_cut=evaluation_cut,
+        )  # fmt: skip
 
     def run_pass(self, seed: int, count: int) -> tuple[list[float], Tensor]:
         losses = self.engine.run_pass(batches([3, 2, 4][:count], seed), range(seed, seed + count))

@@ -80,14 +80,6 @@ def test_loads_are_issued_in_the_order_in_which_they_are_needed(
     assert first_uses == sorted(first_uses)
 
 
-@given(shapes_with_loaded())
-def test_residents_are_loaded_at_most_once_and_stay(case: tuple[Shape, frozenset[int]]) -> None:
-    shape, loaded = case
-    events = training_pass(shape, loaded)
-    for s in shape.arrangement.resident:
-        assert events.count(Load(s, shape.slot_of(s))) == (s not in loaded)
-
-
 @given(shapes())
 def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
     resident = sorted(shape.arrangement.resident)
@@ -96,26 +88,6 @@ def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
     swapped = [s for s in range(shape.sub_models) if s not in shape.arrangement.resident]
     shared = [n % shape.arrangement.slots for n in range(len(swapped))]
     assert [shape.slot_of(s) for s in swapped] == shared
-
-
-def test_a_resident_in_the_middle_does_not_disturb_the_turns() -> None:
-    assert training_pass(Shape(4, 1, Arrangement(2, frozenset({1})))) == [
-        Load(0, 0), Load(1, 2), Load(2, 1), Forward(0, 0),
-        Load(3, 0), Forward(1, 0), Forward(2, 0),
-        Forward(3, 0), Backward(3, 0), GradientOut(3),
-        Load(0, 0), Backward(2, 0), GradientOut(2),
-        Backward(1, 0), GradientOut(1),
-        Backward(0, 0), GradientOut(0),
-    ]  # fmt: skip
-
-
-def test_a_resident_waits_behind_what_is_needed_sooner() -> None:
-    """2 needs the slot of 0, so 3 is not loaded before it, though its own slot is free."""
-    events = training_pass(Shape(4, 1, Arrangement(2, frozenset({3}))))
-    assert events[:5] == [
-        Load(0, 0), Load(1, 1), Forward(0, 0),
-        Load(2, 0), Load(3, 2),
-    ]  # fmt: skip
 
 
 def count_loads(events: Sequence[Event]) -> int:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from hand_written_program import FINEST, HALVES, WHOLE, batches, compile_by_hand, initial_value
+from engine_rig import EngineRig
+from hand_written_program import FINEST, HALVES, WHOLE, batches
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
@@ -20,13 +21,10 @@ from atom.optim.optimizer import Part, StepTerms
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.device_slots import DeviceSlots
-from atom.swap.engine import Engine
 from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
-from tests.one_step import allocate_store
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, WAIT_S = 0.05, 20.0
@@ -55,7 +53,7 @@ class SteeredAdamW(AdamW):
         super().update(part, gradient, step)
 
 
-class Rig:
+class Rig(EngineRig):
     """An engine and an optimizer over one store; events go into a queue as they are observed."""
 
     def __init__(
@@ -66,21 +64,12 @@ class Rig:
         device: CpuDevice | None = None,
         form: StateForm = StateForm.EXACT,
     ) -> None:
-        self.program, classes = compile_by_hand(cut, 0.1)
-        self.whole, whole_classes = compile_by_hand(WHOLE, 0.0)
-        self.device = device or CpuDevice()
+        super().__init__(
+            cut, precision, device, self._observe, arrangement=arrangement, form=form,
+            evaluation_cut=WHOLE,
+        )  # fmt: skip
         self.adamw = SteeredAdamW()
-        self.store = allocate_store(self.adamw, self.program.layout, precision, form=form)
-        for spec in self.program.layout.specs:
-            self.store.write_weights(spec.name, initial_value(spec.name, spec.shape))
-        self.store.round_master()
-        slots = DeviceSlots.allocate(
-            [self.program, self.whole], self.device, precision, arrangement
-        )
         self.seen: queue.SimpleQueue[Observed] = queue.SimpleQueue()
-        shared = (self.store, slots, self.device)
-        self.engine = Engine(self.program, classes, *shared, observer=self._observe)
-        self.evaluation = Engine(self.whole, whole_classes, *shared)
         self.stepper = Stepper(
             self.store,
             self.adamw,
@@ -114,7 +103,6 @@ class Rig:
     def close(self) -> None:
         self.permit()
         self.stepper.rest()
-        self.device.close()
 
 
 @pytest.fixture

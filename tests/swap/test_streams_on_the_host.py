@@ -22,7 +22,7 @@ from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut
 from atom.swap.streams import CudaDevice
 from atom.swap.timeline import Recording
-from atom.swap.voided import Cause, PassVoided
+from atom.swap.voided import PassVoided
 
 
 class PromptStream:
@@ -136,7 +136,12 @@ def test_the_steady_state_makes_nothing_and_only_its_end_waits(
         told.clear()
 
 
-def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
+@pytest.mark.parametrize("at_a_time", [7, 2**23])
+def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(
+    device: HostedDevice, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients in sixteen bits, rounded piece by piece."""
+    monkeypatch.setattr(streams, "BOUNCE_ELEMENTS", at_a_time)
     narrow = torch.bfloat16
     hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
     plain = EngineRig(FINEST, narrow, gradients=narrow)
@@ -152,21 +157,6 @@ def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: Hos
         slots.take_again(device)
         assert not any(slot.any() for slot in owned)
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
-
-
-@pytest.mark.parametrize("at_a_time", [7, 2**23])
-def test_gradients_in_sixteen_bits_are_those_of_the_cpu(
-    device: HostedDevice, at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "BOUNCE_ELEMENTS", at_a_time)
-    narrow = torch.bfloat16
-    hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
-    plain = EngineRig(FINEST, narrow, gradients=narrow)
-    for seed in range(2):
-        for rig in (hosted, plain):
-            rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
-    assert torch.equal(hosted.store.gradients, plain.store.gradients)
-    assert hosted.store.gradients.any()
 
 
 def first_pass(rig: EngineRig) -> list[float]:
@@ -208,18 +198,6 @@ def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> Non
     with pytest.raises(StepFailed, match="no room"):
         rig.engine.run_pass(batches([2]), [1])
     assert rig.engine.loaded() == []
-
-
-def test_bad_numbers_void_a_pass(device: HostedDevice) -> None:
-    rig = EngineRig(FINEST, device=device)
-    rig.engine.run_pass(batches([2]), [1])
-    added = rig.store.gradients.clone()
-    rig.parameter("block1.up.bias").fill_(math.inf)
-    rig.store.round_master()
-    with pytest.raises(PassVoided) as voided:
-        rig.engine.run_pass(batches([2]), [1])
-    assert voided.value.cause is Cause.LOSS
-    assert torch.equal(rig.store.gradients, added)
 
 
 def test_only_host_memory_in_use_is_registered(device: HostedDevice) -> None:

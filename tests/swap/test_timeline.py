@@ -219,24 +219,6 @@ def test_nothing_begins_before_what_it_needs_nor_later(
             back[s, event.micro_batch] = span.end_s
 
 
-@given(passes(), st.data())
-def test_more_work_never_makes_a_pass_shorter(
-    case: tuple[list[Event], Shape, Durations], data: st.DataObject
-) -> None:
-    schedule, shape, durations = case
-    more = vars(data.draw(durations_for(shape.sub_models)))
-    columns = {
-        name: tuple(map(sum, zip(mine, more[name], strict=True)))
-        if isinstance(mine, tuple)
-        else mine + more[name]
-        for name, mine in vars(durations).items()
-    }
-    longer = Durations(**columns)
-    before = simulate(schedule, shape, durations)
-    after = {id(span.event): span for span in simulate(schedule, shape, longer).spans}
-    assert all(after[id(span.event)].end_s >= span.end_s for span in before.spans)
-
-
 @given(passes())
 def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Durations]) -> None:
     schedule, shape, durations = case
@@ -244,19 +226,6 @@ def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Duratio
     waited = PassShares.of(timeline).waits_s
     assert sum(waited.values()) + timeline.busy_s("compute") == timeline.seconds
     assert waited[HOST] == 0, "a prediction knows no other reasons"
-
-
-@given(passes())
-def test_a_resident_never_costs_time_once_loaded(
-    case: tuple[list[Event], Shape, Durations],
-) -> None:
-    """Everything resident and loaded is the fastest a pass with these graphs can be."""
-    schedule, shape, durations = case
-    every = frozenset(range(shape.sub_models))
-    kept = shape.arrangement.kept
-    best = Shape(shape.sub_models, shape.micro_batches, Arrangement(2, every, kept))
-    fastest = simulate(training_pass(best, every), best, durations)
-    assert fastest.seconds <= simulate(schedule, shape, durations).seconds
 
 
 # --- recorded ---------------------------------------------------------------------------------
