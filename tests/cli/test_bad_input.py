@@ -36,17 +36,6 @@ SPOILT = {
 """What of a good run file, what stands there instead, and what is said of it."""
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "crashes"))
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "run.toml").write_text(GOOD_RUN)
-    (tmp_path / "bad.jsonl").write_text("no object\n")
-    return tmp_path
-
-
 def refused(arguments: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]) -> str:
     """All that is said."""
     assert main(arguments) == code
@@ -63,6 +52,7 @@ def test_a_run_file_that_names_what_cannot_be_had(
     before: str, after: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bad.toml").write_text(GOOD_RUN.replace(before, after))
+    (folder / "bad.jsonl").write_text("no object\n")
     command = ["start", "bad.toml", "--state", "state"]
     assert said in refused(command, ExitCode.CONFIG, capsys)
 

@@ -121,14 +121,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    (tmp_path / "run.toml").write_text(GOOD_RUN)
-    return tmp_path
-
-
 def dotted(model: type[Section]) -> set[str]:
     return {f"{section}.{key}" for section, keys in keys_of(model).items() for key in keys}
 

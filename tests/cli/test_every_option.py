@@ -12,7 +12,6 @@ import typer
 
 from atom.cli.app import app, main
 from atom.cli.shell.failures import ExitCode
-from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
@@ -104,22 +103,17 @@ def spoilt(command: str, parameter: typer.core.TyperOption) -> Iterator[tuple[li
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    for variable in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
-    for name in ("folder/mine", "folder.png", "home"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "run.toml").write_text(GOOD_RUN)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "text").write_text("Dear reader,\n")
-    (tmp_path / "binary").write_bytes(bytes(range(256)))
-    (tmp_path / "long").touch()
-    with (tmp_path / "long").open("r+b") as file:
+def traps(folder: Path) -> None:
+    """What no file or folder should be."""
+    for name in ("folder/mine", "folder.png"):
+        (folder / name).mkdir(parents=True)
+    (folder / "file").write_text("")
+    (folder / "text").write_text("Dear reader,\n")
+    (folder / "binary").write_bytes(bytes(range(256)))
+    (folder / "long").touch()
+    with (folder / "long").open("r+b") as file:
         file.truncate(100 << 20)  # of holes: it takes no room
-    (tmp_path / "loop").symlink_to("loop")
-    return tmp_path
+    (folder / "loop").symlink_to("loop")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
 """`atom info` of one daemon, as a person reads it."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
-from atom.cli.box import control
 from atom.cli.box.info_page import rows
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
@@ -95,18 +91,3 @@ def test_what_is_not_as_usual_is_said() -> None:
     )
     alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
     assert "tiny waits" not in dict(rows(alike))["device"], "two peers of one run take no turns"
-
-
-def test_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclass
-    class Place:
-        root: str = FOLDER
-
-    class Client:
-        def info(self) -> dict[str, Any]:
-            return info()
-
-    monkeypatch.setattr(control, "find_daemons", lambda state: [Place()])
-    monkeypatch.setattr(control, "control_client", lambda state: Client())
-    control.show_info(None, as_json=False)
-    assert f"directory     {FOLDER}\n" in capsys.readouterr().out

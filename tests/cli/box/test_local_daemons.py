@@ -36,14 +36,12 @@ def daemon(root: Path, stack: ExitStack) -> Path:
     return path
 
 
-def test_the_only_daemon_is_meant(home: Path, open_sockets: ExitStack) -> None:
+def test_the_only_daemon_is_meant_or_a_named_one(
+    home: Path, open_sockets: ExitStack, tmp_path: Path
+) -> None:
     path = daemon(default_state_directory("tiny"), open_sockets)
     (home / "other").mkdir()
     assert find_daemon(None) == path
-
-
-def test_a_named_one(home: Path, open_sockets: ExitStack, tmp_path: Path) -> None:
-    daemon(home / "tiny", open_sockets)
     path = daemon(tmp_path / "elsewhere", open_sockets)
     assert find_daemon(tmp_path / "elsewhere") == path
 
@@ -56,11 +54,6 @@ def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
     assert problem.value.message.endswith("one, two")
     each = [f"--state {home / name}" for name in ("one", "two")]
     assert problem.value.hint.splitlines() == ["say which one:", *each]
-
-
-def test_whoever_looks_may_give_an_address_instead(home: Path, open_sockets: ExitStack) -> None:
-    for name in ("one", "two"):
-        daemon(home / name, open_sockets)
     with pytest.raises(ControlError, match="2 daemons run") as problem:
         run_meant(None, None)
     assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
@@ -88,11 +81,6 @@ def test_a_socket_of_another_user_is_not_spoken_to(
     for state in (None, long):
         with pytest.raises(ControlError, match="no daemon"):
             find_daemon(state)
-
-
-def test_nothing_was_ever_started(home: Path) -> None:
-    with pytest.raises(ControlError, match="no daemon"):
-        find_daemon(None)
 
 
 def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:

@@ -1,7 +1,5 @@
 """Real processes: a peer's daemon must never be left behind."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -41,19 +39,6 @@ def test_a_daemon_that_ends_early_shows_its_log(tmp_path: Path) -> None:
     assert "none.toml: no such file" in failure.value.hint
     assert str(peer.log) in failure.value.hint
     assert peer.join_address == ""
-
-
-def test_what_was_never_started_is_removed_easily(tmp_path: Path) -> None:
-    DemoPeer("peer 1", tmp_path / "peer-1").remove()
-
-
-def test_remove_takes_a_stubborn_process(tmp_path: Path) -> None:
-    peer = DemoPeer("peer 1", tmp_path / "peer-1")
-    peer.start("bootstrap", "--listen", "127.0.0.1:0", "--state", str(peer.state))
-    process = psutil.Process(peer.process_id)
-    os.kill(peer.process_id, signal.SIGSTOP)
-    peer.remove()
-    assert not process.is_running()
 
 
 def test_a_killed_demo_leaves_no_daemon(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from atom.cli.demo.peer import FINISHED
-from atom.cli.demo.verdict import PeerResult, judge, rounds_of, sequences_of, sum_up
+from atom.cli.demo.verdict import PeerResult, judge, rounds_of, sum_up
 
 FALLING = [5.0, 4.0, 2.4]
 STATES = {number: (f"head {number}", f"digest {number}") for number in range(1, 101)}
@@ -94,11 +94,8 @@ def test_a_fetched_state_counts(kind: str) -> None:
     own = [*FOUNDERS[:2], event(kind, 31.0, round=3, digest="d3")]
     result = sum_up("peer 4", "D", FINISHED, own, FOUNDERS, sequence_tokens=10)
     assert (result.last_round, result.digest, result.rounds) == (3, "d3", 0)
-
-
-def test_a_peer_that_wrote_nothing() -> None:
-    result = sum_up("peer 4", "", "killed", [], [], sequence_tokens=10)
-    assert (result.rounds, result.tokens_per_s, result.digest) == (0, 0.0, "")
+    nothing = sum_up("peer 4", "", "killed", [], [], sequence_tokens=10)
+    assert (nothing.rounds, nothing.tokens_per_s, nothing.digest) == (0, 0.0, "")
 
 
 def test_a_round_told_twice_counts_once() -> None:
@@ -109,8 +106,3 @@ def test_a_round_told_twice_counts_once() -> None:
         {"event": "round", "round": 2, "loss": 3.0},
     ]
     assert [event["loss"] for event in rounds_of(events)] == [2.0, 3.0]
-
-
-def test_a_share() -> None:
-    event = {"members": ["A", "B", "A"], "contributed": [3, 0, 2]}
-    assert [sequences_of(event, peer) for peer in "ABC"] == [5, 0, 0]

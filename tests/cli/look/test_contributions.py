@@ -11,7 +11,7 @@ from rich.text import Text
 
 from atom.base.errors import AddressError, TrustError
 from atom.cli.look.contributions import contributions, show_contributions
-from atom.cli.look.onlooker import Onlooker, certified, identity_in, listed_peer
+from atom.cli.look.onlooker import Onlooker, certified, listed_peer
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.commit_chain import Ledger, Share
@@ -69,23 +69,10 @@ def test_the_json_has_the_documented_keys() -> None:
     assert contributions(Village().manifest(), Ledger(HEAD))["peers"] == []
 
 
-def test_nobody_serves_the_chain() -> None:
-    async def read() -> str:
-        village = Village()
-        await village.publish(addresses=(), head=b"h" * 32)
-        onlooker = await village.onlooker()
-        await onlooker.look()
-        await onlooker.read()
-        onlooker.close()
-        return onlooker.problem
-
-    assert "cannot be reached" in asyncio.run(read())
-
-
-def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
-    assert identity_in(None) is None
-    with pytest.raises(AddressError, match="no peer in"):
-        identity_in(tmp_path)
+def manifest_for(member: Identity) -> Manifest:
+    """Of a run that lists this one."""
+    run = parse_run_text(f'{RUN}\n[swarm]\nmembers = ["{member.peer_id}"]')
+    return replace(Village().manifest(), run_file=normalised_run_text(run))
 
 
 def test_on_a_box_with_a_listed_peer_its_name_is_given_and_no_other(
@@ -97,11 +84,10 @@ def test_on_a_box_with_a_listed_peer_its_name_is_given_and_no_other(
     assert listed_peer(open_run) is None
     me, other = Identity.load_or_create(key), Identity.create()
     assert listed_peer(open_run) is None
-    for member, asks in ((me, me.peer_id), (other, None)):
-        run = parse_run_text(f'{RUN}\n[swarm]\nmembers = ["{member.peer_id}"]')
-        listed = replace(open_run, run_file=normalised_run_text(run))
-        found = listed_peer(listed)
-        assert (found and found.peer_id) == asks
+    found = listed_peer(manifest_for(me))
+    assert found is not None
+    assert found.peer_id == me.peer_id
+    assert listed_peer(manifest_for(other)) is None
 
 
 class Asked:
@@ -143,12 +129,8 @@ def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("listed", [True, False])
 def test_who_is_shut_out_of_the_chain_hears_what_helps(listed: bool) -> None:
     """Of an open run nobody is, whatever a stranger answers."""
-    manifest = Village().manifest()
-    if listed:
-        run = parse_run_text(f'{RUN}\n[swarm]\nmembers = ["{Identity.create().peer_id}"]')
-        manifest = replace(manifest, run_file=normalised_run_text(run))
     nobody: Any = None
-    onlooker = Onlooker(nobody, manifest)
+    onlooker = Onlooker(nobody, manifest_for(Identity.create()) if listed else Village().manifest())
     onlooker._reader.problem, onlooker._reader.shut_out = "listed peers only", True
     helps = "; --state DIR asks as one of them" if listed else ""
     assert onlooker.note == f"listed peers only{helps}"

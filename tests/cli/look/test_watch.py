@@ -3,16 +3,13 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from atom.base.reasons import Reason
-from atom.cli.app import main
 from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import curve, footer, plain_line, screen
-from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.records.lease import EndedAttempt, PeerState
@@ -53,16 +50,9 @@ def test_a_problem_is_seen_on_the_smallest_screen(height: int) -> None:
     assert max(map(len, shown)) <= 40
 
 
-def test_without_an_address_the_daemon_here_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", "--state", str(tmp_path)]) == ExitCode.CONTROL
-    assert "no daemon runs in" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("width", [50, 80, 120])
-@pytest.mark.parametrize("height", [15, 24, 50])
-@pytest.mark.parametrize("peers", [1, 3, 30])
+@pytest.mark.parametrize("width", [50, 120])
+@pytest.mark.parametrize("height", [15, 50])
+@pytest.mark.parametrize("peers", [1, 30])
 def test_the_last_line_stays_on_the_screen_whatever_is_wrong_with_peers(
     width: int, height: int, peers: int
 ) -> None:
@@ -91,16 +81,6 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
     assert draws(console) == (kind == "xterm")
 
 
-@pytest.mark.parametrize(
-    ("amount", "title"),
-    [((1880, 234, 0), "loss (nats per token) by round"), ((0, 20, 0), "loss by round")],
-)
-def test_the_loss_has_a_unit_where_there_is_text(amount: tuple[int, int, int], title: str) -> None:
-    shown = sight()
-    shown = replace(shown, view=replace(shown.view, data_amount=amount))
-    assert title in [line.strip() for line in drawn(shown, 80, 40)]
-
-
 def test_a_curve_falls_and_ends_with_what_is_there() -> None:
     title, blocks, span = str(curve(FALLING, 10, "")).splitlines()
     assert title == "loss by round"
@@ -109,12 +89,10 @@ def test_a_curve_falls_and_ends_with_what_is_there() -> None:
     assert span == "rounds 1 to 29: 5.0000 to 0.1724, now 0.1724"
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [[2.0, 2.0], [math.nan, 1.0], [math.nan, math.nan], [math.inf, 3.0], [-1e300, 1e300]],
-)
+@pytest.mark.parametrize("losses", [[2.0, 2.0], [math.nan, math.nan], [math.inf, 3.0]])
 def test_a_curve_of_odd_losses_is_drawn(losses: list[float]) -> None:
-    assert len(str(curve(list(enumerate(losses)), 20, "")).splitlines()) == 3
+    title, _, _ = str(curve(list(enumerate(losses)), 20, "nats per token")).splitlines()
+    assert title == "loss (nats per token) by round"
 
 
 def test_a_reader_that_goes_ends_the_lines_quietly() -> None:

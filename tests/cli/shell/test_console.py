@@ -1,9 +1,13 @@
-import pytest
+"""A daemon's words: data on stdout, notes on stderr, long steps as bars, or a line now and then."""
 
-from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.failures import ExitCode
-from atom.cli.train.daemons import code_of
-from atom.daemon.peer.lifecycle import Ending
+import io
+from collections.abc import Iterable
+
+import pytest
+from rich.console import Console
+
+from atom.cli.shell.console import Steps, TerminalConsole
+from atom.daemon.console import BYTES
 
 
 def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -16,29 +20,37 @@ def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[st
     assert "looks [around]" in streams.err
 
 
-def test_bars_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    console = TerminalConsole()
-    for done in (0, 500, 1000):
-        console.progress("tokenising", done, 1000)
-    console.progress("fetching", 10, 20)
-    console.close()
-    streams = capfd.readouterr()
-    assert "tokenising" in streams.err
-    assert "\x1b[?25h" in streams.err, "the cursor is shown again"
-    assert streams.out == ""
+def told(steps: Iterable[tuple[float, int, int]], unit: str = "rounds") -> list[str]:
+    """Lines of one step, where nobody sees a bar: (second, done, total)."""
+    screen, now = io.StringIO(), [0.0]
+    shown = Steps(Console(file=screen, width=100, highlight=False), lambda: now[0])
+    for now[0], done, total in steps:
+        shown.show("checking", done, total, unit)
+    return screen.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        (Ending.ROUNDS_REACHED, ExitCode.OK),
-        (Ending.LEFT, ExitCode.OK),
-        (Ending.LEFT_LATE, ExitCode.LEFT_LATE),
-    ],
-)
-def test_how_a_daemon_ended(ending: Ending, code: ExitCode) -> None:
-    assert code_of(ending) == code
+def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
+    lines = told(((n, n << 20, 100 << 20) for n in range(100)), BYTES)
+    assert lines == [f"checking: {n}%" for n in (2, 32, 62, 92)]
+    assert told([(0, 0, 1000), (1, 1000, 1000)]) == [], "it was short"
+    assert told([(0, 0, 1), (10, 1, 1)]) == [], "one of one is nothing to count"
+    again = [(0, 0, 10), (3, 9, 10), (4, 10, 10), (100, 0, 10), (101, 9, 10), (101, 10, 10)]
+    assert told(again) == ["checking: 90%"]
+    broken_off = [(0, 0, 5), (3, 2, 0), (6, 0, 9), (9, 3, 9)]
+    assert told(broken_off) == ["checking: broke off", "checking: 33%"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_bars_leave_the_terminal_as_it_was(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = io.StringIO()
+    steps = Steps(Console(file=screen, width=100, highlight=False, force_terminal=True))
+    for _ in range(1 + again):
+        steps.show("reading", 1, 2, BYTES)
+        steps.show("entering", 0, 1, "nodes")
+        steps.show("reading", 2, 2, BYTES)
+        steps.close()
+    assert "reading" in screen.getvalue()
+    assert "\x1b[3" not in screen.getvalue(), "no colours where none are wanted"
+    hidden, shown = screen.getvalue().count("\x1b[?25l"), screen.getvalue().count("\x1b[?25h")
+    assert hidden == shown == 1 + again

@@ -1,9 +1,13 @@
+"""Codes that scripts rely on."""
+
 import pytest
 
 from atom.base import errors
 from atom.base.errors import AtomError, UserError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode, exit_code_of
+from atom.cli.train.daemons import code_of
+from atom.daemon.peer.lifecycle import Ending
 
 EXPECTED = {
     errors.ConfigError: 3,
@@ -25,21 +29,14 @@ def _tree(kind: type[AtomError]) -> set[type[AtomError]]:
     return {kind}.union(*(_tree(child) for child in kind.__subclasses__()))
 
 
-@pytest.mark.parametrize(("kind", "code"), EXPECTED.items())
-def test_numbers_never_change(kind: type[UserError], code: int) -> None:
-    assert exit_code_of(kind("what happened")) == code
-
-
-def test_every_user_error_of_the_tree_is_in_the_table() -> None:
+def test_numbers_never_change() -> None:
     named = {kind for kind in _tree(UserError) if kind.__module__ == errors.__name__}
-    assert named == set(EXPECTED)
-
-
-def test_a_subclass_has_the_code_of_its_nearest_named_ancestor() -> None:
-    class TornFile(errors.StorageError):
-        pass
-
-    assert exit_code_of(TornFile("torn")) == ExitCode.STORAGE
+    assert {kind: exit_code_of(kind("what happened")) for kind in named} == EXPECTED
+    torn = type("TornFile", (errors.StorageError,), {})
+    assert exit_code_of(torn("torn")) == ExitCode.STORAGE, "that of its nearest ancestor"
+    assert {each: code_of(each) for each in Ending} == {
+        each: 11 if each is Ending.LEFT_LATE else 0 for each in Ending
+    }
 
 
 def test_every_code_has_a_meaning_and_the_help_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

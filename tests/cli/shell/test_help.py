@@ -7,7 +7,9 @@ import pytest
 import typer
 
 from atom import __version__
-from atom.cli.app import app, flowing, main
+from atom.cli.app import app, main
+from atom.cli.shell import options
+from atom.graph.profile.devices import DEVICES
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -23,11 +25,6 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     usage, _, below = capsys.readouterr().out.partition(" Usage: ")[2].partition("\n")
     assert usage.startswith(f"atom {command} ")
     assert re.search(rf"Examples?\s+atom {command}\b", below)
-
-
-def test_paragraphs_flow_and_examples_stand_line_by_line() -> None:
-    text = "What\nit does.\n\nExamples\natom join A\natom join B"
-    assert flowing(text) == "What it does.\n\nExamples\natom join A\natom join B"
 
 
 def test_a_narrow_terminal_is_no_trouble(
@@ -46,6 +43,23 @@ def test_the_help_names_every_command(
     assert main() == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
+    assert set(options.DEVICES) == set(DEVICES), "without the import of graphs"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("atom pa", "pause"), ("atom join --pe", "--peer"), ("atom join --peer ", "")],
+)
+def test_what_a_shell_offers(
+    line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the last word of a line, as bash asks."""
+    monkeypatch.setenv("_ATOM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.strip() == wanted
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,13 +118,6 @@ def test_a_reader_that_has_gone_is_no_fault(arguments: list[str]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, b"rror" in done.stderr) == (0, False)
-
-
-def test_python_dash_m() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "atom", "--version"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
 def test_a_stream_that_knows_only_ascii() -> None:
