@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from chromium import Page, browser, keep
-from shown_swarm import HOSTILE, ShownSwarm
+from shown_swarm import ShownSwarm
 
 from atom.extras.dashboard.feed import SwarmFeed
 from atom.extras.dashboard.server import LOOPBACK, serve
@@ -89,17 +89,6 @@ def test_a_crowd_fits_too(width: int) -> None:
     shown(visit, ShownSwarm.crowded())
 
 
-def test_nothing_and_nobody_is_said() -> None:
-    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
-        swarm.empty()
-        await page.open(url, PHONE, dark=True)
-        await page.until("document.querySelector('.status').textContent.includes('DHT is silent')")
-        keep(await page.picture(), "nobody.png")
-        assert await page.value(OUTSIDE) == 0
-
-    shown(visit)
-
-
 def test_it_lives_without_being_loaded_again() -> None:
     async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
         await page.open(url, SCREEN, dark=False)
@@ -131,15 +120,3 @@ def test_it_says_that_it_connects_again_and_only_later_that_the_dashboard_has_en
             await page.until(status("has ended"))
 
     asyncio.run(run())
-
-
-def test_what_a_stranger_writes_is_shown_as_text() -> None:
-    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
-        await page.open(url, PHONE, dark=False)
-        await page.until(f"document.querySelector('h1').textContent === {HOSTILE!r}")
-        swarm.commit()
-        await page.until("document.querySelector('#rounds tbody td').textContent === '8'")
-        assert await page.value("document.querySelectorAll('main script, main img').length") == 0
-        assert await page.value("window.harmed === undefined")
-
-    shown(visit, ShownSwarm(run=HOSTILE))

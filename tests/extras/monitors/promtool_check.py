@@ -2,7 +2,7 @@
 
 import subprocess
 
-from tests.daemon.monitors.metrics_samples import a_whole_scrape
+from tests.extras.monitors.metrics_samples import a_whole_scrape
 
 
 def test_promtool_has_nothing_to_say() -> None:

@@ -46,11 +46,18 @@ def ends(held: socket.socket) -> bool:
     return True
 
 
-def test_connections_that_say_nothing_end_and_too_many_are_hung_up_on(port: int) -> None:
+def test_connections_that_say_nothing_end_and_too_many_are_hung_up_on(
+    port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     with contextlib.ExitStack() as stack:
         held = [knock(stack, port) for _ in range(3 * FEW)]
         assert all(ends(each) for each in held)
+    for _ in range(2 * FEW):
+        with contextlib.ExitStack() as stack:
+            gone = knock(stack, port)
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert b"atom_events" in scrape(port)
+    assert capfd.readouterr().err == "", "who hangs up is nothing to tell of"
 
 
 def test_with_the_server_nothing_is_answered() -> None:
@@ -59,12 +66,3 @@ def test_with_the_server_nothing_is_answered() -> None:
     server.close()
     with contextlib.ExitStack() as stack, pytest.raises(ConnectionError):
         knock(stack, server.server_port)
-
-
-def test_who_hangs_up_is_nothing_to_tell_of(port: int, capfd: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2 * FEW):
-        with contextlib.ExitStack() as stack:
-            held = knock(stack, port)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    assert b"atom_events" in scrape(port)
-    assert capfd.readouterr().err == ""

@@ -96,13 +96,8 @@ def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
     assert gpu.other_user() == ""
     library.computing = [US, OTHER]
     assert gpu.other_user()
-
-
-def test_where_it_cannot_find_itself_it_accuses_nobody() -> None:
-    library = Library()
-    library.computing, library.samples = [OTHER], [Sample(OTHER, 99)]
-    gpu = NvidiaGpu(library, None)
-    assert gpu.other_user() == ""
+    library.computing = [OTHER]
+    assert gpu.other_user() == "", "where it cannot find itself it accuses nobody"
     assert "does not list this program" in gpu.blind
 
 
@@ -118,6 +113,10 @@ def test_a_power_is_limited_and_the_usual_one_put_back() -> None:
     assert library.limit_mw == 150_000
     gpu.limit_power(None)
     assert library.limit_mw == 250_000
+    library.refuses = True
+    with pytest.raises(DeviceError, match="does not let us") as refused:
+        gpu.limit_power(200.0)
+    assert "sudo nvidia-smi -pl" in refused.value.hint
 
 
 def test_another_s_limit_is_theirs_to_lift() -> None:
@@ -130,14 +129,6 @@ def test_another_s_limit_is_theirs_to_lift() -> None:
     library.limit_mw = 220_000
     second.limit_power(None)
     assert library.limit_mw == 220_000, "set by hand since"
-
-
-def test_a_driver_that_does_not_permit_it() -> None:
-    library = Library()
-    library.refuses = True
-    with pytest.raises(DeviceError, match="does not let us") as refused:
-        NvidiaGpu(library, None).limit_power(200.0)
-    assert "sudo nvidia-smi -pl" in refused.value.hint
 
 
 def test_without_a_gpu() -> None:

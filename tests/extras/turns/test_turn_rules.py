@@ -21,14 +21,11 @@ def has_it(claim: Claim, since_s: float) -> Claim:
 
 def test_whoever_waits_longest_is_next() -> None:
     assert may_take(ONE, [TWO, THREE], 1020.0)
+    assert not may_take(ONE, [has_it(TWO, 1010.0)], 9999.0), "another run's turn is waited for"
     assert not may_take(TWO, [THREE], 1020.0)
     assert may_take(TWO, [replace(THREE, turn=NOT_NOW)], 1020.0), "who wants nothing is no rival"
     same = replace(TWO, since_s=ONE.since_s)
     assert may_take(ONE, [same], 1020.0) != may_take(same, [ONE], 1020.0)
-
-
-def test_another_run_s_turn_is_waited_for() -> None:
-    assert not may_take(ONE, [has_it(TWO, 1010.0)], 9999.0)
 
 
 def test_daemons_of_one_run_have_their_turns_together() -> None:
