@@ -19,7 +19,7 @@ from ring_links import Seat
 from ring_sockets import BareSockets
 from torch import Tensor
 
-from atom.base.events import NoEvents
+from atom.base.events import EventFan
 from atom.config.run_file import CODECS
 from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot
@@ -140,7 +140,7 @@ def _sides(
 
 def member_transport(seat: Seat) -> Transport:
     local = Local(Identity.create(), RUN, bytes(16))
-    transport = Transport(local, (seat.host, 0), NoEvents())
+    transport = Transport(local, (seat.host, 0), EventFan())
     transport.start()
     return transport
 

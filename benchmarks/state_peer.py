@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import PeerRefused
-from atom.base.events import NoEvents
+from atom.base.events import EventFan
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
@@ -83,7 +83,7 @@ class _Peer:
         self._transport = Transport(
             Local(Identity.create(), bytes(32), bytes(16)),
             ("127.0.0.1", 0),
-            NoEvents(),
+            EventFan(),
             bandwidth=bandwidth,
             handlers=Handlers(on_blobs=server.serve),
         )

@@ -53,7 +53,6 @@ def test_a_daemon_without_extras_trains_its_rounds_and_ends(tmp_path: Path) -> N
     ("wish", "key"),
     [
         ('[schedule]\nhours = ["daily 00:00-00:01"]', "schedule"),
-        ('[device]\npower = "200 W"', "device.power"),
         ("[metrics]\nport = 0", "metrics"),
         ('[log]\ntensorboard = "board"', "log.tensorboard"),
     ],

@@ -82,7 +82,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
 
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/extras/dashboard/server.py",),
-    "base58": ("atom/config/section.py", "atom/swarm/addresses.py", "atom/swarm/identity.py"),
+    "base58": ("atom/swarm/addresses.py", "atom/swarm/identity.py"),
     "hivemind": (
         "atom/swarm/dht/node.py",
         "atom/swarm/dht/storage.py",

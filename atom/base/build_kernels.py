@@ -1,10 +1,12 @@
-"""Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation.
+"""Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation; and
+loads them. Calls through ctypes release the interpreter's lock.
 
 Each `<name>_kernels.c` of a room becomes a library beside it, with `kernel.h` in it. Needs a C
 compiler (`$CC`, else `cc`) and nothing of Python's headers. `setup.py` runs this file alone,
-before anything is installed, so it imports the standard library only.
+before anything is installed, so it imports the standard library only, but for an error.
 """
 
+import ctypes
 import hashlib
 import os
 import shlex
@@ -19,6 +21,10 @@ FLAGS = (
     "-ffp-contract=off",  # a multiply and an add are two roundings, except where it says fmaf
     "-fno-math-errno", "-fno-trapping-math",  # nobody looks at either: square roots vectorise
 )  # fmt: skip
+
+
+BUILDING = shlex.join([sys.executable or "python3", "-m", "atom.base.build_kernels"])
+"""With the Python that runs this: no shell may have activated its folder."""
 
 
 def sources() -> list[Path]:
@@ -52,6 +58,26 @@ def compile_kernels(source: Path, library: Path) -> None:
         os.replace(aside, library)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def load(source: Path, library: Path | None = None) -> ctypes.CDLL:
+    """The library made from `source` as it is now; `library` if it lies elsewhere than usual.
+
+    Raises: MismatchError when it is missing, or was made from another source.
+    """
+    from atom.base.errors import MismatchError
+
+    library, hint = library or library_of(source), f"run `{BUILDING}` (it needs a C compiler)"
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError as problem:
+        raise MismatchError(f"{source.stem} are not compiled: {problem}", hint) from problem
+    digest = getattr(loaded, "atom_source_digest", None)
+    if digest is not None:
+        digest.restype = ctypes.c_char_p
+    if digest is None or digest().decode() != source_digest(source):
+        raise MismatchError(f"{library} was compiled from another version of Atom", hint)
+    return loaded
 
 
 def main() -> None:

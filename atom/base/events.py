@@ -37,7 +37,7 @@ class EventLog:
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        line = _json({"time": round(time.time(), 3), "event": kind, **fields})
+        line = json.dumps(_finite({"time": round(time.time(), 3), "event": kind, **fields}))
         with self._lock:
             self._waiting.append(line.encode() + b"\n")
             with contextlib.suppress(OSError):
@@ -79,15 +79,8 @@ def older_log(path: Path) -> Path:
     return path.with_stem(f"{path.stem}.1")
 
 
-def _json(event: dict[str, Any]) -> str:
-    """JSON has no NaN: what is not finite is written as null."""
-    try:
-        return json.dumps(event, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(event))
-
-
 def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite is written as null."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -99,7 +92,7 @@ def _finite(value: Any) -> Any:
 
 
 class EventFan:
-    """Tells several sinks, in order."""
+    """Tells several sinks, in order; none: for those who keep no log."""
 
     def __init__(self, *sinks: EventSink) -> None:
         self._sinks = sinks
@@ -107,10 +100,3 @@ class EventFan:
     def emit(self, kind: str, **fields: Any) -> None:
         for sink in self._sinks:
             sink.emit(kind, **fields)
-
-
-class NoEvents:
-    """For those who keep no log."""
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Nothing."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 _BYTES = {
     "B": 1,
@@ -12,30 +13,30 @@ _BITS_PER_S = {
     "bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9,
 }  # fmt: skip
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_WATTS = {"W": 1.0, "kW": 1000.0}
 _MOST = 2.0**62
 """Of anything: what is counted in it stays a number of 64 bits."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
+def _parse(units: Mapping[str, float], text: str) -> float:
+    """Raises: ValueError naming the accepted units."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")
+    quantity = float(match[1]) * units[match[2]]
+    if quantity > _MOST:
+        raise ValueError(f"{text!r} is more than there is anywhere")
+    return quantity
+
+
 def parse_bytes(text: str) -> int:
     """ "8 GiB" → 8589934592. Raises: ValueError naming the accepted units."""
-    return int(_parse(text, _BYTES))
+    return int(_parse(_BYTES, text))
 
 
-def parse_bits_per_s(text: str) -> float:
-    """ "400 Mbit/s" → 4e8. Raises: ValueError naming the accepted units."""
-    return _parse(text, _BITS_PER_S)
-
-
-def parse_seconds(text: str) -> float:
-    """ "2 min" → 120.0. Raises: ValueError naming the accepted units."""
-    return _parse(text, _SECONDS)
-
-
-def parse_watts(text: str) -> float:
-    """ "200 W" → 200.0. Raises: ValueError naming the accepted units."""
-    return _parse(text, _WATTS)
+parse_bits_per_s = partial(_parse, _BITS_PER_S)
+parse_seconds = partial(_parse, _SECONDS)
+"""They raise as `parse_bytes` does."""
 
 
 def format_bytes(count: float) -> str:
@@ -59,13 +60,3 @@ def format_bits_per_s(rate: float) -> str:
         if rate >= size:
             return f"{rate / size:g} {unit}"
     return f"{rate:g} bit/s"
-
-
-def _parse(text: str, units: Mapping[str, float]) -> float:
-    match = _QUANTITY.fullmatch(text)
-    if match is None or match[2] not in units:
-        raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")
-    quantity = float(match[1]) * units[match[2]]
-    if quantity > _MOST:
-        raise ValueError(f"{text!r} is more than there is anywhere")
-    return quantity

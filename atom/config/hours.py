@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-EVERY_DAY = "daily"
-EXAMPLE = '"mon-fri 18:00-08:00"'
 _DAY_MINUTES = 24 * 60
 _WEEK_MINUTES = 7 * _DAY_MINUTES
 _WINDOW = re.compile(r"\s*(\S+)\s+(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*")
@@ -30,7 +28,7 @@ def parse_window(text: str) -> Window:
     """ "sat,sun 00:00-24:00". Raises: ValueError."""
     match = _WINDOW.fullmatch(text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is no time of the week; write {EXAMPLE}")
+        raise ValueError(f"{text!r} is no time of the week; write mon-fri 18:00-08:00")
     start, end = _minutes(text, *match.group(2, 3)), _minutes(text, *match.group(4, 5))
     if start == _DAY_MINUTES:
         raise ValueError(f"{text!r} begins at 24:00; write 00:00 of the next day")
@@ -65,15 +63,12 @@ def _minutes(text: str, hours: str, minutes: str) -> int:
 
 def _days(text: str, names: str) -> frozenset[int]:
     """ "mon-fri", "sat,sun", "fri-mon", "daily"."""
-    if names == EVERY_DAY:
-        return frozenset(range(7))
     found = set[int]()
-    for part in names.split(","):
-        first, dash, last = part.partition("-")
-        if first not in DAYS or (dash and last not in DAYS):
-            known = ", ".join((*DAYS, EVERY_DAY))
-            raise ValueError(f"{text!r}: {part} is none of the days {known}")
+    for part in names.replace("daily", "mon-sun").split(","):
+        first, _, last = part.partition("-")
+        if not {first, last or first} <= set(DAYS):
+            raise ValueError(f"{text!r}: {part} is none of the days {', '.join(DAYS)}, daily")
         start = DAYS.index(first)
-        length = (DAYS.index(last) - start) % 7 if dash else 0
+        length = (DAYS.index(last or first) - start) % 7
         found.update((start + ahead) % 7 for ahead in range(length + 1))
     return frozenset(found)

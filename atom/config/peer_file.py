@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from atom.config.address import parse_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
-from atom.config.section import BitsPerSecond, Bytes, Seconds, Section, Watts, refuse
+from atom.config.section import BitsPerSecond, Bytes, Seconds, Section, refuse
 
 
 def _auto_is_none(value: Any) -> Any:
@@ -44,8 +44,6 @@ class Device(Section):
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
     """How long a turn is, where daemons of several runs use the device; it ends with a round."""
-    power_watts: Watts | None = Field(default=None, alias="power", gt=0)
-    """Most power that the GPU may draw: "200 W"; omitted: as it is set. Needs root."""
 
     @property
     def gpu_index(self) -> int:

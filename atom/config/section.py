@@ -5,9 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
-import base58
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,11 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds, parse_watts
-
-_PEER_ID_CHARACTERS = 52
-_PEER_ID_PREFIX = bytes.fromhex("002408011220")
-"""libp2p: the key itself as the id, 36 bytes, an Ed25519 public key of 32 bytes."""
+from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds
 
 
 class Section(BaseModel):
@@ -61,17 +55,6 @@ def _written(form: str) -> PlainSerializer:
     return PlainSerializer(form.format, return_type=str)
 
 
-def _peer_id(text: str) -> str:
-    """Checked for slips, not for whose it is."""
-    try:
-        raw = base58.b58decode(text) if len(text) == _PEER_ID_CHARACTERS else b""
-    except ValueError:
-        raw = b""
-    if not raw.startswith(_PEER_ID_PREFIX) or len(raw) != len(_PEER_ID_PREFIX) + 32:
-        raise ValueError(f"{text[:64]!r} is no peer id; it is what `atom id` prints: 12D3KooW…")
-    return text
-
-
 WORDS = r"^[^\x00-\x1f\x7f-\x9f]+$"
 """A text without control characters: a stranger's may be shown in a terminal."""
 PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=WORDS)]
@@ -90,11 +73,8 @@ BitsPerSecond = Annotated[float, _with_unit(parse_bits_per_s, "400 Mbit/s"), _wr
 Seconds = Annotated[float, _with_unit(parse_seconds, "10 min"), _written("{:f} s")]
 """A time, written with its unit: "10 min"."""
 
-Watts = Annotated[float, _with_unit(parse_watts, "200 W"), _written("{:f} W")]
-"""A power, written with its unit: "200 W"."""
-
-PeerId = Annotated[str, AfterValidator(_peer_id)]
-"""An Ed25519 peer id in its one spelling: always 52 characters."""
+PeerId = Annotated[str, Field(pattern=r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}$")]
+"""How Ed25519 peer ids are written, which `atom id` prints; checked for slips, not for whose."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """A number format that a model may compute in, by PyTorch's name."""

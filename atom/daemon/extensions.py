@@ -22,17 +22,15 @@ Monitors = tuple[Sequence[EventSink], Callable[[Info], None]]
 
 
 class Wishes:
-    """When the machine's owner lets it work, and how much power it may draw; here: whenever, and as
-    much as there is."""
+    """When the machine's owner lets it work; here: whenever."""
 
-    def start(self, note: Callable[[str], None]) -> None:
-        """Looks for the first time before it returns. `note` hears what the machine refuses."""
+    def start(self) -> None:
+        """Looks for the first time before it returns."""
 
     def change(self, peer: PeerFile) -> None:
         """What nobody would see to is refused. Raises: UserError, and nothing is changed."""
         wished = {
             "schedule": peer.schedule != Schedule(),
-            "device.power": peer.device.power_watts is not None,
             "metrics": peer.metrics != Metrics(),
             "log.tensorboard": peer.log != Log(),
         }

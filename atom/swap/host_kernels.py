@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from atom.base import kernel_library
+from atom.base import build_kernels
 from atom.base.build_kernels import library_of
 
 SOURCE = Path(__file__).with_name("host_kernels.c")
@@ -117,7 +117,7 @@ def host_kernels() -> HostKernels:
 
 def load(path: Path) -> ctypes.CDLL:
     """Raises: MismatchError when the library is missing, or was made from another source."""
-    library = kernel_library.load(SOURCE, path)
+    library = build_kernels.load(SOURCE, path)
     _declare(library)
     return library
 

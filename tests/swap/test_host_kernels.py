@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounded_sums import rounded_sum
 
-from atom.base import kernel_library as module
+from atom.base import build_kernels as module
 from atom.base.build_kernels import compile_kernels
 from atom.base.build_kernels import main as build_kernels_main
 from atom.base.errors import MismatchError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from atom.base.errors import PeerRefused
-from atom.base.events import NoEvents
+from atom.base.events import EventFan
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
@@ -133,7 +133,7 @@ class ChainFetcher:
                 listed=seen_from_outside(manifest),
             ),
             None,
-            NoEvents(),
+            EventFan(),
         )
         self._stop = threading.Event()
 

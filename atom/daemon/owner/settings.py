@@ -15,7 +15,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
-POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
+THREADS, CAPS = "device.cpu_threads", ("network.upload", "network.download")
 SLOT = "device.slot"
 
 
@@ -72,4 +72,4 @@ def is_live(key: str) -> bool:
 
 
 def _is_wish(key: str) -> bool:
-    return key == POWER or key.startswith("schedule.")
+    return key.startswith("schedule.")

@@ -139,7 +139,7 @@ class Peer:
         """Trains until the run or the owner ends it. Raises: what a part failed with."""
         self._transport.start()
         self._control.start()
-        self._wishes.start(self._console.note)
+        self._wishes.start()
         self._turns.serve(self._pauses, self, self._events)
         try:
             digest = self._executor.begin()

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
+from atom.base.build_kernels import BUILDING
 from atom.base.errors import AtomError
 from atom.base.home import nearest_folder
-from atom.base.kernel_library import BUILDING
 from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder

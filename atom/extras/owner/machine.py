@@ -1,5 +1,5 @@
 """Whether this machine runs on battery, how long nobody else has used it, as far as that can be
-seen, and its GPU: who else uses that, and how much power it may draw.
+seen, and who else uses its GPU.
 
 Used means one of two: a session told logind that it is not idle, or programs that are not ours took
 more than a third of a core: neither this daemon nor another one of its user. None sees everything,
@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 import torch
 
-from atom.base.errors import DeviceError
 from atom.models.installing import install_extra
 
 Neighbours = Callable[[], Collection[int]]
@@ -119,7 +118,6 @@ def _said(file: Path) -> str:
 IN_USE_PERCENT = 10
 """Of its multiprocessors' time, in the driver's latest samples. A desktop that draws windows takes
 less, a game or another training much more."""
-_POWER_HINT = "remove [device] power, or set it by hand: `sudo nvidia-smi -pl WATTS`"
 
 
 class UnseenGpu:
@@ -134,11 +132,6 @@ class UnseenGpu:
         seen."""
         return ""
 
-    def limit_power(self, watts: float | None) -> None:
-        """None: ours ends. Raises: DeviceError, and nothing is changed."""
-        if watts is not None:
-            raise DeviceError(f"the GPU's power cannot be limited: {self.blind}", _POWER_HINT)
-
 
 class NvidiaGpu:
     """One GPU, by its handle in the library. As the other."""
@@ -146,8 +139,6 @@ class NvidiaGpu:
     def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
         self._nvml, self._handle, self._neighbours = library, handle, neighbours
         self._seen_until_us = 0
-        self._power_set_mw: int | None = None
-        """None: it is not ours."""
         self.blind = ""
 
     def other_user(self) -> str:
@@ -159,39 +150,6 @@ class NvidiaGpu:
             return ""
         others = self._users(computing) - ours - set(self._neighbours())
         return _name(min(others)) if others else ""
-
-    def limit_power(self, watts: float | None) -> None:
-        if watts is None and self._power_set_mw is None:
-            return
-        try:
-            if watts is None:
-                self._lift_power()
-            else:
-                self._set_power(round(1000 * watts))
-        except self._nvml.NVMLError as refusal:
-            raise DeviceError(
-                f"the driver does not let us limit the GPU's power: {refusal}", _POWER_HINT
-            ) from None
-
-    def _set_power(self, wanted_mw: int) -> None:
-        nvml, handle = self._nvml, self._handle
-        least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-        if not least <= wanted_mw <= most:
-            raise DeviceError(
-                f"{wanted_mw / 1000:.0f} W: this GPU's power can be limited to "
-                f"{least / 1000:.0f} W … {most / 1000:.0f} W",
-                "choose another [device] power",
-            )
-        nvml.nvmlDeviceSetPowerManagementLimit(handle, wanted_mw)
-        self._power_set_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-
-    def _lift_power(self) -> None:
-        """Unless somebody else's limit holds by now, which is theirs to lift."""
-        nvml, handle = self._nvml, self._handle
-        if nvml.nvmlDeviceGetPowerManagementLimit(handle) == self._power_set_mw:
-            usual = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, usual)
-        self._power_set_mw = None
 
     def _listed(self) -> list[Any]:
         with contextlib.suppress(self._nvml.NVMLError):

@@ -1,7 +1,6 @@
 """Holds the owner's wishes against what is seen of the machine, every few seconds. `why_not`
 decides, and is pure."""
 
-import contextlib
 import math
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import DeviceError
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
@@ -85,8 +83,7 @@ def wall_clock() -> datetime:
 
 
 class OwnersWishes(Wishes):
-    """[schedule] and [device] power. A thread looks; `told` hears why the peer is to stand still;
-    empty: it is not."""
+    """[schedule]. A thread looks; `told` hears why the peer is to stand still; empty: it is not."""
 
     def __init__(
         self,
@@ -103,24 +100,16 @@ class OwnersWishes(Wishes):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
 
-    def start(self, note: Callable[[str], None]) -> None:
-        """Looks for the first time before it returns. `note` hears what the machine refuses."""
-        try:
-            self._gpu.limit_power(self._peer.device.power_watts)
-        except DeviceError as refusal:
-            note(f"{refusal.message}; {refusal.hint}")
+    def start(self) -> None:
+        """Looks for the first time before it returns."""
         self.look()
         self._thread.start()
 
     def change(self, peer: PeerFile) -> None:
-        """What `peer` wishes holds from now on. From any thread. Raises: DeviceError, and nothing
-        is changed."""
+        """What `peer` wishes holds from now on. From any thread."""
         with self._lock:
             if self._closing.is_set():
                 return
-            watts = peer.device.power_watts
-            if watts != self._peer.device.power_watts:
-                self._gpu.limit_power(watts)
             self._peer = peer
         self.look()
 
@@ -141,12 +130,9 @@ class OwnersWishes(Wishes):
         }
 
     def close(self) -> None:
-        """The machine as it was found. Raises: nothing: who ends has other cares."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        with self._lock, contextlib.suppress(DeviceError):
-            self._gpu.limit_power(None)
 
     def _run(self) -> None:
         try:

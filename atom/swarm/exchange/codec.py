@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from atom.base import kernel_library
+from atom.base import build_kernels
 from atom.config.run_file import CODECS
 
 SOURCE = Path(__file__).with_name("chunk_kernels.c")
@@ -92,7 +92,7 @@ class ChunkKernels:
 @functools.cache
 def chunk_kernels() -> ChunkKernels:
     """With the widest instructions of this processor. Raises: MismatchError, if not compiled."""
-    return ChunkKernels(kernel_library.load(SOURCE))
+    return ChunkKernels(build_kernels.load(SOURCE))
 
 
 def _declared(

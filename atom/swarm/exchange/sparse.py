@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atom.base import kernel_library
+from atom.base import build_kernels
 from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 
 SOURCE = Path(__file__).with_name("sparse_kernels.c")
@@ -23,7 +23,7 @@ _NOT_FINITE = 1
 @functools.cache
 def _library() -> ctypes.CDLL:
     """The compiled loops. Raises: MismatchError, if they are not compiled."""
-    library = kernel_library.load(SOURCE)
+    library = build_kernels.load(SOURCE)
     encode, decode, add = library.atom_encode, library.atom_decode, library.atom_add
     encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     encode.restype = c_int64

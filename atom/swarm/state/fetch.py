@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventSink, NoEvents
+from atom.base.events import EventFan, EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
@@ -63,7 +63,7 @@ class Watch:
 
     on_progress: Callable[[int, int], None] = lambda done, total: None
     """Bytes in place, bytes in all."""
-    events: EventSink = field(default_factory=NoEvents)
+    events: EventSink = field(default_factory=EventFan)
     on_lie: Callable[[str, Reason], object] = lambda donor, reason: None
     """A donor said what does not hold."""
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from atom.base.events import NoEvents
+from atom.base.events import EventFan
 from atom.cli.look import chain_reader
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
@@ -47,7 +47,7 @@ def served(
     listed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), listed)
     handlers = Handlers(on_blobs=BlobServer(pages.get, throttle=throttle).serve)
-    transport = Transport(local, ("127.0.0.1", 0), NoEvents(), handlers=handlers)
+    transport = Transport(local, ("127.0.0.1", 0), EventFan(), handlers=handlers)
     transport.start()
     stack.callback(transport.close)
     host, port = transport.address

@@ -21,14 +21,12 @@ class SmallWishes:
     """Takes up to 300 W."""
 
     def __init__(self, peer: PeerFile) -> None:
-        self.watts = [peer.device.power_watts]
         self.on_battery = [peer.schedule.pause_on_battery]
 
     def change(self, peer: PeerFile) -> None:
-        watts, on_battery = peer.device.power_watts, peer.schedule.pause_on_battery
-        if watts is not None and watts > 300:
+        on_battery = peer.schedule.pause_on_battery
+        if peer.schedule.hours:
             raise DeviceError("too much", "take less")
-        self.watts += [watts] if watts != self.watts[-1] else []
         self.on_battery += [on_battery] if on_battery != self.on_battery[-1] else []
 
 
@@ -68,35 +66,33 @@ def scene(tmp_path: Path) -> Scene:
 def test_what_has_changed_is_in_force(scene: Scene) -> None:
     assert scene.settings.reload() == []
     assert scene.change(
-        network__upload='"8 Mbit/s"', device__cpu_threads="1", device__power='"200 W"',
+        network__upload='"8 Mbit/s"', device__cpu_threads="1",
         schedule__pause_on_battery="false", device__memory='"2 GiB"', device__slot='"3 min"',
         network__data_port="9",
     ) == {
         "device.memory": False, "device.cpu_threads": True, "device.slot": True,
-        "device.power": True, "network.upload": True, "network.data_port": False,
+        "network.upload": True, "network.data_port": False,
         "schedule.pause_on_battery": True,
     }  # fmt: skip
     assert scene.turns.terms == [180.0]
     assert scene.bandwidth.upload.take(1_250_000, 0.0) == pytest.approx(1.0)
-    assert scene.wishes.watts == [None, 200.0]
     assert scene.wishes.on_battery == [True, False]
     before = torch.get_num_threads()
     for command in scene.commands:
         command()
     assert torch.get_num_threads() == 1
-    scene.change(device__cpu_threads=None, device__power=None, network__upload=None)
+    scene.change(device__cpu_threads=None, network__upload=None)
     scene.commands[-1]()
     assert torch.get_num_threads() == THREADS_UNLESS_TOLD
     torch.set_num_threads(before)
-    assert scene.wishes.watts == [None, 200.0, None]
-    assert scene.bandwidth.upload.take(1e18, 0.0) == 0.0, "without a limit"
+    assert scene.bandwidth.upload.take(1e12, 0.0) == 0.0, "without a limit"
 
 
 @pytest.mark.parametrize(
     ("change", "error", "hint"),
     [
         ({"network__uploads": "1"}, ConfigError, "did you mean upload"),
-        ({"device__power": '"301 W"'}, DeviceError, "take less"),
+        ({"schedule__hours": '["daily 00:00-24:00"]'}, DeviceError, "take less"),
         ({"network__upload": "["}, ConfigError, "texts need quotes"),
     ],
 )
@@ -107,7 +103,7 @@ def test_all_or_nothing(
         scene.change(**{"network__upload": '"8 Mbit/s"'} | change)
     assert hint in refused.value.hint
     assert scene.bandwidth.upload.take(12_500_000, 0.0) == 0.0
-    assert scene.wishes.watts == [None]
+    assert scene.wishes.on_battery == [True]
     scene.path.write_text(TEXT)
     assert scene.settings.reload() == []
 

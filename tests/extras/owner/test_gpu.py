@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atom.base.errors import DeviceError
 from atom.extras.owner.machine import NvidiaGpu, UnseenGpu, open_gpu
 
 US = os.getpid()
@@ -35,8 +34,6 @@ class Library:
         self.computing = [US]
         self.samples: list[Sample] | int = 6
         self.asked_since: list[int] = []
-        self.limit_mw = 250_000
-        self.refuses = False
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> list[object]:
         return [SimpleNamespace(pid=pid) for pid in self.computing]
@@ -46,20 +43,6 @@ class Library:
         if isinstance(self.samples, int):
             raise NVMLError(self.samples)
         return self.samples
-
-    def nvmlDeviceGetPowerManagementLimit(self, handle: object) -> int:
-        return self.limit_mw
-
-    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: object) -> list[int]:
-        return [100_000, 300_000]
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: object) -> int:
-        return 250_000
-
-    def nvmlDeviceSetPowerManagementLimit(self, handle: object, limit_mw: int) -> None:
-        if self.refuses:
-            raise NVMLError(4)
-        self.limit_mw = limit_mw
 
 
 @pytest.mark.parametrize(
@@ -101,40 +84,7 @@ def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
     assert "does not list this program" in gpu.blind
 
 
-def test_a_power_is_limited_and_the_usual_one_put_back() -> None:
-    library = Library()
-    gpu = NvidiaGpu(library, None)
-    gpu.limit_power(None)
-    gpu.limit_power(200.0)
-    gpu.limit_power(150.0)
-    assert library.limit_mw == 150_000
-    with pytest.raises(DeviceError, match=r"301 W: .* 100 W … 300 W"):
-        gpu.limit_power(301.0)
-    assert library.limit_mw == 150_000
-    gpu.limit_power(None)
-    assert library.limit_mw == 250_000
-    library.refuses = True
-    with pytest.raises(DeviceError, match="does not let us") as refused:
-        gpu.limit_power(200.0)
-    assert "sudo nvidia-smi -pl" in refused.value.hint
-
-
-def test_another_s_limit_is_theirs_to_lift() -> None:
-    library = Library()
-    first, second = NvidiaGpu(library, None), NvidiaGpu(library, None)
-    first.limit_power(200.0)
-    second.limit_power(150.0)
-    first.limit_power(None)
-    assert library.limit_mw == 150_000, "the second's owner still wants it"
-    library.limit_mw = 220_000
-    second.limit_power(None)
-    assert library.limit_mw == 220_000, "set by hand since"
-
-
 def test_without_a_gpu() -> None:
     gpu = open_gpu(torch.device("cpu"))
     assert (gpu.blind, gpu.other_user()) == ("no GPU", "")
-    gpu.limit_power(None)
-    with pytest.raises(DeviceError, match="no GPU"):
-        gpu.limit_power(200.0)
     assert isinstance(gpu, UnseenGpu)

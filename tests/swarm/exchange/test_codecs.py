@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base import kernel_library
+from atom.base import build_kernels
 from atom.swarm.exchange.codec import (
     FORMATS,
     INT4_BLOCK,
@@ -26,7 +26,7 @@ SIZES = [0, 1, 16, INT4_BLOCK + 3, BLOCK - 1, BLOCK, 3 * BLOCK + 48]
 
 @pytest.fixture(params=range(chunk_kernels().highest_level + 1))
 def kernels(request: pytest.FixtureRequest) -> ChunkKernels:
-    return ChunkKernels(kernel_library.load(SOURCE), request.param)
+    return ChunkKernels(build_kernels.load(SOURCE), request.param)
 
 
 def numbers(elements: int, seed: int = 0) -> Tensor:
