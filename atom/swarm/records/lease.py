@@ -82,11 +82,8 @@ class Reached(StrEnum):
 
     @classmethod
     def of(cls, answer: bytes) -> "Reached":
-        """From the wire; whatever is no answer says nothing."""
-        return {b"y": cls.YES, b"n": cls.NO}.get(answer, cls.UNKNOWN)
-
-    def to_wire(self) -> bytes:
-        return self.value[:1].encode()
+        """From a frame; whatever is no answer says nothing."""
+        return next((each for each in cls if each.encode() == answer), cls.UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Kind(IntEnum):
     PING = 65
     """Line: nothing to say, still there."""
     REACHED = 66
-    """Probe: one byte, the answer (see `Reached`)."""
+    """Probe: the answer (see `Reached`)."""
 
 
 class Interrupted(ConnectionError):

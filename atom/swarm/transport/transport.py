@@ -121,7 +121,7 @@ class Transport:
         """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
         channel = self.connect(peer_id, Purpose.PROBE)
         try:
-            answer = channel.recv_frame(Kind.REACHED, 1, Patience.within(_PROBE_S + 2.0))
+            answer = channel.recv_frame(Kind.REACHED, 8, Patience.within(_PROBE_S + 2.0))
         finally:
             channel.close()
         return Reached.of(answer)
@@ -166,6 +166,6 @@ class Transport:
         except (OSError, PeerRefused):
             known = len(self._dialer.contacts.ways(channel.peer_id)) > 1  # than a call
             reached = Reached.NO if known else Reached.UNKNOWN
-        channel.send_frame(Kind.REACHED, reached.to_wire(), patience=Patience.within(1.0))
+        channel.send_frame(Kind.REACHED, reached.encode(), patience=Patience.within(1.0))
         with contextlib.suppress(OSError, PeerRefused):
             channel.recv_header(0, Patience.within(1.0))  # the asker hangs up first

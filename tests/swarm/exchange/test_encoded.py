@@ -19,14 +19,6 @@ from tests.swarm.threaded_ring import ELEMENTS, Make, sources, swarm_of
 __all__ = ["swarm_of"]
 
 
-def test_a_lone_peer_keeps_its_mean_as_a_swarm_would() -> None:
-    numbers = sources(1, ELEMENTS)[0]
-    mean = encoded(numbers, Int4())
-    assert mean.wires.numel() < ELEMENTS
-    error = (mean.numbers(Int4(), ELEMENTS)[:] - numbers).abs().max()
-    assert 0 < error <= numbers.abs().max() / 14
-
-
 NUMBERS = 64
 
 

@@ -1,12 +1,10 @@
 """The connections of an exchange: opened in time and all of them, or none, and one is named."""
 
 import pytest
-from threaded_ring import PARENT, SOON, Make, Swarm
+from threaded_ring import SOON, Make, Swarm
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import ExchangeBroken
-from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import hear_broken
 from atom.swarm.stream.frames import Patience, Purpose
 
@@ -25,16 +23,6 @@ def test_an_absent_neighbour_is_named(swarm_of: Make, shares: tuple[int, ...]) -
         assert not_opened(swarm) == (swarm.order[2], Reason.TIMEOUT)
     swarm.transports[1].close()
     assert not_opened(swarm) == (swarm.order[1], Reason.RING_BROKEN)
-
-
-@pytest.mark.parametrize(("parent", "number"), [(PARENT, 0), (b"o" * 32, 1)])
-def test_a_channel_of_an_old_parent_or_ballot_is_not_taken(
-    swarm_of: Make, parent: bytes, number: int
-) -> None:
-    swarm = swarm_of(2)
-    old = ring_tag(parent, Ballot(number, swarm.order[0], bytes(16)))
-    swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
-    assert not_opened(swarm) == (swarm.order[1], Reason.TIMEOUT)
 
 
 @pytest.mark.parametrize("trouble", ["late", "unreachable"])

@@ -35,28 +35,6 @@ from tests.swarm.stream_pairs import stream_pair
 # ---- connections
 
 
-def test_connection_counts_come_back_to_zero() -> None:
-    known, limits = (
-        KnownPeers(),
-        TransportLimits(connections=2, handshakes=2, connections_per_peer=1),
-    )
-    known.at_head({"one", "two", "three"})
-    door = ConnectionLimiter(limits, known)
-    assert door.enter("a")
-    assert door.identify("a", "one")
-    assert door.enter("a")
-    assert not door.identify("a", "one")
-    assert door.enter("b")
-    assert not door.enter("c"), "two unproven"
-    assert door.identify("b", "two")
-    assert not door.identify("a", "three"), "two in all"
-    door.leave("a", "")
-    door.leave("a", "one")
-    assert door.enter("c")
-    assert door.identify("c", "three")
-    assert [door.enter("c") for _ in range(3)] == [True, True, False]
-
-
 def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
     known, limits = KnownPeers(), TransportLimits(connections=4, connections_per_peer=2)
     known.at_head({"voter", "member"})
