@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,6 @@ import pytest
 from swarm_history import (
     all_end_on_one_chain,
     contributes,
-    contribution,
     digests_by_head,
     others,
     say,
@@ -31,11 +29,8 @@ from swarm_of_processes import (
     free_port,
     gather,
     swarm_in,
-    tightest_memory,
 )
 from wire import Trouble, Wire
-
-from atom.config.hours import DAYS
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
 FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
@@ -201,27 +196,6 @@ def test_two_parts_that_each_went_on_alone_become_one_again(three: Swarm, attemp
         BOUND_S,
     )
     report(three, f"branch after {branched:.1f} s; then frozen", alone, quorum, healed)
-
-
-@pytest.mark.timeout(PATIENCE_S)
-def test_paused_by_its_hours_and_cut_anew_while_it_runs(three: Swarm) -> None:
-    """Once while it trains, and once while it stands, with work for the next round in memory."""
-    victim = pick(three, 2, "reload")
-    tight = f'"{tightest_memory(endless(RUN, GRACE_S, 10))} B"'
-    cut = victim.state / "program" / "sub_models.py"
-    assert victim.change("device.memory", '"1 GiB"')[0]["live"]
-    roomy = cut.read_text(encoding="utf-8")
-    two_days_ago = DAYS[(datetime.now().weekday() - 2) % 7]
-    victim.change("schedule.hours", f'["{two_days_ago} 00:00-00:01"]')
-    three.until(lambda: victim.control.info()["paused"], "the pause")
-    mark = len(victim.rounds) + 1
-    assert victim.change("device.memory", tight)[0]["live"]
-    assert cut.read_text(encoding="utf-8") != roomy
-    three.until(lambda: len(victim.rounds) > mark + 2, "rounds that a paused peer follows")
-    assert not any(contribution(event, victim.peer_id) for event in victim.rounds[mark:])
-    victim.change("schedule.hours", None)
-    mark = len(victim.rounds)
-    three.until(lambda: contributes(three, victim, mark), "its part within its hours", BOUND_S)
 
 
 @pytest.mark.timeout(PATIENCE_S)

@@ -50,12 +50,6 @@ def test_an_overflow_halves_the_scale_and_a_bad_loss_does_not() -> None:
     assert half_way.after_void(OVERFLOW, 8)[0] == PassLimits(8, 9), "the count begins anew"
 
 
-@pytest.mark.parametrize("exponent", [FIRST_EXPONENT, MOST_EXPONENT])
-def test_the_scale_doubles_at_a_round_s_start_after_enough_sound_passes(exponent: int) -> None:
-    expected = min(exponent + 1, MOST_EXPONENT)
-    assert grown(PassLimits(8, exponent)) == PassLimits(8, expected)
-
-
 @given(st.integers(LEAST_EXPONENT, MOST_EXPONENT), st.integers(10, 40))
 def test_the_scale_settles_right_below_what_overflows(first_too_large: int, rounds: int) -> None:
     """In the end one pass in GROWTH_PASSES + 1 is void, as long as there is a scale that works."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from atom.optim import optimizer
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -38,7 +37,6 @@ PRECISIONS = [
     (torch.float16, StateForm.EXACT),
     *((NARROW, form) for form in StateForm),
 ]
-ROUNDS = range(1, 21)
 STRETCHES = range(1, 3), range(3, 5)
 SOME, ALL = frozenset({1, 3}), frozenset(range(4))
 SCHEDULES = {
@@ -115,26 +113,6 @@ def test_no_schedule_shows_in_any_form(
         assert other.evaluate(batches(2, 9)) == loss
         assert torch.equal(other.gradient_sums(), sums)
     assert state_digest(other.state_arenas()) == digest
-
-
-@functools.cache
-def last_plain_loss() -> float:
-    with closing(CpuDevice()) as device:
-        return train(new_replica(device, StateForm.EXACT, torch.float32), ROUNDS)[-1]
-
-
-@FORMS
-def test_it_learns_as_plain_float32_does_and_from_gradients_in_sixteen_bits(
-    device: CpuDevice, form: StateForm
-) -> None:
-    for gradients in (torch.float32, NARROW):
-        replica = new_replica(device, form, gradients=gradients)
-        losses = train(replica, ROUNDS)
-        assert losses[-1] == pytest.approx(last_plain_loss(), rel=0.05)
-        assert losses[-1] < 0.9 * losses[0]
-        sums = replica.gradient_sums()
-        assert sums.dtype == gradients
-        assert gradient_norm(sums) == gradient_norm(sums.float())
 
 
 @FORMS

@@ -86,20 +86,13 @@ def _of_chance(seed: int, dice: random.Random) -> History:
         ring_seconds=dice.choice([(0.05, 0.2), (0.1, 0.5), (0.1, 1.2)]),
         patience=dice.choice([PATIENT, HASTY]),
     )
-    slow = _slow_peers(seed, setting.peers)
-    setting = replace(setting, slow_peers=slow, through_bytes=seed % 4 == 1)
+    setting = replace(setting, through_bytes=seed % 4 == 1)
     pause_s = dice.choice([0.7, 1.5, 3.0, 6.0, 6.0, 12.0])
     at_s, end_s = dice.choice([0.0, 5.0, 9.0]), dice.choice([30.0, 60.0, 120.0])
     strikes = []
     while (at_s := at_s + dice.expovariate(1 / pause_s)) < end_s:
         strikes.append(Strike(at_s, dice.choice(USUAL), dice.getrandbits(32)))
     return History(seed, setting, tuple(strikes), end_s)
-
-
-def _slow_peers(seed: int, peers: int) -> int:
-    """In a quarter of the histories some lines are slow; with dice of their own."""
-    dice = random.Random(f"slow {seed}")
-    return dice.randrange(1, peers // 2 + 1) if peers > 2 and dice.random() < 0.25 else 0
 
 
 def _of_churn(seed: int, dice: random.Random) -> History:
@@ -111,7 +104,6 @@ def _of_churn(seed: int, dice: random.Random) -> History:
         pass_seconds=dice.choice([(0.2,), (0.2, 0.5)]),
         ring_seconds=(0.1, 0.5),
         patience=dice.choice([PATIENT, HASTY]),
-        slow_peers=_slow_peers(seed, 10),
     )
     round_s, end_s = dice.choice([2.0, 4.0]), 60.0
     strikes = []

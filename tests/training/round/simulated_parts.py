@@ -13,11 +13,9 @@ from atom.swarm.records.lease import (
     SHOWN,
     Lease,
     LeaseBook,
-    Link,
     PeerState,
     Reached,
     claims_better,
-    short_name,
 )
 from atom.training.loop import membership_view
 from atom.training.replica.pacing import SwarmCount, next_pass
@@ -188,17 +186,9 @@ class Lookout:
             addresses=(),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
-            links=self._links(),
             reached=Reached.NO if process.seat.hidden else Reached.UNKNOWN,
         )
         self._directory.publish(lease, now)
-
-    def _links(self) -> tuple[tuple[bytes, Link], ...]:
-        seat = self._process.seat
-        if not seat.slow:
-            return ()
-        others = [other for other in self._process.swarm.seats if other is not seat]
-        return tuple(Link(short_name(other.peer_id), 0.02, 1e6) for other in others[:16])
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,6 @@ class Seat:
     pass_sequences: int = 4
     pass_seconds: float = 1.0
     step_seconds: float = 0.2
-    slow: bool = False
-    """Its lease says that its sending holds up every ring."""
     hidden: bool = False
     """Its lease says that nobody can dial it."""
     process: "Process | None" = None

@@ -33,8 +33,6 @@ HASTY = RoundPatience(
 """Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 STORY_LINES = 400
-SMALL, LARGE = 10_000_000, 400_000_000
-"""Bytes of an average: of one that is no larger than a few buckets nobody is carried."""
 CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
 FIRST_KEY_OF_JOINERS = 24
@@ -69,8 +67,6 @@ class Setting:
     patience: RoundPatience = PATIENT
     overlaps: bool = False
     """Passes go on under an exchange, and what no round has taken counts for the next."""
-    slow_peers: int = 0
-    """So many, the last ones, are too slow for a ring."""
 
 
 class Swarm:
@@ -88,7 +84,6 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
-            average_bytes=LARGE if self.setting.slow_peers else SMALL,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
@@ -118,7 +113,6 @@ class Swarm:
             self.start,
             clock_offset_s=self.dice.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S),
             pass_seconds=paces[number % len(paces)],
-            slow=0 <= self.setting.peers - 1 - number < self.setting.slow_peers,
         )
         self.seats.append(seat)
         self._seat_of[seat.peer_id] = seat

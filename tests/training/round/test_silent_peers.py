@@ -2,7 +2,6 @@
 
 import pytest
 from scene import GONE, MATE, ME, Scene, lease, promise
-from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
@@ -81,25 +80,3 @@ def test_a_coordinator_is_waited_for_while_it_may_be_there(
     scene.leases = {voter.peer_id: each for voter, each in shown.items()}
     scene.tick(pass_seconds=60.0)
     assert (scene.machine.phase is Phase.PROMISED) == waits
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("freeze", [False, True], ids=["killed", "frozen"])
-def test_a_coordinator_that_is_lost_in_its_ring_costs_less_than_a_round(
-    seed: int, freeze: bool
-) -> None:
-    swarm = Swarm(seed, Setting(global_batch=72))
-    swarm.run_until_agreed(90.0, 3)
-    first, _, last = swarm.living
-    began, before = first.now(), first.chain.head.round
-    swarm.run_until(lambda: first.chain.head.round == before + 3, 60.0)
-    usual_s = (first.now() - began) / 3
-    swarm.run_until(lambda: last.ring is not None)
-    assert last.machine.phase is Phase.REDUCING
-    lost_at = first.now()
-    if freeze:
-        last.suspend()
-    else:
-        last.die()
-    swarm.run_until(lambda: first.chain.head.round == before + 4)
-    assert first.now() - lost_at < 2 * usual_s
