@@ -80,8 +80,7 @@ class Device(Protocol):
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
         """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates. In
-        `dtype`, float32 or bfloat16, they leave; sources are float32 anyway. What was reserved
-        before is given back."""
+        `dtype`, float32 or bfloat16, they leave; sources are float32 anyway."""
         ...
 
     def computing(self) -> AbstractContextManager[object]:

@@ -32,7 +32,12 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
 from atom.swap.device import Copy, Lane, RandomState, Report, at_once
 from atom.swap.device_slots import BOUNCE_ELEMENTS
-from atom.swap.host_memory import RegisteredMemory, allocate_host_memory
+from atom.swap.host_memory import (
+    LEAST_REGISTERED_BYTES,
+    allocate_host_memory,
+    register,
+    unregister,
+)
 from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
 
 
@@ -122,22 +127,24 @@ class CudaDevice:
         it and reads it, one after the other."""
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
-        self._registered = RegisteredMemory(self._device)
+        self._registered = list[torch.Tensor]()
+        self.unlocked_bytes = 0
 
     @property
     def torch_device(self) -> torch.device:
         return self._device
 
-    @property
-    def unlocked_bytes(self) -> int:
-        return self._registered.unlocked_bytes
-
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros, page-locked if the driver can lock so much. Faulted in first, registered after:
         much faster than pinning cold pages, and without PyTorch's rounding up to powers of two.
-        Held until it is given back."""
+        Held until `close`."""
         memory = allocate_host_memory(elements, dtype)
-        self._registered.hold(memory)
+        if memory.nbytes >= LEAST_REGISTERED_BYTES:
+            with torch.cuda.device(self._device):
+                if register(memory):
+                    self._registered.append(memory)
+                else:  # copies take a detour through the driver's buffers: the same bytes, later
+                    self.unlocked_bytes += memory.nbytes
         return memory
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -273,8 +280,6 @@ class CudaDevice:
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        for unused in self._staging.values():
-            self._registered.release(unused)
         rounds = dtype != torch.float32
         self._bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
         self._staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
@@ -335,7 +340,8 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         give_back_cache()
         self._staging.clear()
-        self._registered.close()
+        while self._registered:
+            unregister(self._registered.pop())
 
 
 def give_back_cache() -> None:

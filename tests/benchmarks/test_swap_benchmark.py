@@ -9,7 +9,7 @@ from typing import Any
 import programs
 import pytest
 import torch
-from programs import BENCHMARKS, started, torch_alone
+from programs import BENCHMARKS, torch_alone
 from swap_atom import Atom
 from swap_cases import BY_NAME, CASES, GB
 from swap_company import Child, Deadline, SideFailed
@@ -123,7 +123,7 @@ def test_a_tied_gradient_leaves_as_often_as_it_does(precision: torch.dtype) -> N
     assert leaving == program.layout.total_elements + tied
 
 
-def test_the_page_and_the_help_have_every_case_and_target() -> None:
+def test_the_page_has_every_case_and_target() -> None:
 
     page = (BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     table = page.partition("\n## Targets, and an H200\n")[2].partition("\n\nMatrix products")[0]
@@ -141,10 +141,6 @@ def test_the_page_and_the_help_have_every_case_and_target() -> None:
             assert limit == "all" or limit.startswith(("≥ ", "≤ ")), limit
             if limit != "all" and "%" not in limit and "GiB" not in limit:
                 assert float(limit.split()[1]) == target.limit, (name, limit)
-    told = started("swap.py", "--help")
-    for each in CASES:
-        assert f"  {each.name}: {each.about}\n" in told.stdout
-        assert all(f"{target.what} {target.text}\n" in told.stdout for target in each.targets)
 
 
 def test_targets_are_judged() -> None:

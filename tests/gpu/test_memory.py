@@ -9,6 +9,7 @@ import torch
 from replicas import ROUNDS, batches, new_replica, train
 
 from atom.swap.device import Device
+from atom.swap.host_memory import register
 from atom.swap.streams import give_back_cache
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import same
@@ -65,6 +66,5 @@ def test_a_pause_gives_the_memory_back(device: Device) -> None:
 def test_a_registration_that_the_driver_refuses_harms_nothing_else(device: Device) -> None:
     """The same memory twice is such a one."""
     memory = device.host_memory(2**20, torch.float32)
-    device._registered.hold(memory)
-    assert device.unlocked_bytes == memory.nbytes
+    assert not register(memory)
     assert torch.ones(8, device="cuda").add_(1).sum().item() == 16

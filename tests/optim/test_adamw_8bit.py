@@ -1,7 +1,5 @@
 """Moments in 8 bits: plain PyTorch's steps, bit by bit; trained beside exact ones; saved."""
 
-from contextlib import closing
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,15 +11,12 @@ from atom.graph.ir import ParameterLayout, ParameterSpec, padded_elements
 from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
-from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW, AdamW8Bit, noise_key
+from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW8Bit, noise_key
 from atom.optim.optimizer import optimizer_state
-from atom.optim.rate import RateSettings
-from atom.swap.device import CpuDevice
 from atom.swap.host_kernels import LIBRARY, MOMENT_BLOCK, HostKernels, host_kernels, load
 from atom.swap.state_form import StateForm
 from tests.one_step import allocate_store, take_step
 from tests.swap.rounded_sums import noise_of
-from tests.training.small_replica import batches, filled, program, step_once
 
 SHAPES = {"odd": (37, 53), "bias": (7,), "long": (2, 700)}
 LAYOUT = ParameterLayout.of(SHAPES)
@@ -173,23 +168,6 @@ def test_a_square_never_becomes_zero_and_is_right_in_the_mean() -> None:
     mean, square = torch.stack(found).mean((0, 2))
     assert float(mean) == pytest.approx(0.37, rel=0.01)
     assert float(square) == pytest.approx(0.5 * 0.37**2, rel=0.005)
-
-
-# ---- in training
-
-
-def test_training_is_as_good_as_with_exact_moments() -> None:
-    losses = []
-    with closing(CpuDevice()) as device:
-        for optimizer in (AdamW(), AdamW8Bit()):
-            settings = {"rate": RateSettings(1e-3), "optimizer": optimizer, "clip_norm": 1.0}
-            replica = filled(device, program(), **settings)
-            for number in range(1, 41):
-                step_once(replica, batches(2, number % 4), number)
-                losses.append(replica.loss_sum / replica.sequences)
-    exact, eight_bits = sum(losses[36:40]), sum(losses[76:80])
-    assert exact < 0.97 * sum(losses[:4]), "it learns"
-    assert eight_bits == pytest.approx(exact, rel=0.002)
 
 
 def test_two_bytes_a_weight_and_two_for_each_block() -> None:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hand_written_program import FINEST, HALVES, WHOLE, compile_by_hand
+from hand_written_program import FINEST, WHOLE, compile_by_hand
 
 from atom.graph.ir import ParameterLayout, SubModel
 from atom.graph.program import compile_program, load
@@ -30,21 +30,6 @@ def test_a_parameter_from_elsewhere_is_a_run_of_its_own() -> None:
     assert layout.elements == 48, "used twice, loaded once"
 
 
-@pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE])
-def test_a_load_brings_every_parameter(cut: tuple[tuple[str, ...], ...]) -> None:
-    program, factories = compile_by_hand(cut, 0.0)
-    store = HostStore.allocate(program.layout)
-    store.master.copy_(torch.arange(program.layout.total_elements))
-    slots = DeviceSlots.allocate([program], CpuDevice(), torch.float32)
-    for part in bind(program, factories, slots, store.working):
-        for copy in part.copies:
-            copy.destination.copy_(copy.source)
-        for path, name in part.sub_model.parameters:
-            parameter = part.module.get_parameter(path)
-            assert torch.equal(parameter, program.layout.view(store.master, name))
-            assert parameter is part.parameters[name]
-
-
 def test_identical_blocks_in_one_slot_share_a_module() -> None:
     model = GPT3(GPT3Config(6, 1, 8, sequence_tokens=4, vocabulary_size=11))
     tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -68,15 +53,6 @@ def test_slots_fit_the_largest_sub_model_of_any_program() -> None:
     )
     with pytest.raises(ValueError, match="at least 2"):
         DeviceSlots.allocate([fine], CpuDevice(), torch.float32, Arrangement(1))
-
-
-def test_the_working_copy_follows_the_master_and_makes_loads_stale() -> None:
-    store = HostStore.allocate(LAYOUT, torch.bfloat16)
-    store.master.fill_(1 / 3)
-    before = store.version
-    store.round_master()
-    assert torch.equal(store.working, store.master.bfloat16())
-    assert store.version > before
 
 
 def test_other_precisions_are_refused() -> None:

@@ -16,7 +16,7 @@ from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
 from atom.graph.ir import padded_elements
-from atom.swap import host_memory, streams
+from atom.swap import streams
 from atom.swap.device import RandomState
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut
@@ -87,8 +87,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
     monkeypatch.setattr(streams, "give_back_cache", lambda: None)
-    monkeypatch.setattr(host_memory, "register", lambda pointer, size_bytes: True)
-    monkeypatch.setattr(host_memory, "unregister", lambda pointer: None)
+    monkeypatch.setattr(streams, "register", lambda memory: True)
+    monkeypatch.setattr(streams, "unregister", lambda memory: None)
     device = HostedDevice()
     yield device
     device.close()
@@ -200,23 +200,14 @@ def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> Non
     assert rig.engine.loaded() == []
 
 
-def test_only_host_memory_in_use_is_registered(device: HostedDevice) -> None:
-    memory = device.host_memory(2**16, torch.float32)
-    device.reserve_gradients(2, 2**18)
-    device.reserve_gradients(2, 2**17)
-    held = [each.numel() for each in device._registered._held.values()]
-    assert held == [memory.numel(), 2**17, 2**17]
-
-
 def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgotten = list[torch.device]()
-    monkeypatch.setattr(host_memory, "register", lambda pointer, size_bytes: False)
-    monkeypatch.setattr(host_memory, "_forget_refusal", forgotten.append)
+    memory = device.host_memory(2**16, torch.float32)
+    assert [id(held) for held in device._registered] == [id(memory)]
+    monkeypatch.setattr(streams, "register", lambda memory: False)
     assert device.unlocked_bytes == 0
     device.host_memory(2**18, torch.float32)
-    assert len(forgotten) == 1
     assert device.unlocked_bytes == 2**20
     hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
     assert first_pass(hosted) == first_pass(plain)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import OUTGOING, Crossing
+from atom.swap.crossing import OUTGOING
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.pass_shares import (
     GRADIENTS,
@@ -91,28 +91,6 @@ def test_a_backward_waits_for_its_gradient_slot() -> None:
     timeline = simulated(Shape(3, 1), durations)
     assert (Backward(0, 0), 109, 112) in times(timeline)
     assert waits(timeline)[-1] == Wait(0, GRADIENTS, 12, 109)
-
-
-def test_offloaded_values_by_hand() -> None:
-    """Four bytes between neighbours, everything resident."""
-    crossings = tuple(Crossing(s, (s + 1,), 4, 4) for s in range(5))
-    every = frozenset(range(6))
-    shape = Shape(6, 1, Arrangement(2, every, offloaded=every, least_offloaded_bytes=0), crossings)
-    columns = (0.0,) * 6, (2.0,) * 6, (4.0,) * 6, (1.0,) * 6
-    quick = Durations(*columns, value_in_s=1.0, value_out_s=0.5)
-    timeline = simulate(training_pass(shape, every), shape, quick)
-    staying = Shape(6, 1, Arrangement(2, every))
-    expected = simulate(training_pass(staying, every), staying, quick)
-    assert timeline.seconds == expected.seconds, "all of it behind computing"
-    assert timeline.busy_s("load") == 3 * 4, "what 0, 1 and 2 made"
-    assert timeline.busy_s("gradients") == 6 + 3 * 4 * 0.5
-    slow = Durations(*columns, value_in_s=1.0, value_out_s=2.5)
-    late = simulate(training_pass(shape, every), shape, slow)
-    out = [span for span in late.spans if isinstance(span.event, ValuesOut)]
-    assert (out[0].start_s, out[0].end_s) == (4, 14)
-    assert (out[1].start_s, out[1].end_s) == (14, 24)
-    assert out[2].start_s == 24
-    assert (Forward(4, 0), 14, 16) in times(late), "the third left when the first was out"
 
 
 def test_a_load_waits_for_the_update_of_its_parameters() -> None:
