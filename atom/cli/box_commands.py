@@ -21,9 +21,9 @@ commands = typer.Typer()
 
 @commands.command()
 def pause(state: DaemonStateOption = None) -> None:
-    """Stop computing, stay in the swarm; what was counted is kept.
+    """Stop computing, and stay in the swarm; what was counted is kept.
 
-    The GPU's memory is free within two seconds. The peer goes on voting.
+    The GPU's memory is free within two seconds. The peer goes on voting. `atom resume` ends it.
 
     [bold]Example[/]
     atom pause
@@ -35,9 +35,9 @@ def pause(state: DaemonStateOption = None) -> None:
 
 @commands.command()
 def resume(state: DaemonStateOption = None) -> None:
-    """Compute again.
+    """Compute again, after `atom pause`.
 
-    What the peer file's schedule wishes still holds: `atom info` says why a daemon stands still.
+    The peer file's [schedule] still holds: `atom info` says why a daemon stands still.
 
     [bold]Example[/]
     atom resume
@@ -56,8 +56,8 @@ def leave(
 ) -> None:
     """Finish cleanly: no sequence already counted is lost.
 
-    The daemon waits until they are committed, at most 60 s if there is no --deadline. If it had to
-    go without that, it ends with exit code 11.
+    The daemon waits until a round has them, at most 60 s if there is no --deadline. If it has to go
+    earlier, it ends with exit code 11.
 
     [bold]Examples[/]
     atom leave
@@ -73,8 +73,8 @@ def leave(
 def reload(state: DaemonStateOption = None) -> None:
     """Read the peer file again, while the daemon runs, and say which keys have changed.
 
-    All of it is checked first: if something is refused, nothing is changed. What holds after a
-    restart only is marked so. Nothing counted is lost. A daemon that was started without --peer
+    All of it is checked first: if something is refused, nothing is changed. Keys that change at a
+    restart only are marked so. Nothing counted is lost. A daemon that was started without --peer
     reads peer.toml in its state directory.
 
     [bold]Example[/]
@@ -87,7 +87,7 @@ def reload(state: DaemonStateOption = None) -> None:
 
 @commands.command()
 def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
-    """What the daemon is doing, and with what; if several run, a row for each.
+    """Show what the daemon is doing, and with what; if several run, a row for each.
 
     [bold]Examples[/]
     atom info
@@ -106,7 +106,7 @@ def trace(
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "10 min", …')
     ] = None,
 ) -> None:
-    """Save the daemon's next pass as a Chrome trace, to see what waits for what.
+    """Save the daemon's next pass as a Chrome trace: what was at work when.
 
     Open the file in ui.perfetto.dev or chrome://tracing.
 
@@ -120,7 +120,7 @@ def trace(
 
 @commands.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make for the model.")],
     state: KeptOption = None,
     precision: Annotated[
         str | None,
@@ -148,7 +148,7 @@ def export(
 def doctor(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="Of a run that this box would join."),
+        typer.Argument(metavar="ADDRESS", help="Address of a run to look at, too."),
     ] = None,
     peer: PeerOption = None,
     state: StateOption = None,

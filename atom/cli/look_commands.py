@@ -18,7 +18,7 @@ commands = typer.Typer()
 def status(
     address: LookedAtArgument = None, state: DaemonStateOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show a swarm once, from the DHT alone, without joining.
+    """Show a swarm once, by what its peers say in the DHT, without joining.
 
     [bold]Examples[/]
     atom status
@@ -83,10 +83,10 @@ def dashboard(
 def contributions(
     address: LookedAtArgument = None, state: MemberOption = None, as_json: JsonOption = False
 ) -> None:
-    """What each peer gave to the run: the sums of its certified rounds.
+    """Show what each peer gave to the run, summed over its certified rounds.
 
-    Every round's record says how many sequences each peer gave, and is signed by a quorum of the
-    peers that voted. It is fetched from a peer that is alive, and every signature is checked here.
+    The record of a round says how many sequences each peer gave, and a quorum of voters signed it.
+    The records come from any peer that is alive. Every signature is checked here.
 
     [bold]Examples[/]
     atom contributions

@@ -41,11 +41,11 @@ def start(
         ),
     ] = None,
 ) -> int:
-    """Found a run and train it here; the first line of stdout is the address to join by.
+    """Found a run, and train it here.
 
     RUN.toml says what the swarm agrees on: model, data, batch, optimizer. PEER.toml says what this
-    box gives. Both are checked before anything is written. Ctrl-C or SIGTERM is `atom leave`; the
-    same command goes on where the run stands.
+    box gives. Both are checked before anything is written. The first line of stdout is the address
+    to join by. Ctrl-C or SIGTERM is `atom leave`. The same command takes the run up again.
 
     [bold]Examples[/]
     atom start peers/demo.toml
@@ -70,9 +70,9 @@ def join(
 ) -> int:
     """Join a run: fetch its state, then train with the others.
 
-    The state is kept in ~/.local/share/atom/RUN, or where --state says: the same command is the
-    same peer, and fetches only what it missed. Ctrl-C or SIGTERM is `atom leave`. A run on the
-    owner's own code is not run without --trust.
+    The state is kept in ~/.local/share/atom/RUN, or where --state says. The same command later is
+    the same peer, and fetches only what it missed. Ctrl-C or SIGTERM is `atom leave`. Code that a
+    run brings along is executed only with --trust.
 
     [bold]Examples[/]
     atom join /ip4/203.0.113.7/tcp/31337/p2p/12D3…/run/words/owner/12D3…
@@ -94,9 +94,9 @@ def id_(
     peer: PeerOption = None,
     state: StateOption = None,
 ) -> None:
-    """This machine's peer id in a run, for the run's owner to list; made now if it is new.
+    """Print this machine's peer id in a run, for the run's owner to list.
 
-    Use the same --state or --peer as you will use to join: the key lies there.
+    The id is made if it is new. Its key lies where --state or --peer say: use the same to join.
 
     [bold]Example[/]
     atom id words
@@ -113,10 +113,11 @@ def bootstrap(
     state: StateOption = None,
     initial_peers: InitialPeersOption = None,
 ) -> None:
-    """Serve as an entrance to the DHT, without training.
+    """Serve as an entrance for newcomers, without training.
 
-    The first line of stdout is the address that others give to `atom start --initial-peers`. It
-    takes a machine that others reach, and little else.
+    A newcomer finds a run in the DHT, the table that its peers keep together. The first line of
+    stdout is the address that others give to `atom start --initial-peers`. It takes a machine that
+    others can reach, and little else.
 
     [bold]Examples[/]
     atom bootstrap --listen 0.0.0.0:31337
@@ -141,10 +142,11 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Does a run fit this box, and how fast would it go: memory, sub-models, tokens per second.
+    """Say whether a run fits this box, and how fast it would go.
 
-    Without --assume the model's layers are measured on this device once; that may take minutes, and
-    is kept in ~/.cache/atom.
+    It shows memory, sub-models, the time of a pass and of a round, and tokens per second. Without
+    --assume it measures the model's layers on this device. That may take minutes, once: the
+    figures are kept in ~/.cache/atom.
 
     [bold]Examples[/]
     atom plan peers/gpt3-small.toml --peer my-box.toml
@@ -171,10 +173,10 @@ def demo(
         Path, typer.Option(metavar="DIR", help="Where everything is written.")
     ] = Path("atom-demo"),
 ) -> int:
-    """Three peers on this machine train a GPT; one is killed, another joins.
+    """Let three peers on this machine train a GPT; one is killed, another joins.
 
-    It downloads nothing. Its goals are a loss below half of the first, and replicas that are equal
-    in every bit.
+    It downloads nothing. It has two goals: the loss falls below half of its first value, and all
+    replicas are equal in every bit.
 
     [bold]Example[/]
     atom demo

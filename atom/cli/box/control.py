@@ -31,8 +31,8 @@ _START_HINT = (
     "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
 )
 _DEAF_HINT = (
-    "it begins or ends just now, and says on its terminal at what it is; SIGTERM ends it "
-    "(an entrance to the DHT takes no commands at all)"
+    "it is starting or ending: its terminal says how far it is, and SIGTERM ends it. "
+    "`atom bootstrap` takes no commands at all"
 )
 TRACE_DEADLINE_S = 300.0
 _ASK_AGAIN_S = 0.2

@@ -5,6 +5,7 @@ likes, and a daemon that trains, votes or leaves has no time for that.
 """
 
 import errno
+import ipaddress
 import os
 import queue
 import select
@@ -64,6 +65,11 @@ class TerminalConsole:
 
     def join_address(self, address: str) -> None:
         self.data(f"join: {address}")
+        if host := private_host(address):
+            self.note(
+                f"{host} is reached from this machine or its network only. For peers elsewhere, "
+                "name the public address: [network] announce in the peer file"
+            )
 
     def data(self, line: str) -> None:
         """One line on stdout."""
@@ -190,6 +196,15 @@ class _Rate(ProgressColumn):
         unit = task.fields["unit"]
         per_s = format_bytes(task.speed) if unit == BYTES else f"{task.speed:,.3g} {unit}"
         return Text(f"{per_s}/s")
+
+
+def private_host(address: str) -> str:
+    """The host in a join address that the internet does not lead to; empty: it is another one."""
+    host = address.removeprefix("/").split("/")[1]
+    try:
+        return host if ipaddress.ip_address(host).is_private else ""
+    except ValueError:  # a name
+        return ""
 
 
 def _write(text: bytes) -> None:

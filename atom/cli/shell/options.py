@@ -29,7 +29,7 @@ DaemonStateOption = Annotated[
 ]
 KeptOption = Annotated[
     Path | None,
-    _state("Of which peer, if several are kept."),
+    _state("The peer's state directory, if several are kept."),
 ]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
@@ -44,8 +44,8 @@ InitialPeersOption = Annotated[
 MemberOption = Annotated[
     Path | None,
     _state(
-        "Ask as this peer: peers of a run for listed ones answer nobody else. Without: as the"
-        " one in the usual place, if it is listed."
+        "State directory of the peer to ask as: a run for listed peers answers those alone. Else"
+        " the one in the usual place."
     ),
 ]
 AddressArgument = Annotated[
@@ -69,13 +69,13 @@ AssumeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help=f"Reckon for {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, not this box.",
+        help=f"Reckon for another device: {', '.join(DEVICES[:-1])} or {DEVICES[-1]}.",
     ),
 ]
 NetworkOption = Annotated[
     str | None,
     typer.Option(
-        metavar="RATE", help='Between peers, such as "400 Mbit/s"; else the peer file\'s caps.'
+        metavar="RATE", help='Bandwidth between peers: "400 Mbit/s". Else the peer file\'s caps.'
     ),
 ]
 PeersOption = Annotated[
@@ -86,7 +86,7 @@ PeersOption = Annotated[
 ]
 TrustOption = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
+    typer.Option(metavar="KEY", help="Peer id of the owner whose code may be executed here."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from rich.console import Console
 
-from atom.cli.shell.console import Steps, TerminalConsole
+from atom.cli.shell.console import Steps, TerminalConsole, private_host
 from atom.daemon.console import BYTES
 
 
@@ -18,6 +18,12 @@ def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[st
     streams = capfd.readouterr()
     assert streams.out == "join: /ip4/10.0.0.5/tcp/1/p2p/Qm/run/tiny\n"
     assert "looks [around]" in streams.err
+    assert "10.0.0.5 is reached from this machine or its network only" in streams.err
+
+
+@pytest.mark.parametrize("host", ["ip4/8.8.8.8", "dns4/example.org", "ip6/2606:4700::1"])
+def test_a_public_address_needs_no_word(host: str) -> None:
+    assert private_host(f"/{host}/tcp/1/p2p/Qm/run/tiny") == ""
 
 
 def told(steps: Iterable[tuple[float, int, int]], unit: str = "rounds") -> list[str]:
