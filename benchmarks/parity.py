@@ -9,7 +9,7 @@ write it in plain PyTorch. Rows:
     float32, int8, int4     local steps with these codecs, by parts with owners
     muon          float32; Muon inside
     synchronous-muon        synchronous, with PyTorch's Muon
-    sparse, sparse-64       of 4,096 numbers 256 and 64 travel
+    sparse                  of 4,096 numbers 256 travel
     sparse-senders          sparse; the mean of a number is over those that sent it
     sparse-forgetful        sparse; every tenth round one of them begins anew: what it kept is lost
     published     SparseLoCo, nothing of ours: everybody's largest numbers to everybody
@@ -43,7 +43,6 @@ from torch import Tensor
 from atom.optim.muon import Muon
 from atom.optim.rate import RateSettings
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.exchange.sparse import Sparse
 
 Side = Callable[[Play], Iterator[Tensor]]
 
@@ -71,7 +70,6 @@ ROWS: dict[str, Side] = {
     SYNCHRONOUS: synchronous,
     "reference": reference,
     **{name: by(name) for name in ("float32", "int8", "int4", "sparse")},
-    "sparse-64": partial(ours, codec=Sparse(64)),
     "sparse-senders": by("sparse", over_senders=True),
     "sparse-forgetful": by("sparse", forgets_every=10),
     "published": published,
