@@ -86,7 +86,7 @@ def build_replica(
     verify_recipe(recipe, samples, note, callbacks.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     kind = device.torch_device
-    evaluation = evaluation_graph(recipe, note) if run.validation is not None else None
+    evaluation = evaluation_graph(recipe) if run.validation is not None else None
 
     def measuring(done: int, total: int) -> None:
         # A note has said what is done and why: a line of progress beside it must not say it again.

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
 from atom.base.home import expand_home
-from atom.base.units import format_bytes
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer
@@ -65,7 +64,7 @@ def export_run(
         drawer, outside = _opened(kept, source, PRECISIONS[precision], console)
         pieces = _pieces(outside, drawer)
         begins()
-        with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
+        with folder_aside(target) as folder:
             write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
             _write_texts(folder, kept, outside, precision)
     return target
@@ -173,7 +172,7 @@ def require_new(target: Path) -> None:
 
 
 @contextmanager
-def folder_aside(target: Path, need_bytes: int) -> Iterator[Path]:
+def folder_aside(target: Path) -> Iterator[Path]:
     """A folder that becomes `target` (absolute, not there yet) if all goes well, and is gone
     otherwise.
 
@@ -183,7 +182,6 @@ def folder_aside(target: Path, need_bytes: int) -> Iterator[Path]:
     aside = target.parent / f".{target.name}.partial"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _require_space(target.parent, need_bytes)
         aside.mkdir()
     except FileExistsError as problem:
         raise StorageError(
@@ -201,16 +199,6 @@ def folder_aside(target: Path, need_bytes: int) -> Iterator[Path]:
         raise _unwritable(target, problem) from problem
     finally:  # also when interrupted
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _require_space(folder: Path, need_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if need_bytes > free:
-        raise StorageError(
-            f"the weights take {format_bytes(need_bytes)}, {format_bytes(free)} are free in "
-            f"{folder}",
-            "free some space, choose a folder on another disk, or --precision bfloat16",
-        )
 
 
 def _unwritable(target: Path, problem: OSError) -> StorageError:

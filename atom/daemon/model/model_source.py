@@ -36,7 +36,7 @@ def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile
     """
     code = config = None
     if run.model.huggingface is not None:
-        text = _config_text(folder / expand_home(run.model.huggingface))
+        text = config_text(folder / expand_home(run.model.huggingface))
         config = canonical_config(text)
     elif run.model.module is not None:
         code = find_code(run.model.module, folder)
@@ -80,7 +80,8 @@ def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Sam
     return replace(text, to_batch=lambda batch: source.text_batch(**batch))
 
 
-def _config_text(path: Path) -> str:
+def config_text(path: Path) -> str:
+    """A config.json as it is. Raises: SourceError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)

@@ -188,26 +188,17 @@ def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> t
     return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)
 
 
-def evaluation_graph(recipe: Recipe, note: Callable[[str], None]) -> Graph | None:
-    """None: it is the training graph, or that has to do, which is noted: it draws no random
-    numbers, and in evaluation mode the model is none that can be validated.
+def evaluation_graph(recipe: Recipe) -> Graph | None:
+    """None: it is the training graph.
 
-    Raises: ModelError if validation would be random.
+    Raises: SourceError; ModelError if it draws random numbers, uses other parameters, or has no
+    loss.
     """
     try:
-        graph = _in_evaluation_mode(recipe)
+        graph = trace_run(recipe.run, recipe.source, training=False)
     except ModelError as problem:
-        if _draws(recipe.graph):
-            raise
-        note(f"validation runs in training mode: {problem.message}")
-        return None
-    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
-    return None if graph.graph_hash == recipe.graph.graph_hash else graph
-
-
-def _in_evaluation_mode(recipe: Recipe) -> Graph:
-    """Raises: ModelError if it draws random numbers, uses other parameters, or has no loss."""
-    graph = trace_run(recipe.run, recipe.source, training=False)
+        hint = "see that it can be validated, or remove [validation]"
+        raise ModelError(f"in evaluation mode {problem.message}", hint) from problem
     if place := _draws(graph):
         raise ModelError(
             f"validation would be random: the model draws numbers at {place}",
@@ -218,7 +209,8 @@ def _in_evaluation_mode(recipe: Recipe) -> Graph:
             "in evaluation mode the model uses its parameters in another way",
             "use the same ones, in the same order, in both modes, or remove [validation]",
         )
-    return graph
+    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
+    return None if graph.graph_hash == recipe.graph.graph_hash else graph
 
 
 def _draws(graph: Graph) -> str:

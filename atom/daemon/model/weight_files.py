@@ -24,8 +24,8 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
+from atom.daemon.model.model_source import config_text
 from atom.daemon.model.recipe import Recipe
-from atom.models.huggingface_config import MAX_CONFIG_BYTES
 from atom.models.source import InitialValue, ModelSource, Outside, Place
 from atom.training.storage.disk import sync
 
@@ -88,16 +88,9 @@ class WeightFiles:
     def open(cls, folder: Path) -> "WeightFiles":
         """Raises: ConfigError naming what is missing or does not read."""
         shapes, files = dict[str, tuple[int, ...]](), dict[str, Path]()
-        for path, wanted in _files_in(folder).items():
+        for path, names in _files_in(folder).items():
             with _read_errors(path), safe_open(path, framework="pt") as file:
-                held = set(file.keys())
-                if wanted is not None and held != wanted:
-                    odd = sorted(held ^ wanted)[0]
-                    raise ConfigError(
-                        f"{folder / INDEX} and {path.name} do not agree on {odd}",
-                        "the folder is not whole: get it again",
-                    )
-                for name in held:
+                for name in names or file.keys():
                     shapes[name] = tuple(file.get_slice(name).get_shape())
                     files[name] = path
         return cls(folder, shapes, files)
@@ -138,12 +131,12 @@ def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
     sync(path)
 
 
-def _files_in(folder: Path) -> dict[Path, set[str] | None]:
-    """File → names that the index promises of it; None: no index counts."""
+def _files_in(folder: Path) -> dict[Path, list[str]]:
+    """File → what the index says is in it; empty: no index counts."""
     if (folder / WHOLE).is_file():
-        return {folder / WHOLE: None}
+        return {folder / WHOLE: []}
     if (folder / INDEX).exists():
-        return {folder / name: wanted for name, wanted in _read_index(folder / INDEX).items()}
+        return _read_index(folder / INDEX)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", "name one that holds model.safetensors")
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
@@ -155,19 +148,18 @@ def _files_in(folder: Path) -> dict[Path, set[str] | None]:
     raise ConfigError(f"{folder} holds no {WHOLE}", "name a folder with weights as safetensors")
 
 
-def _read_index(path: Path) -> dict[str, set[str]]:
+def _read_index(path: Path) -> dict[Path, list[str]]:
     hint = "the folder is not whole: get it again"
+    files: dict[str, list[str]] = {}
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()
-        files: dict[str, set[str]] = {}
-        for name, file in places:
-            files.setdefault(str(file), set()).add(str(name))
+        for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
+            files.setdefault(str(file), []).append(str(name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise ConfigError(f"{path} is no index of weights: {problem}", hint) from problem
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
             raise ConfigError(f"{path} names {file!r}, no safetensors file beside it", hint)
-    return files
+    return {path.parent / file: names for file, names in files.items()}
 
 
 @contextmanager
@@ -208,7 +200,8 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
     another shape. The values raise it for numbers that are none.
     """
     files = WeightFiles.open(folder)
-    _check_config(source, folder)
+    if (folder / CONFIG).exists():  # else names and shapes say what they can
+        source.require_config(config_text(folder / CONFIG))
     outside = source.outside(torch.float32)
     if outside.converted is not None and outside.loaded is not None:
         # Names do not tell what the numbers are: the library turns them into the model's.
@@ -340,16 +333,3 @@ def _is_odd(name: str, outside: Outside) -> bool:
 def _some(names: list[str]) -> str:
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _check_config(source: ModelSource, folder: Path) -> None:
-    """Raises: SourceError; ConfigError."""
-    path = folder / CONFIG
-    if not path.exists():
-        return  # names and shapes say what they can
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1).decode("utf-8-sig")
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"{path} cannot be read: {problem}", "check its rights") from problem
-    source.require_config(text)

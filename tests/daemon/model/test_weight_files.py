@@ -100,7 +100,7 @@ def _index(folder: Path, places: object) -> None:
                 save_file({"b": ARENA}, folder / "a.safetensors"),
                 _index(folder, {"a": "a.safetensors"}),
             ),
-            "do not agree on a",
+            "cannot be read",
         ),
     ],
 )
