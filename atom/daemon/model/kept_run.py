@@ -18,13 +18,13 @@ from atom.base.errors import (
 )
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import open_source, source_errors
+from atom.daemon.model.model_source import kept_code, open_source, source_errors
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.model.run_optimizer import state_form
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
-from atom.models.own_code import OwnCode, read_code
-from atom.models.source import ModelSource, SourceError
+from atom.models.own_code import OwnCode
+from atom.models.source import ModelSource
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
@@ -77,8 +77,12 @@ class KeptRun:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this
         directory. Raises: TrustError; SourceError; StorageError.
         """
-        code = None if self.run.model.module is None else self._own_code()
-        if code is not None:
+        code = None
+        if self.run.model.module is not None:
+            code = kept_code(self.run, self.state.own_code)
+            if code is None:
+                what = f"{self.state.own_code} is not the run's code"
+                raise StorageError(what, "start the daemon once: it fetches it")
             self._require_trust(code, trust)
         return open_source(self.run, code)
 
@@ -110,18 +114,6 @@ class KeptRun:
                 f"{snapshot.path} is of another run", "remove it, and start the daemon once"
             )
         return arenas
-
-    def _own_code(self) -> OwnCode:
-        assert self.run.model.module is not None
-        try:
-            code = read_code(self.run.model.module, self.state.own_code)
-        except SourceError as problem:
-            raise StorageError(problem.message, "start the daemon once: it keeps it") from problem
-        if code.sha256 != self.run.model.module_sha256:
-            raise StorageError(
-                f"{code.path} is not the run's code any more", "start the daemon: it fetches it"
-            )
-        return code
 
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner

@@ -14,7 +14,7 @@ from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
 from atom.models.module_source import ModuleSource
-from atom.models.own_code import OwnCode, find_code
+from atom.models.own_code import OwnCode, find_code, read_code
 from atom.models.source import ModelSource, SourceError
 
 
@@ -42,6 +42,16 @@ def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile
         code = find_code(run.model.module, folder)
     run = run.with_source(config=config, code=None if code is None else code.sha256)
     return run.beginning(weights_given), code
+
+
+def kept_code(run: RunFile, path: Path) -> OwnCode | None:
+    """The (pinned) run's own code, if that is what lies there."""
+    assert run.model.module is not None
+    try:
+        code = read_code(run.model.module, path)
+    except SourceError:
+        return None
+    return code if code.sha256 == run.model.module_sha256 else None
 
 
 def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:

@@ -111,7 +111,9 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
     `run`: a run's name or address. Raises: ConfigError, AddressError, StorageError.
     """
     root = named_state_directory(state, load_peer_file(peer_file).state.directory)
-    name = None if run is None else _name_of(run)
+    name = run
+    if run is not None:
+        name = parse_join_address(run).run if run.startswith("/") else check_run_name(run)
     if root is None:
         if name is None:
             raise ConfigError(
@@ -129,11 +131,6 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
         directory.unlock()
 
 
-def _name_of(run: str) -> str:
-    """Raises: AddressError."""
-    return parse_join_address(run).run if run.startswith("/") else check_run_name(run)
-
-
 # ---- the run that a state directory belongs to
 
 
@@ -144,14 +141,6 @@ def check_member(listed: Listed, owner: str, peer_id: str) -> None:
             f"this run is open to those its owner has listed, and this peer is not: {peer_id}",
             f"ask its owner {owner} to list it in their next run; "
             "if they have listed the peer of another state directory, name that with --state DIR",
-        )
-
-
-def say_list(listed: Listed, console: Console) -> None:
-    """To a peer that is let in. Of an open run there is nothing to say."""
-    if listed is not None:
-        console.note(
-            f"peers that may take part, by the owner's list: {len(listed)}, you among them"
         )
 
 

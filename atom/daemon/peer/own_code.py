@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.config.run_file import RunFile
+from atom.daemon.model.model_source import kept_code
 from atom.daemon.peer.box import Box, JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
-from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
-from atom.models.source import SourceError
+from atom.models.own_code import MAX_CODE_BYTES, OwnCode
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, listed_peers, manifest_digest
@@ -59,7 +59,7 @@ def obtain_code(
     """
     if run.model.module is None:
         return None
-    code = _stored(run, box)
+    code = kept_code(run, box.state.own_code)
     if code is None:
         content = _fetch(run, manifest, box, directory)
         write_atomically(box.state.own_code, content)
@@ -71,16 +71,6 @@ def obtain_code(
             f"read it, and if you trust it: `atom join {options.address} --trust {manifest.owner}`",
         )
     return code
-
-
-def _stored(run: RunFile, box: Box) -> OwnCode | None:
-    """None: not here, or another file than the manifest's."""
-    assert run.model.module is not None
-    try:
-        code = read_code(run.model.module, box.state.own_code)
-    except SourceError:
-        return None
-    return code if code.sha256 == run.model.module_sha256 else None
 
 
 def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:

@@ -28,15 +28,14 @@ from atom.daemon.peer.lifecycle import (
 from atom.daemon.peer.news import News
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
-    batch_policy,
     donors_of,
     round_terms,
-    run_codec,
     run_storage,
     state_sync_of,
     transport_of,
 )
 from atom.swap.voided import PassVoided
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Lease, Reached, TwinWatch, claims_better
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
@@ -86,25 +85,24 @@ class Peer:
         self._signals = LeaveSignals()
         self._may_insist = True
         # what is kept, and what others are reached by
-        codec, inbox = run_codec(run), Inbox()
+        codec, inbox = codec_named(run.swarm.codec), Inbox()
         self._storage = run_storage(box, member, codec, events)
         self._transport = transport_of(box, member, events, inbox, self._storage)
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
         self._donors = donors_of(box, member, codec, events, self._transport, clock)
         # what trains
+        terms = round_terms(member, codec)
         loader = BatchLoader(member.samples, me.peer_id, run.batch.micro_batch_sequences)
         tells = self._on_pass, self._on_void, self.fail
         self._replica = replica
-        self._worker = Worker(replica, loader, batch_policy(run), clock, *tells)
+        self._worker = Worker(replica, loader, terms.policy, clock, *tells)
         context = TrainingContext(
             me, replica, self._worker, self._storage,
             state_sync_of(box, member, events, self._storage, self._donors),
             self._transport, clock, events, own_every_s=60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
         self._executor = RoundExecutor(context, run, codec, inbox.put, self._on_round_begun)
-        self._machine = RoundMachine(
-            me, member.genesis, b"", round_terms(member, codec), box.identity.sign, clock.now()
-        )
+        self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())
         self._loop = RoundLoop(
             self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
         )

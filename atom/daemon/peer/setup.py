@@ -23,7 +23,6 @@ from atom.daemon.peer.box import (
     check_member,
     open_box,
     read_manifest,
-    say_list,
 )
 from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
 from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
@@ -64,7 +63,6 @@ def run_start(
         if says_finished(box, name, owner, run.run.rounds):
             return Ending.ROUNDS_REACHED
         box, begin_monitors = _at_the_door(stack, box, extensions)
-        say_list(listed_peers(owner, run.swarm.members), console)
         turns = _turns(stack, box, extensions, name, owner)
         thread = _enter_dht(stack, box, name, owner, initial)
         member = found_run(options, box, run, lambda: turns.begin(console.note))
@@ -100,7 +98,6 @@ def run_join(
         run = run_of(manifest, box)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
-        say_list(listed, console)
         turns = _turns(stack, box, extensions, address.run, manifest.owner)
         code = obtain_code(run, manifest, options, box, thread)
         member = enter_run(manifest, record, code, box, lambda: turns.begin(console.note))
@@ -189,22 +186,19 @@ def says_finished(box: Box, name: str, owner: str, rounds: int | None) -> bool:
         return False  # whoever takes the run up mends it, or says what is wrong with it
     if last is None or rounds not in (None, last.round):
         return False  # a run file that was changed is refused, with the reason
-    head, digest = last.head.hex(), last.state_digest.hex()
-    ending = Ending.ROUNDS_REACHED
-    box.events.emit("left", ending=ending.value, round=last.round, head=head, digest=digest)
-    box.console.note(ending_note(ending, last.round))
+    told = {"round": last.round, "head": last.head.hex(), "digest": last.state_digest.hex()}
+    box.events.emit("left", ending=Ending.ROUNDS_REACHED.value, **told)
+    box.console.note(ending_note(Ending.ROUNDS_REACHED, last.round))
     return True
 
 
 def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
     """Raises: UserError for what cannot be used as it is."""
     known = read_manifest(box, name)
-    if known is None:
+    if known is None or owner != known[0].owner:
         return None
-    manifest, _ = known
-    rounds = run_from_text(manifest.run_file).run.rounds
-    kept_rounds = {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}
-    if owner != manifest.owner or rounds not in kept_rounds:
+    rounds = run_from_text(known[0].run_file).run.rounds
+    if rounds not in {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}:
         return None  # seen before a long chain is read
     kept = KeptRun.read(box.state.root, box.console.note)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)

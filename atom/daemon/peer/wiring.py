@@ -2,12 +2,11 @@
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.config.run_file import RunFile
 from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
-from atom.swarm.exchange.codec import Codec, chunk_kernels, codec_named
+from atom.swarm.exchange.codec import Codec
 from atom.swarm.records.manifest import listed_peers
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.state.fetch import Watch
@@ -17,26 +16,15 @@ from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
-from atom.training.round.batch_policy import BatchPolicy
 from atom.training.state_sync import PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 
 
-def run_codec(run: RunFile) -> Codec:
-    """Raises: MismatchError, here and not in a first round, without its kernels."""
-    chunk_kernels()
-    return codec_named(run.swarm.codec)
-
-
-def batch_policy(run: RunFile) -> BatchPolicy:
-    return GlobalBatch(run.batch.global_sequences)
-
-
 def round_terms(member: Membership, codec: Codec) -> RoundTerms:
     run = member.run
     return RoundTerms(
-        batch_policy(run),
+        GlobalBatch(run.batch.global_sequences),
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=RoundPatience(grace=run.swarm.grace_seconds),

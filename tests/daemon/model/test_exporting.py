@@ -214,7 +214,7 @@ def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
     assert f"--trust {member.manifest.owner}" in caught.value.hint
     assert exported(tmp_path, trust=member.manifest.owner).is_dir()
     (tmp_path / "a" / "own_code.py").write_text("raise SystemExit")
-    with pytest.raises(StorageError, match="is not the run's code any more"):
+    with pytest.raises(StorageError, match="is not the run's code"):
         exported(tmp_path, "again", trust=member.manifest.owner)
 
 

@@ -7,8 +7,7 @@ import pytest
 from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode, exit_code_of
-from atom.daemon.console import Silence
-from atom.daemon.peer.box import check_member, open_box, own_peer_id, say_list
+from atom.daemon.peer.box import check_member, open_box, own_peer_id
 from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.manifest import listed_peers
 
@@ -22,14 +21,6 @@ def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
         check_member(listed, "owner", "stranger")
     assert "ask its owner owner" in caught.value.hint
     assert exit_code_of(caught.value) is ExitCode.TRUST
-
-
-def test_who_is_let_in_by_a_list_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    console, said = Silence(), list[str]()
-    monkeypatch.setattr(console, "note", said.append)
-    say_list(None, console)
-    say_list(listed_peers("owner", ["ann", "bob"]), console)
-    assert said == ["peers that may take part, by the owner's list: 3, you among them"]
 
 
 def test_the_id_is_the_one_that_the_daemon_will_have(
