@@ -112,7 +112,7 @@ def _version_here(package: str) -> str | None:
         return __version__
     try:
         return metadata.version(package).split("+")[0]
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):  # not here; or a name that is none
         return None
 
 

@@ -56,10 +56,11 @@ def test_other_versions_than_the_founder_s() -> None:
     assert here is not None
     (same,) = examination.versions([("torch", here)])
     assert same.level is Level.OK
-    other, none = examination.versions([("torch", "0.1"), ("torch", here), ("no-such", "5.1")])
+    apart = [("torch", "0.1"), ("torch", here), ("no-such", "5.1"), ("", "5.1")]
+    other, none, nameless = examination.versions(apart)
     assert f"founded with torch 0.1, here is {here}" in other.said
     assert "no-such 5.1, here is none" in none.said
-    assert {other.level, none.level} == {Level.WARNING}
+    assert {other.level, none.level, nameless.level} == {Level.WARNING}
 
 
 @pytest.fixture
