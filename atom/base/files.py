@@ -1,23 +1,22 @@
-"""Files on a user's disk: held by a process for life, left over, or not written, and why."""
+"""Files on a disk: where they are, held by a process for life, left over, or not written, and why;
+and what processes that are started find around them."""
 
 import contextlib
 import errno
 import fcntl
 import os
-import re
 import time
 from pathlib import Path
 from typing import IO
 
-_NUMBER = re.compile(r"os error ([0-9]+)")
+_ABOVE = Path(__file__).resolve().parents[2]
+"""The folder that `atom` lies in."""
 _MOST_TRIES, _TRY_S = 100, 0.02
 
 
 def why_not_written(problem: Exception) -> str:
-    """Of an OSError, or of what a library made of one: safetensors keeps its number in words."""
+    """Of an OSError, or of what a library made of one."""
     number = getattr(problem, "errno", None)
-    if number is None and (told := _NUMBER.search(str(problem))):
-        number = int(told[1])
     if number == errno.ENOSPC:
         return "the disk is full"
     if number == errno.EDQUOT:
@@ -68,3 +67,27 @@ def lies_at(file: IO[str], path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def expand_home(path: Path | str) -> Path:
+    """`~/x` → below the home directory. `~x`, where nobody has that name, stays as it is: then
+    there is no such file, which is what its reader says (`Path.expanduser` raises RuntimeError)."""
+    return Path(os.path.expanduser(path))
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    path = expand_home(path).absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def child_environment() -> dict[str, str]:
+    """Atom importable as it is here, no GPU, one arithmetic thread."""
+    paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }

@@ -52,11 +52,3 @@ def format_seconds(seconds: float) -> str:
     """600.0 → "10 min", 90.0 → "90 s"."""
     whole = seconds >= 60 and seconds % 60 == 0
     return f"{seconds / 60:.0f} min" if whole else f"{seconds:g} s"
-
-
-def format_bits_per_s(rate: float) -> str:
-    """2e7 → "20 Mbit/s"."""
-    for unit, size in reversed(_BITS_PER_S.items()):
-        if rate >= size:
-            return f"{rate / size:g} {unit}"
-    return f"{rate:g} bit/s"

@@ -27,8 +27,6 @@ MAX_SENTENCE = 300
 
 _OTHER_WORDS = {"missing": "is missing", "model_type": "should be a section"}
 
-Keys = Mapping[str, Mapping[str, str]]
-"""Section → key → what it means."""
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
@@ -87,35 +85,28 @@ def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
     return _validated(RunFile, tree, name)
 
 
-def keys_of(model: type[Section]) -> Keys:
-    """Everything that such a file may say, as it is written there."""
-    return {
-        name: {
+def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
+    """Section → key → what it means: everything that such a file may say, as it is written."""
+    found = {}
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next(kind for kind in kinds if hasattr(kind, "model_fields"))
+        found[name] = {
             inner.alias or key: " ".join((inner.description or "").split())
-            for key, inner in _section_of(field.annotation).model_fields.items()
+            for key, inner in section.model_fields.items()
         }
-        for name, field in model.model_fields.items()
-    }
-
-
-def _section_of(annotation: Any) -> type[Section]:
-    kinds = (annotation, *get_args(annotation))
-    return next(each for each in kinds if isinstance(each, type) and issubclass(each, Section))
+    return found
 
 
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        _check_length(len(content), str(path))
-        return content.decode("utf-8")
+            return file.read(MAX_FILE_BYTES + 1).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", "check the path") from None
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
         raise ConfigError(what, "save it as UTF-8, or name another file") from None
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
         problem = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(problem, "check its path and rights") from None

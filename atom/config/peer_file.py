@@ -45,11 +45,6 @@ class Device(Section):
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
     """How long a turn is, where daemons of several runs use the device; it ends with a round."""
 
-    @property
-    def gpu_index(self) -> int:
-        """Of the GPU that `kind` means, if it means any."""
-        return int(self.kind.partition(":")[2] or 0)
-
 
 class Host(Section):
     """[host]"""
@@ -165,11 +160,3 @@ class PeerFile(Section):
         if self.metrics.port is not None:
             ports["metrics.port"] = self.metrics.port
         return ports
-
-
-def changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
-    """ "section.key" of everything whose value differs."""
-    old, new = (peer.model_dump(by_alias=True) for peer in (before, after))
-    return [
-        f"{name}.{key}" for name in new for key in new[name] if new[name][key] != old[name][key]
-    ]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ValidationInfo
 
 from atom.base.errors import StorageError
-from atom.base.home import expand_home
+from atom.base.files import expand_home
 from atom.config.section import PathText
 
 _BELOW_HOME = {"data": ".local/share", "state": ".local/state", "cache": ".cache"}

@@ -248,11 +248,17 @@ class RunFile(Section):
             return pinned
         return pinned.changed("model", vocabulary_size=wanted)
 
-    def with_source(self, *, config: str | None = None, code: str | None = None) -> "RunFile":
-        """The run with the content of its config.json, or the digest of its code, as read here.
-
-        Raises: ConfigError if the run was founded with another one.
+    def with_source(
+        self, *, config: str | None = None, code: str | None = None, weights_given: bool = False
+    ) -> "RunFile":
+        """The run with the content of its config.json, or the digest of its code, as read here; and
+        with the word that it begins from given weights. Raises: ConfigError if it says otherwise.
         """
+        if self.model.weights is not None and not weights_given:
+            raise ConfigError(
+                "model.weights: the run begins from given weights, and none are given",
+                "name their folder with --from FOLDER, or remove the key",
+            )
         pinned = {"huggingface_config": config, "module_sha256": code}
         for key, found in pinned.items():
             if getattr(self.model, key) not in (None, found):
@@ -261,19 +267,7 @@ class RunFile(Section):
                     " is another one here",
                     f"remove {key}, it is filled in when a run is founded",
                 )
-        return self.changed("model", **pinned)
-
-    def beginning(self, given: bool) -> "RunFile":
-        """The run that begins from given weights, or from its seed.
-
-        Raises: ConfigError if the run file says that weights are given, and none are.
-        """
-        if self.model.weights is not None and not given:
-            raise ConfigError(
-                "model.weights: the run begins from given weights, and none are given",
-                "name their folder with --from FOLDER, or remove the key",
-            )
-        return self.changed("model", weights="given" if given else None)
+        return self.changed("model", **pinned, weights="given" if weights_given else None)
 
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import IO
 
 from atom.base.errors import StorageError
-from atom.base.files import is_claimed, is_held, lies_at, remove_leftover, why_not_written
-from atom.base.home import expand_home
+from atom.base.files import (
+    expand_home,
+    is_claimed,
+    is_held,
+    lies_at,
+    remove_leftover,
+    why_not_written,
+)
 from atom.swarm.identity import Identity
 
 _MAX_SOCKET_PATH_BYTES = 100

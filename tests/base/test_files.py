@@ -20,8 +20,6 @@ def refused(number: int) -> OSError:
         (refused(errno.EDQUOT), "your quota of the disk is used up"),
         (refused(errno.EROFS), "Read-only file system"),
         (OSError("a word of its own"), "a word of its own"),
-        (SafetensorError("I/O error: … (os error 28)"), "the disk is full"),
-        (SafetensorError("I/O error: … (os error 30) at path x"), "Read-only file system"),
         (SafetensorError("InvalidHeader"), "InvalidHeader"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from atom.base.home import expand_home
+from atom.base.files import expand_home
 from atom.base.units import format_bytes
 from atom.cli.box.control import find_state
 from atom.cli.shell.console import TerminalConsole

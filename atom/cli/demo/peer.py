@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.base.errors import AtomError, StorageError
-from atom.base.home import child_environment, expand_home
+from atom.base.files import child_environment, expand_home
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.dht.p2pd import die_with_parent
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import ConfigError, DeviceError
-from atom.base.home import nearest_folder
+from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile

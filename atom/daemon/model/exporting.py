@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
-from atom.base.home import expand_home
+from atom.base.files import expand_home
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer

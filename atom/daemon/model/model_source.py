@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atom.base.errors import ConfigError
-from atom.base.home import expand_home
+from atom.base.files import expand_home
 from atom.config.run_file import RunFile
 from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
@@ -40,8 +40,8 @@ def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile
         config = canonical_config(text)
     elif run.model.module is not None:
         code = find_code(run.model.module, folder)
-    run = run.with_source(config=config, code=None if code is None else code.sha256)
-    return run.beginning(weights_given), code
+    digest = None if code is None else code.sha256
+    return run.with_source(config=config, code=digest, weights_given=weights_given), code
 
 
 def kept_code(run: RunFile, path: Path) -> OwnCode | None:

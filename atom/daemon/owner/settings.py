@@ -9,7 +9,7 @@ import torch
 
 from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import PeerFile, changed_keys
+from atom.config.peer_file import PeerFile
 from atom.daemon.extensions import Turns, Wishes
 from atom.swarm.stream.bandwidth import Bandwidth
 
@@ -46,7 +46,7 @@ class Settings:
                     "write your peer file there, or start again with --peer and a file that stays",
                 )
             peer = load_peer_file(self._path)
-            changed = changed_keys(self._peer, peer)
+            changed = _changed_keys(self._peer, peer)
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
 
@@ -73,3 +73,11 @@ def is_live(key: str) -> bool:
 
 def _is_wish(key: str) -> bool:
     return key.startswith("schedule.")
+
+
+def _changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
+    """ "section.key" of everything whose value differs."""
+    old, new = (peer.model_dump(by_alias=True) for peer in (before, after))
+    return [
+        f"{name}.{key}" for name in new for key in new[name] if new[name][key] != old[name][key]
+    ]

@@ -11,7 +11,7 @@ from atom.base.errors import (
     ModelError,
     StorageError,
 )
-from atom.base.home import expand_home
+from atom.base.files import expand_home
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atom.base.units import format_bits_per_s
 from atom.config.peer_file import Network
 from atom.config.run_file import LOCAL_STEPS, RunFile
 from atom.swarm.exchange.codec import codec_named
@@ -68,7 +67,7 @@ def slow_joining(
     helps += [] if now.overlapped else ["local steps"]
     return (
         f"this peer would slow the run down: a round takes {now.seconds:,.1f} s now, and about "
-        f"{with_us:,.1f} s with it, as its line of {format_bits_per_s(cap)} carries one average in "
+        f"{with_us:,.1f} s with it, as its line of {cap / 1e6:g} Mbit/s carries one average in "
         f"{line_s:,.1f} s. What would help: a faster line ([network] upload, download), or, in "
         f"another run file, {', '.join(helps)}"
     )

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from atom.base.build_kernels import BUILDING
 from atom.base.errors import AtomError
-from atom.base.home import nearest_folder
+from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder
@@ -114,11 +114,12 @@ def kernels() -> Finding:
 def gpu(device: Device, daemon_runs: bool) -> Finding:
     if device.kind == "cpu":
         return ok("GPU", "none is used: the peer file says cpu")
-    problem = _gpu_problem(device.gpu_index)
+    index = int(device.kind.partition(":")[2] or 0)
+    problem = _gpu_problem(index)
     if problem:
         return _no_gpu(problem, device.kind.startswith("cuda"), card_seen())
-    free, total = torch.cuda.mem_get_info(device.gpu_index)
-    said = f"{torch.cuda.get_device_name(device.gpu_index)}, "
+    free, total = torch.cuda.mem_get_info(index)
+    said = f"{torch.cuda.get_device_name(index)}, "
     said += f"{format_bytes(free)} of {format_bytes(total)} free"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         said += ", computes in no bfloat16"

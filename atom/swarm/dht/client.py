@@ -25,7 +25,7 @@ import psutil
 from atom.base import errors
 from atom.base.errors import AtomError, StorageError, UserError
 from atom.base.events import EventSink
-from atom.base.home import child_environment
+from atom.base.files import child_environment
 from atom.swarm.addresses import ListenAddress, listening, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.units import format_bits_per_s
 from atom.config.load import parse_run_text
 from atom.config.run_file import RunFile
 from atom.daemon.fitting import planning
@@ -137,15 +136,18 @@ def test_the_table_of_plans_is_what_the_plan_says(
     }
     assert table() == [
         row(plan.choice, name, work, replace(around, network_bytes_per_s=rate / 8))
-        for rate in (2e7, 1e8, 1e9)
+        for rate in RATES
         for name, (work, around) in modes.items()
     ]
+
+
+RATES = {20_000_000: "20 Mbit/s", 100_000_000: "100 Mbit/s", 1_000_000_000: "1 Gbit/s"}
 
 
 def row(choice: Choice, name: str, work: Work, around: Surroundings) -> list[str]:
     round_, of = predict(choice, work, around), gain(choice, work, around)
     return [
-        format_bits_per_s(8 * around.network_bytes_per_s),
+        RATES[round(8 * around.network_bytes_per_s)],
         name,
         f"{round_.line_bytes / 1e9:.1f} GB",
         f"{round_.line_bytes_per_day / 1e9:,.0f} GB",
