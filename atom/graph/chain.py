@@ -1,12 +1,14 @@
 """A model as a planner sees it: a chain of operations, and the machine that they run on.
 
 Operations stand in the order in which they run. A sub-model is a run of consecutive operations.
-Nothing here knows tensors or devices: seconds and bytes come from a profile (measured) or from
+Nothing here knows graphs or devices: seconds and bytes come from a profile (measured) or from
 rates (assumed).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,25 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """One launch: products are counted as two operations each, all else only by its bytes."""
+
+    flops: float
+    moved_bytes: int
+    """Read and written."""
+    dtype: torch.dtype
+    """Of the result: which of a device's rates holds."""
+
+
+@dataclass(frozen=True)
 class Operation:
     """One call of the traced graph, for one micro-batch."""
 
     name: str
     """For messages: the module's path and the operator, `blocks.3.mlp linear`."""
     parameters: Mapping[str, int]
-    """Name in the layout → elements; a tied parameter is listed by every operation using it."""
+    """Name in the layout → elements, alignment included; a tied parameter is listed by every
+    operation using it."""
     forward_s: float
     backward_s: float
     """Without the recomputed forward."""
@@ -34,6 +48,8 @@ class Operation:
     transient_bytes: int
     """The most it holds besides while it runs, forward or backward: scratch, and gradients of
     its inputs and outputs."""
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -158,31 +158,18 @@ def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
     Raises: ModelError naming the first entry that is missing, unknown, or of another shape or
     dtype.
     """
-    for name in program.batch_inputs:
-        if name not in batch:
+    for name in dict.fromkeys([*program.batch_inputs, *batch]):
+        value = batch.get(name)
+        known = program.values.get(name, value) if name in program.batch_inputs else None
+        given, wanted = _look(value), _look(known)
+        if given != wanted:
             raise ModelError(
-                f"the micro-batch lacks {name}", f"it has {', '.join(batch) or 'nothing'}"
-            )
-        _require_alike(program, name, batch[name])
-    for name in batch:
-        if name not in program.batch_inputs:
-            raise ModelError(
-                f"the micro-batch has {name}, which the program was made without",
-                "it would be ignored: make the program with an example batch that has it",
+                f"the micro-batch's {name} is {given}, and was {wanted} when the program was made",
+                "every micro-batch has the entries, shapes and dtypes of the example",
             )
 
 
-def _require_alike(program: Program, name: str, given: object) -> None:
-    if not isinstance(given, torch.Tensor):
-        raise ModelError(f"the micro-batch's {name} is {type(given).__name__}, not a tensor")
-    spec = program.values.get(name)
-    if spec is not None and (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
-        raise ModelError(
-            f"the micro-batch's {name} is {_look(given.shape, given.dtype)}; "
-            f"the program was made for {_look(spec.shape, spec.dtype)}",
-            "every micro-batch has the shape and dtype of the example",
-        )
-
-
-def _look(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+def _look(value: object) -> str:
+    if isinstance(value, torch.Tensor | ValueSpec):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "left out" if value is None else f"{type(value).__name__}, no tensor"

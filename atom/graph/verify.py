@@ -38,40 +38,21 @@ COPIES = 4
 DEFAULT_LIMIT_BYTES = 4 * 2**30
 
 
-SHRUNK, WHOLE, NOTHING = "shrunk", "whole", ""
-"""What is compared with eager."""
-
-
-def decide_startup_check(
-    whole_bytes: int, shrunk_bytes: int | None, limit_bytes: int = DEFAULT_LIMIT_BYTES
-) -> tuple[str, str]:
-    """Which model to verify; and why, for the log: for `NOTHING` a warning that the user must see.
-    Sizes are `parameter_bytes` of the model and of a smaller one of the same make (None: there is
-    none). The activations of one micro-batch come on top of the limit.
-
-    The whole model is the better witness: what only one of its layers does shows in it alone. It
-    is taken where it costs no more than the shrunk one, and where nothing else is to be had.
-    """
-    if shrunk_bytes is not None and shrunk_bytes < whole_bytes:
-        if shrunk_bytes * COPIES <= limit_bytes:
-            return SHRUNK, "a smaller model of the same make is compared"
-        return NOTHING, _too_large("even its smaller make", shrunk_bytes)
-    if whole_bytes * COPIES <= limit_bytes:
-        return WHOLE, "the model itself is compared"
-    return NOTHING, _too_large("the model", whole_bytes)
+def too_large_to_compare(size_bytes: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> str:
+    """For a model with so many bytes of parameters: a warning that the user must see, or nothing.
+    The activations of one micro-batch come on top of the limit."""
+    if size_bytes * COPIES <= limit_bytes:
+        return ""
+    return (
+        "the split model is NOT compared with the plain one: that takes "
+        f"{format_bytes(size_bytes * COPIES)}; make one with fewer layers and compare it once "
+        "(atom.graph.verify.verify_against_eager)"
+    )
 
 
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters, tied ones once; a model on `meta` has them too."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _too_large(what: str, size_bytes: int) -> str:
-    return (
-        f"the split model is NOT compared with the plain one: {what} takes "
-        f"{format_bytes(size_bytes * COPIES)} for that; make one with fewer layers and compare it "
-        "once (atom.graph.verify.verify_against_eager)"
-    )
 
 
 _Step = tuple[torch.Tensor, Mapping[str, torch.Tensor]]

@@ -93,9 +93,9 @@ def test_an_input_left_out_is_none_and_stays_out() -> None:
     without_bias = build_program(trace(model, SeveralInputs.batch_without_bias(0)))
     verify_against_eager(model, with_bias, given)
     verify_against_eager(model, without_bias, left_out)
-    with pytest.raises(ModelError, match="has bias, which the program was made without"):
+    with pytest.raises(ModelError, match="bias is .* was left out"):
         plain(model, without_bias, [given], [0])
-    with pytest.raises(ModelError, match="lacks bias"):
+    with pytest.raises(ModelError, match="bias is left out"):
         plain(model, with_bias, [left_out], [0])
 
 
@@ -106,7 +106,9 @@ def test_a_batch_of_another_make_is_refused(run: Run) -> None:
     program = build_program(trace(model, hidden_states()))
     hidden = hidden_states(1)["hidden"]
     for wrong in (hidden[:1], hidden.double(), hidden[:, :5]):
-        with pytest.raises(ValueError, match=r"hidden is .* was made for"):
+        with pytest.raises(ValueError, match=r"hidden is .* was float32"):
             run(model, program, [{"hidden": wrong}], [0])
-    with pytest.raises(ModelError, match=r"hidden is float32 \[1, 16, 16\]; .*for float32 \[2, 16"):
+    with pytest.raises(
+        ModelError, match=r"hidden is float32 \[1, 16, 16\], and was float32 \[2, 16"
+    ):
         plain(model, program, [{"hidden": hidden[:1]}], [0])

@@ -146,7 +146,7 @@ def test_memory_at_the_peak_is_that_of_one_chunk(chunks: int) -> None:
     costs = operation_costs(graph).operations
     program = build_program(graph, ends=[len(graph.calls)])
     foreseen = max(
-        sum(below.kept_bytes for below in costs[: index + 1]) + costs[index].transient_bytes
+        sum(below.working_bytes for below in costs[: index + 1]) + costs[index].transient_bytes
         for index in range(len(costs))
     ) + 4 * sum(spec.numel for spec in graph.layout.specs)
     (module,) = (make() for make in load(program, "cpu"))

@@ -11,11 +11,8 @@ from untraceable_modules import OtherDtype, Two
 from atom.base.errors import ModelError
 from atom.graph.program import compile_program
 from atom.graph.verify import (
-    NOTHING,
-    SHRUNK,
-    WHOLE,
-    decide_startup_check,
     parameter_bytes,
+    too_large_to_compare,
     verify_against_eager,
 )
 
@@ -148,25 +145,17 @@ def test_the_users_own_mistakes_come_with_their_place() -> None:
 def test_a_batch_that_does_not_fit_is_refused_first() -> None:
     model = TiedGPT()
     program = compile_program(model, tokens_and_targets())
-    with pytest.raises(ModelError, match="has mask, which the program was made without"):
+    with pytest.raises(ModelError, match="mask is .* was left out"):
         verify_against_eager(model, program, {**tokens_and_targets(), "mask": torch.ones(2)})
     batch = tokens_and_targets()
-    with pytest.raises(ModelError, match=r"tokens is int32 .* was made for int64"):
+    with pytest.raises(ModelError, match=r"tokens is int32 .* was int64"):
         verify_against_eager(model, program, {**batch, "tokens": batch["tokens"].int()})
 
 
-def test_what_is_compared_at_start_up() -> None:
-    whole, small = 1000, 10
-    decide = decide_startup_check
-    assert decide(whole, small, limit_bytes=40)[0] == SHRUNK
-    assert decide(whole, small, limit_bytes=10_000)[0] == SHRUNK
-    assert decide(whole, None, limit_bytes=4000)[0] == WHOLE
-    assert decide(small, small, limit_bytes=40)[0] == WHOLE
-    for left_out in (decide(whole, small, limit_bytes=39), decide(whole, None, limit_bytes=3999)):
-        subject, reason = left_out
-        assert subject == NOTHING
-        assert "NOT compared" in reason
-    assert "3.9 KiB" in reason
+def test_what_is_too_large_to_compare() -> None:
+    assert not too_large_to_compare(10, limit_bytes=40)
+    assert "NOT compared" in too_large_to_compare(10, limit_bytes=39)
+    assert "3.9 KiB" in too_large_to_compare(1000, limit_bytes=3999)
 
 
 def test_parameter_bytes_count_tied_ones_once() -> None:

@@ -19,9 +19,9 @@ from atom.graph.program import compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, bind, is_random, source_line, with_nested
 from atom.graph.verify import (
-    WHOLE,
-    decide_startup_check,
+    DEFAULT_LIMIT_BYTES,
     parameter_bytes,
+    too_large_to_compare,
     verify_against_eager,
 )
 from atom.models.data.samples import Samples
@@ -160,13 +160,10 @@ def verify_recipe(
     run = recipe.run
     precision = PRECISIONS[run.model.precision]
     sequences = min(2, run.batch.micro_batch_sequences)
-    source = recipe.source.shrunk()
-    subject, reason = _startup_check(recipe, source, precision)
-    if not subject:
-        note(reason)
+    source, too_large = _compared(recipe, precision)
+    if too_large:
+        note(too_large)
         return
-    if subject == WHOLE:
-        source = recipe.source
     program = compile_program(source.build(precision), source.example_batch(sequences))
     source.inspect(run.run.seed)
     model = materialised(source, precision, run.run.seed)
@@ -178,14 +175,17 @@ def verify_recipe(
     verify_against_eager(model, program, batch, told=told)
 
 
-def _startup_check(recipe: Recipe, shrunk: ModelSource, dtype: torch.dtype) -> tuple[str, str]:
-    """Raises: SourceError."""
-    whole_bytes = parameter_bytes(recipe.source.build(dtype))
-    if shrunk is recipe.source:
-        return decide_startup_check(whole_bytes, None)
+def _compared(recipe: Recipe, dtype: torch.dtype) -> tuple[ModelSource, str]:
+    """Which model, and what is in the way. The whole one is the better witness: what only one of
+    its layers does shows in it alone. It is taken where it costs no more than the shrunk one.
+
+    Raises: SourceError.
+    """
+    whole, shrunk = recipe.source, recipe.source.shrunk()
+    small = min((whole, shrunk), key=lambda source: parameter_bytes(source.build(dtype)))
     limit_bytes = int(usable_memory().available_bytes * CHECKED_MEMORY_SHARE)
-    shrunk_bytes = parameter_bytes(shrunk.build(dtype))
-    return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)
+    limit_bytes = DEFAULT_LIMIT_BYTES if shrunk is whole else limit_bytes
+    return small, too_large_to_compare(parameter_bytes(small.build(dtype)), limit_bytes)
 
 
 def evaluation_graph(recipe: Recipe) -> Graph | None:

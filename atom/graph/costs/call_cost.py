@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from atom.graph.chain import Kernel
 from atom.graph.traced import FUNCTIONS, bind, nested_graph
 
 
@@ -50,17 +51,6 @@ class Form:
     def size_bytes(self) -> int:
         """Of the memory it covers: a value expanded over a dimension lies there once."""
         return self.span * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One launch: products are counted as two operations each, all else only by its bytes."""
-
-    flops: float
-    moved_bytes: int
-    """Read and written."""
-    dtype: torch.dtype
-    """Of the result: which of a device's rates holds."""
 
 
 @dataclass(frozen=True)

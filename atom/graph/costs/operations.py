@@ -9,47 +9,18 @@ back when the backward reaches the span and is gone when it leaves it, so it is 
 spans' are there at once.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import fx
 
-from atom.graph.chain import Chain, Operation, Seconds, Value
-from atom.graph.costs.call_cost import CallCost, Form, Kernel, arguments_of, dissect, form_key
+from atom.graph.chain import Chain, Kernel, Operation, Seconds, Value
+from atom.graph.costs.call_cost import CallCost, Form, arguments_of, dissect, form_key
 from atom.graph.ir import padded_elements
 from atom.graph.layers import layers_of
 from atom.graph.traced import Graph, is_getitem, layer_path, shared_values
-
-
-@dataclass(frozen=True)
-class OperationCost:
-    """One call, for one micro-batch."""
-
-    name: str
-    """Module path and operator: `blocks.3.mlp linear`."""
-    parameters: Mapping[str, int]
-    """Name in the layout → elements, alignment included."""
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
-    kept_bytes: int
-    """Of the memory this call makes, what forward keeps for backward."""
-    transient_bytes: int
-    """The most in use besides while it runs, forward or backward."""
-
-
-@dataclass(frozen=True)
-class OperationCosts:
-    operations: tuple[OperationCost, ...]
-    """One per entry of `graph.calls`."""
-    values: tuple[Value, ...]
-    """Batch entries, then all memory that another operation than its maker uses."""
-
-
-def operation_costs(graph: Graph, fused: bool = False) -> OperationCosts:
-    """Costs of every call. `fused`: on a GPU, whose kernels keep less than a CPU's."""
-    return _Walk(graph, fused).finish()
 
 
 def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = False) -> Chain:
@@ -63,23 +34,22 @@ def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = Fals
     gradients of those it gives.
 
     Seconds of the backward include those of what the graph computes again.
-
-    Raises: ValueError if `seconds` is not one entry per call.
     """
-    if len(seconds) != len(graph.calls):
-        raise ValueError(f"{len(seconds)} timings for {len(graph.calls)} operations")
-    chain = _chain(graph, seconds, fused)
+    chain = _taking(operation_costs(graph, fused), seconds)
     if not graph.recomputed:
         return chain
     once = [_once(graph, *each) for each in zip(graph.calls, seconds, strict=True)]
-    return replace(chain, remembering=_chain(graph.remembering(), once, fused))
+    return replace(chain, remembering=_taking(operation_costs(graph.remembering(), fused), once))
 
 
-def _chain(graph: Graph, seconds: Sequence[Seconds], fused: bool) -> Chain:
-    costs = operation_costs(graph, fused)
-    layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
-    operations = tuple(map(_operation, costs.operations, seconds, layers))
-    return Chain(operations, costs.values, graph.forbidden_cuts)
+def operation_costs(graph: Graph, fused: bool = False) -> Chain:
+    """The same, without seconds."""
+    return _Walk(graph, fused).finish()
+
+
+def _taking(chain: Chain, seconds: Sequence[Seconds]) -> Chain:
+    each = zip(chain.operations, seconds, strict=True)
+    return replace(chain, operations=tuple(replace(one, **vars(s)) for one, s in each))
 
 
 def _once(graph: Graph, call: fx.Node, seconds: Seconds) -> Seconds:
@@ -88,18 +58,6 @@ def _once(graph: Graph, call: fx.Node, seconds: Seconds) -> Seconds:
         return seconds
     # Shares of a measured layer's seconds need not hold a whole forward.
     return replace(seconds, backward_s=max(0.0, seconds.backward_s - seconds.forward_s))
-
-
-def _operation(cost: OperationCost, seconds: Seconds, layer: str) -> Operation:
-    """Named so that it can be found: by its module, else by the layer it is in."""
-    return Operation(
-        name=cost.name if " " in cost.name else f"{layer} {cost.name}",
-        parameters=cost.parameters,
-        forward_s=seconds.forward_s,
-        backward_s=seconds.backward_s,
-        working_bytes=cost.kept_bytes,
-        transient_bytes=cost.transient_bytes,
-    )
 
 
 @dataclass
@@ -137,25 +95,28 @@ class _Walk:
         for position, node in enumerate(graph.calls):
             self._call(position, node)
 
-    def finish(self) -> OperationCosts:
+    def finish(self) -> Chain:
         kept, kept_within = self._kept()
         transient = self._transient(kept, kept_within)
+        layers = (layer.name for layer in layers_of(self._graph) for _ in layer.calls)
         operations = tuple(
-            OperationCost(
-                name=_name_of(node),
+            Operation(
+                name=_name_of(node, layer),
                 parameters=self._parameters(node),
+                forward_s=0.0,
+                backward_s=0.0,
+                working_bytes=kept[position],
+                transient_bytes=transient[position],
                 forward=self._costs[position].forward,
                 backward=(
                     *self._again(position),
                     *self._costs[position].backward,
                     *self._sums(node),
                 ),
-                kept_bytes=kept[position],
-                transient_bytes=transient[position],
             )
-            for position, node in enumerate(self._graph.calls)
+            for position, (node, layer) in enumerate(zip(self._graph.calls, layers, strict=True))
         )
-        return OperationCosts(operations, tuple(self._values()))
+        return Chain(operations, tuple(self._values()), self._graph.forbidden_cuts)
 
     def _call(self, position: int, node: fx.Node) -> None:
         arguments = arguments_of(node)
@@ -311,8 +272,8 @@ def _given(graph: Graph, node: fx.Node) -> Form:
     return Form(spec.shape, tuple(stride), spec.dtype, needs_grad)
 
 
-def _name_of(node: fx.Node) -> str:
-    """A call as a person would look for it: the module's path and the operator."""
+def _name_of(node: fx.Node, layer: str) -> str:
+    """A call as a person would look for it: the module's path, else the layer, and the operator."""
     path = layer_path(node)
     operator = getattr(node.target, "_opname", getattr(node.target, "__name__", "call"))
-    return f"{path[-1][0]} {operator}" if path else str(operator)
+    return f"{path[-1][0] if path else layer} {operator}"

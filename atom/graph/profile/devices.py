@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from atom.base.errors import DeviceError
-from atom.graph.costs.call_cost import Kernel
+from atom.graph.chain import Kernel
 
 _TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
 _LAUNCH_S = 5e-6

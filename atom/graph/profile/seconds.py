@@ -7,8 +7,8 @@ from itertools import islice
 
 import torch
 
-from atom.graph.chain import Machine, Seconds
-from atom.graph.costs.operations import OperationCost, operation_costs
+from atom.graph.chain import Machine, Operation, Seconds
+from atom.graph.costs.operations import operation_costs
 from atom.graph.ir import padded_elements
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.devices import TYPICAL, Rates, assumed_device
@@ -68,20 +68,22 @@ def largest_layer_bytes(graph: Graph, fused: bool) -> int:
     return max(_layer_bytes(graph, *each) for each in _by_layer(graph, fused))
 
 
-def _layer_bytes(graph: Graph, layer: Layer, costs: Sequence[OperationCost]) -> int:
+def _layer_bytes(graph: Graph, layer: Layer, costs: Sequence[Operation]) -> int:
     names = {graph.parameters[node] for node in layer.parameters}
     elements = sum(padded_elements(graph.layout.by_name[name].numel) for name in names)
-    working = sum(cost.kept_bytes for cost in costs) + max(cost.transient_bytes for cost in costs)
+    working = sum(cost.working_bytes for cost in costs) + max(
+        cost.transient_bytes for cost in costs
+    )
     return elements * (2 * graph.parameter_dtype.itemsize + torch.float32.itemsize) + working
 
 
-def _by_layer(graph: Graph, fused: bool) -> Iterator[tuple[Layer, list[OperationCost]]]:
+def _by_layer(graph: Graph, fused: bool) -> Iterator[tuple[Layer, list[Operation]]]:
     costs = iter(operation_costs(graph, fused).operations)
     for layer in layers_of(graph):
         yield layer, list(islice(costs, len(layer.calls)))
 
 
-def _reckoned(cost: OperationCost, rates: Rates) -> Seconds:
+def _reckoned(cost: Operation, rates: Rates) -> Seconds:
     return Seconds(rates.seconds(cost.forward), rates.seconds(cost.backward))
 
 

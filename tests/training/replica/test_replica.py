@@ -170,7 +170,7 @@ def test_what_does_not_fit_or_follow_changes_nothing(device: CpuDevice) -> None:
         "norm": lambda: replica.begin_step(mean, float("nan"), 1),
         "does not fit": lambda: replica.begin_step(mean[1:], 1.0, 1),
         "does not follow": lambda: replica.begin_step(mean, 1.0, 2),
-        "was made for": lambda: replica.run_pass(short),
+        "when the program was made": lambda: replica.run_pass(short),
     }
     for why, call in refused.items():
         with pytest.raises(ValueError, match=why):
