@@ -29,32 +29,32 @@ def in_groups(root: Path, lines: str) -> None:
     write(root / "proc/self", cgroup=lines)
 
 
-def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
-    seen = usable_memory(tmp_path)
-    assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
-
-
 def test_a_container_sees_no_path_of_the_host(tmp_path: Path) -> None:
     in_groups(tmp_path, "5:cpu,cpuacct:/docker/ab\n0::/docker/ab")
     group(tmp_path / TOP, f"{64 * MIB}", 20 * MIB)
-    seen = usable_memory(tmp_path)
-    assert (seen.total_bytes, seen.available_bytes) == (64 * MIB, 44 * MIB)
-    assert seen.is_limited
+    assert usable_memory(tmp_path) == UsableMemory(64 * MIB, 44 * MIB, is_limited=True)
 
 
 def test_the_tightest_group_above_counts(tmp_path: Path) -> None:
     in_groups(tmp_path, "0::/user.slice/atom.service")
     group(tmp_path / TOP / "user.slice", f"{64 * MIB}", 50 * MIB)
     group(tmp_path / TOP / "user.slice/atom.service", f"{32 * MIB}", 1 * MIB)
-    seen = usable_memory(tmp_path)
-    assert (seen.total_bytes, seen.available_bytes) == (32 * MIB, 14 * MIB)
+    assert usable_memory(tmp_path) == UsableMemory(32 * MIB, 14 * MIB, is_limited=True)
 
 
-def test_files_in_the_cache_are_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("used", "more", "free"),
+    [
+        (60, {"memory__stat": f"anon 7\nactive_file {10 * MIB}\ninactive_file {10 * MIB}"}, 24),
+        (1, {"memory__max": "max", "memory__high": f"{64 * MIB}"}, 63),
+        (65, {}, 0),
+    ],
+    ids=["files in the cache are free", "beyond high all are slowed to a crawl", "beyond"],
+)
+def test_what_a_group_leaves(tmp_path: Path, used: int, more: dict[str, str], free: int) -> None:
     in_groups(tmp_path, "0::/atom")
-    stat = f"anon 7\nactive_file {10 * MIB}\ninactive_file {10 * MIB}"
-    group(tmp_path / TOP / "atom", f"{64 * MIB}", 60 * MIB, memory__stat=stat)
-    assert usable_memory(tmp_path).available_bytes == 24 * MIB
+    group(tmp_path / TOP / "atom", f"{64 * MIB}", used * MIB, **more)
+    assert usable_memory(tmp_path) == UsableMemory(64 * MIB, free * MIB, is_limited=True)
 
 
 @pytest.mark.parametrize("most", ["max", "-", str(2**63 - 4096)])
@@ -63,18 +63,6 @@ def test_a_group_without_a_limit_changes_nothing(tmp_path: Path, most: str) -> N
     group(tmp_path / TOP / "atom", most, MIB)
     seen = usable_memory(tmp_path)
     assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
-
-
-def test_who_would_be_slowed_to_a_crawl_has_no_more(tmp_path: Path) -> None:
-    in_groups(tmp_path, "0::/atom")
-    group(tmp_path / TOP / "atom", "max", MIB, memory__high=f"{64 * MIB}")
-    assert usable_memory(tmp_path).total_bytes == 64 * MIB
-
-
-def test_beyond_its_limit_nothing_is_free(tmp_path: Path) -> None:
-    in_groups(tmp_path, "0::/")
-    group(tmp_path / TOP, f"{64 * MIB}", 65 * MIB)
-    assert usable_memory(tmp_path).available_bytes == 0
 
 
 def test_a_plan_has_no_more_than_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,26 +5,12 @@ import pytest
 from atom.config.load import parse_run_text
 from atom.config.peer_file import Network
 from atom.config.run_file import RunFile
-from atom.daemon.peer.slow_joining import RoundNow, round_now, slow_joining
+from atom.daemon.peer.slow_joining import RoundNow, round_now, seconds_with, slow_joining
 from atom.swarm.records.lease import Lease, PeerState, RoundUse
+from tests.daemon.tiny_run import GPT3, run_text
 from tests.swarm.swarm_samples import a_lease
 
-RUN = """
-[run]
-name = "tiny"
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-[data]
-source = "python-stdlib"
-[batch]
-global_sequences = 120
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-"""
+RUN = run_text("tiny", GPT3).replace("global_sequences = 8", "global_sequences = 120")
 LOCAL = RUN + '[update]\nrule = "local-steps"\ninner_sequences = 8\n'
 ELEMENTS = 10**6
 """4 MB in float32: a second of 32 Mbit/s."""
@@ -67,6 +53,22 @@ def test_a_thin_line_is_told_with_what_would_help() -> None:
         assert help in words
 
 
+@pytest.mark.parametrize(
+    ("line_s", "sequences_per_s", "seconds"),
+    [(6.0, 10 / 3, 18), (60.0, 5.0, 68), (6.0, 1e-9, 21), (2.0, 5.0, 8 + 6)],
+    ids=["like the others", "a thin line", "computes nothing", "a fast line carries more"],
+)
+def test_a_round_with_one_peer_more(line_s: float, sequences_per_s: float, seconds: int) -> None:
+    """10 sequences a second now, and an exchange of 8 s: 4 / 3 averages, lines of 6 s each."""
+    assert NOW is not None
+    assert seconds_with(NOW, line_s, sequences_per_s) == pytest.approx(seconds)
+
+
+def test_one_peer_alone_had_no_exchange() -> None:
+    alone = RoundNow(peers=1, seconds=12.0, passes_s=12.0, sequences=120, overlapped=False)
+    assert seconds_with(alone, 6.0, 10.0) == pytest.approx(6 + 6)
+
+
 def test_with_local_steps_only_a_line_slower_than_a_round_is_told() -> None:
     said = [
         slow_joining(run_of(LOCAL), line(upload), ELEMENTS, 0.1, UNDER_PASSES)
@@ -78,23 +80,16 @@ def test_with_local_steps_only_a_line_slower_than_a_round_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "now"),
+    ("network", "micro_batch_s", "now"),
     [
-        (Network(), NOW),
-        (line("100 Mbit/s"), NOW),
-        (line("1 kbit/s"), None),
-        (line("1 kbit/s"), round_now(run_of(), peers(None, None), "me")),
-        (line("1 kbit/s"), round_now(run_of(), [], "me")),
+        (Network(), 0.1, NOW),
+        (line("100 Mbit/s"), 0.1, NOW),
+        (line("1 kbit/s"), 0.1, round_now(run_of(), peers(None, None), "me")),
+        (line("3700 kbit/s"), None, NOW),
     ],
+    ids=["no cap", "not slower", "nobody saw a round", "not measured: its best is believed"],
 )
 def test_nothing_is_said_where_nothing_is_known_or_nothing_is_slower(
-    network: Network, now: RoundNow | None
+    network: Network, micro_batch_s: float | None, now: RoundNow | None
 ) -> None:
-    assert slow_joining(run_of(), network, ELEMENTS, 0.1, now) == ""
-
-
-def test_a_box_that_was_not_measured_gets_the_benefit_of_the_doubt() -> None:
-    """8.7 s of a line of 3.7 Mbit/s: with infinite speed a round takes less than 20 s."""
-    network = line("3700 kbit/s")
-    assert slow_joining(run_of(), network, ELEMENTS, None, NOW) == ""
-    assert slow_joining(run_of(), network, ELEMENTS, 1e6, NOW) != ""
+    assert slow_joining(run_of(), network, ELEMENTS, micro_batch_s, now) == ""
