@@ -1,6 +1,5 @@
 """The control API over a real socket."""
 
-import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,17 +59,6 @@ def test_what_cannot_be_taken_away_is_said(tmp_path: Path) -> None:
         ControlServer(Target(), tmp_path / "control.sock").start()
 
 
-def test_a_socket_that_cannot_be_taken_away_spoils_no_end(tmp_path: Path) -> None:
-    place = tmp_path / "gone"
-    place.mkdir()
-    server = ControlServer(Target(), place / "control.sock")
-    server.start()
-    (place / "control.sock").unlink()
-    place.rmdir()
-    place.touch()
-    server.close()
-
-
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     client = ControlClient(path)
@@ -103,8 +91,9 @@ def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(control, "_TIMEOUT_S", 0.05)
     path = tmp_path / "control.sock"
-    with pytest.raises(ControlError, match="no daemon answers"):
+    with pytest.raises(ControlError, match="no daemon answers") as nobody:
         ControlClient(path).reload()
+    assert "--state" in nobody.value.hint
     with socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(path))
         frozen.listen()
@@ -135,42 +124,23 @@ def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) 
         older.stop(None).wait()
 
 
-def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:
-    _, path = served
-    assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
-
-
-@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "%2e%2e", "#2", "who?", "a,b"])
+@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "#2", "who?", "a,b"])
 def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
     """gRPC takes some signs of a path for its own."""
     root = tmp_path / name
     root.mkdir()
     path = StateDirectory(root).control_socket
+    path.write_text("")  # left behind by a daemon that was killed
     server = ControlServer(Target(), path)
     server.start()
     try:
         assert path.is_socket(), "where those look who ask whether a daemon listens"
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, "its owner alone may"
         assert ControlClient(path).info()["round"] == 3
     finally:
         server.close()
     assert not path.exists()
     assert [*tmp_path.iterdir()] == [root]
-
-
-def test_nobody_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ControlError) as problem:
-        ControlClient(tmp_path / "none.sock").info()
-    assert "--state" in problem.value.hint
-
-
-def test_a_socket_left_behind_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
-    path.write_text("")
-    server = ControlServer(Target(), path)
-    server.start()
-    assert ControlClient(path).info()["round"] == 3
-    server.close()
-    assert not path.exists()
 
 
 def test_a_disk_that_turned_read_only_lets_it_end(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,34 +53,22 @@ def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
     mine.unlock()
 
 
-def deleted(root: Path) -> None:
-    shutil.rmtree(root)
-
-
-def moved(root: Path) -> None:
-    root.rename(root.with_name("elsewhere"))
-
-
-def begun_anew(root: Path) -> None:
-    shutil.rmtree(root)
-    again = StateDirectory(root)
-    again.lock()
-    again.unlock()
-
-
-def unlocked(root: Path) -> None:
-    """Somebody took the lock for one that was left behind."""
-    (root / "daemon.lock").unlink()
-
-
-@pytest.mark.parametrize("taken_away", [deleted, moved, begun_anew, unlocked])
-def test_a_directory_that_was_taken_away_is_noticed(
-    taken_away: Callable[[Path], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("taken_away", ["deleted", "moved", "begun anew", "unlocked"])
+def test_a_directory_that_was_taken_away_is_noticed(taken_away: str, tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / "s")
     state.lock()
     state.require_there()
-    taken_away(state.root)
+    match taken_away:
+        case "moved":
+            state.root.rename(tmp_path / "elsewhere")
+        case "unlocked":  # by somebody who took it for one that was left behind
+            (state.root / "daemon.lock").unlink()
+        case _:
+            shutil.rmtree(state.root)
+    if taken_away == "begun anew":
+        again = StateDirectory(state.root)
+        again.lock()
+        again.unlock()
     with pytest.raises(StorageError, match="deleted or moved"):
         state.require_there()
     state.unlock()
@@ -139,50 +126,34 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_the_control_socket_fits_whatever_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the temporary folder's does not."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
-    short, long = StateDirectory(Path("/tmp/a")), StateDirectory(tmp_path / ("x" * 120))
-    assert short.control_socket == Path("/tmp/a/control.sock")
-    assert len(str(long.control_socket)) < 108
-    assert long.control_socket != StateDirectory(tmp_path / ("y" * 120)).control_socket
-
-
 @pytest.mark.parametrize("name", ["a", "x" * 120])
-def test_a_link_to_the_directory_finds_its_control_socket(tmp_path: Path, name: str) -> None:
+def test_the_control_socket_fits_whatever_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where the temporary folder's does not; and a link to the directory finds it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
     (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(name)
-    by_name, by_link = StateDirectory(tmp_path / name), StateDirectory(tmp_path / "link")
-    assert by_link.control_socket == by_name.control_socket
+    socket, other = (StateDirectory(tmp_path / each).control_socket for each in (name, "y" * 120))
+    assert len(str(socket)) < 108
+    assert socket != other
+    assert StateDirectory(tmp_path / "link").control_socket == socket
 
 
-def test_atomic_write_replaces_or_leaves_alone(tmp_path: Path) -> None:
-    path = tmp_path / "manifest.bin"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    (tmp_path / "manifest.bin.partial").mkdir()
-    with pytest.raises(StorageError, match="cannot write"):
-        write_atomically(path, b"three")
-    assert path.read_bytes() == b"two"
-
-
-def test_what_is_there_already_needs_no_room(
+def test_atomic_write_replaces_or_leaves_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "manifest.bin"
-    write_atomically(path, b"one")
-
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "manifest.bin"
     write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    monkeypatch.setattr(os, "fsync", full)
+    write_atomically(path, b"two")  # what is there already needs no room
     with pytest.raises(StorageError, match=r"manifest\.bin: the disk is full"):
-        write_atomically(path, b"two")
-    assert path.read_bytes() == b"one"
+        write_atomically(path, b"three")
+    assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
 
 

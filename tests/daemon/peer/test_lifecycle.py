@@ -12,7 +12,6 @@ from atom.daemon.peer.lifecycle import (
     Facts,
     Life,
     ending,
-    ending_note,
     may_begin,
     peer_state,
 )
@@ -51,13 +50,6 @@ def test_after_the_last_round_it_waits_for_laggards_but_not_for_ever() -> None:
     assert ending(replace(done, laggards=1)) is None
     assert ending(replace(done, laggards=1, now=95.0 + LINGER_S)) is Ending.ROUNDS_REACHED
     assert ending(replace(done, phase=Phase.STEPPING)) is None
-
-
-@pytest.mark.parametrize("verdict", list(Ending))
-def test_a_person_reads_words_and_not_the_name_of_the_reason(verdict: Ending) -> None:
-    note = ending_note(verdict, 5)
-    assert note.startswith("ended at round 5: ")
-    assert "-" not in note
 
 
 def test_a_leave_waits_for_the_counted_work() -> None:

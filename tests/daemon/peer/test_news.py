@@ -45,16 +45,10 @@ class Told:
 def test_who_was_there_joins_leaves_or_falls_silent_is_named() -> None:
     told = Told()
     assert told.after(60, others=[ANN]) == ["here already: …AnnAnn; 2 peers now"]
+    assert told.after(LOST_S - 1) == [], "a lease that lapses for a moment is no news"
     assert told.after(60, others=[ANN, BOB]) == ["joined: …BobBob; 3 peers now"]
     assert told.after(60, others=[ANN], left=[BOB]) == ["left: …BobBob; 2 peers now"]
     assert told.after(60, others=[]) == ["no longer seen: …AnnAnn; alone now"]
-
-
-def test_a_lease_that_lapses_for_a_moment_is_no_news() -> None:
-    told = Told()
-    told.after(60, others=[ANN])
-    assert told.after(LOST_S - 1) == []
-    assert told.after(60, others=[ANN]) == []
 
 
 def test_a_crowd_that_comes_and_goes_does_not_flood() -> None:
@@ -87,9 +81,6 @@ def test_who_arrives_as_the_swarm_goes_has_not_caught_up() -> None:
     news = News(ANN, 0.0)
     *_, last = [news.arrival(0, ahead) for ahead in ([1059], [1060], [])]
     assert last == "who was at round 1,060 is gone: nobody is ahead of round 0"
-
-
-def test_who_arrives_where_nobody_is_ahead_says_its_round() -> None:
     told = News(ANN, 0.0).arrival(7, [])
     assert told == f"peer {ANN} at round 7; atom watch shows how it goes"
 
@@ -109,20 +100,14 @@ def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     assert only.endswith("96 sequences, all of them ours")
 
 
-def test_a_pause_is_told_with_its_reason_and_its_end() -> None:
-    told = Told()
-    assert told.after(5) == []
-    assert told.after(5, reason="on battery") == ["paused: on battery"]
-    assert told.after(5, reason="outside its hours") == ["paused: outside its hours"]
-    assert told.after(5) == ["resumed"]
-
-
 def test_a_pause_that_flickers_does_not_flood_and_is_told_rightly_in_the_end() -> None:
     told = Told()
     lines = [line for n in range(600) for line in told.after(0.1, reason="busy" * (n % 2))]
     assert len(lines) <= 31
     told.after(5)
     assert told.after(5, reason="busy") == ["paused: busy"]
+    assert told.after(5, reason="on battery") == ["paused: on battery"]
+    assert told.after(5) == ["resumed"]
 
 
 def test_who_is_waited_for_is_told_once_and_only_where_nobody_goes_on_without() -> None:
