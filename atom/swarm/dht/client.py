@@ -24,7 +24,7 @@ import psutil
 
 from atom.base import errors
 from atom.base.errors import AtomError, StorageError, UserError
-from atom.base.events import EventSink
+from atom.base.events import EventFan, EventSink
 from atom.base.files import child_environment
 from atom.swarm.addresses import ListenAddress, listening, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, end_process
@@ -61,7 +61,7 @@ class DhtClient:
 
     def __init__(self, settings: NodeSettings, events: EventSink | None = None) -> None:
         self._settings = settings
-        self._events = events
+        self._events = events or EventFan()
         self._process: Process | None = None
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -215,7 +215,7 @@ class DhtClient:
                 unanswered = 0
 
     async def _start_again(self) -> None:
-        self._emit("dht-process-ended")
+        self._events.emit("dht-process-ended")
         pause_s = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(pause_s)
@@ -225,15 +225,11 @@ class DhtClient:
                 await self._end()
                 await self._open(replace(self._settings, initial_peers=(), contacts=contacts))
             except Exception as error:  # noqa: BLE001 - the supervisor: who stopped here is deaf
-                self._emit("dht-restart-failed", detail=str(error))
+                self._events.emit("dht-restart-failed", detail=str(error))
                 continue
-            self._emit("dht-process-restarted")
+            self._events.emit("dht-process-restarted")
             self.restarted.set()
             return
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        if self._events is not None:
-            self._events.emit(kind, **fields)
 
 
 def free_port(listen: ListenAddress) -> ListenAddress:

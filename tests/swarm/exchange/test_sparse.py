@@ -1,7 +1,11 @@
 """The sparse codec: as its description says, at every level of instructions, bit by bit; nothing
 but what an encoder writes is decoded; and owners make the mean sparse in their own way."""
 
+import os
+import shlex
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import pytest
@@ -9,6 +13,7 @@ import torch
 from threaded_ring import Make, broken, sources, spoilt
 from torch import Tensor
 
+from atom.base.build_kernels import FLAGS
 from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.sparse import CHUNK, KEPT, Sparse, highest_level
@@ -239,3 +244,25 @@ def test_sparse_who_sends_what_no_encoder_writes_is_named_by_all(
         for future in (work[0], work[2]):
             failure = broken(future)
             assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
+
+
+# ---- mutated encodings and random bytes, in a program whose memory ends where none may be touched
+
+
+PROGRAM = Path(__file__).with_name("sparse_fuzz.c")
+INPUTS = 60_000
+
+
+def test_sparse_no_bytes_lead_beyond_memory_or_have_two_forms(tmp_path: Path) -> None:
+    """The program ends with another code if one does."""
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    flags = [flag for flag in FLAGS if flag != "-shared"]
+    program = tmp_path / "sparse_fuzz"
+    subprocess.run([*compiler, *flags, str(PROGRAM), "-o", str(program), "-lm"], check=True)
+    done = subprocess.run(
+        [program, str(INPUTS), "1"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    total, decoded, refused = (int(word) for word in done.stdout.split() if word.isdigit())
+    assert total == INPUTS == decoded + refused
+    assert min(decoded, refused) > INPUTS / 100

@@ -143,16 +143,6 @@ def test_a_ring_that_only_breathes_is_no_ring() -> None:
         assert throttle.take(PART_BYTES, 100.0 + step / 10) == PART_BYTES
 
 
-@pytest.mark.parametrize("purpose", [Purpose.RING, Purpose.BLOBS])
-def test_a_ring_tells_the_throttle_what_it_sends(purpose: Purpose) -> None:
-    bandwidth = Bandwidth()
-    capped(stream_pair()[0], bandwidth, purpose).send_all(
-        memoryview(bytes(PART_BYTES // 4)), PATIENCE
-    )
-    taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
-    assert (0 in taken) is (purpose is Purpose.RING)
-
-
 def test_who_missed_a_ring_has_its_result_as_soon_as_it_has_ended() -> None:
     """Round after round, each sent once more to one that has no part in them: it would never have
     one if it had to wait, where the others begin the next round in less."""
@@ -164,13 +154,18 @@ def test_who_missed_a_ring_has_its_result_as_soon_as_it_has_ended() -> None:
         now += 0.2
 
 
-@pytest.mark.parametrize(("used", "freed"), [(True, True), (False, False)])
-def test_a_ring_ends_when_a_channel_that_it_used_is_closed(used: bool, freed: bool) -> None:
+@pytest.mark.parametrize("purpose", [Purpose.RING, Purpose.BLOBS])
+def test_a_ring_goes_first_from_its_first_bytes_until_its_channel_is_closed(
+    purpose: Purpose,
+) -> None:
     bandwidth = Bandwidth()
-    bandwidth.throttle = running_ring(until=time.monotonic())
-    channel = capped(stream_pair()[0], bandwidth, Purpose.RING)
-    if used:
-        channel.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
+    unclaimed, channel = (capped(stream, bandwidth, purpose) for stream in stream_pair())
+
+    def waits() -> bool:
+        return 0 in [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
+
+    channel.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
+    unclaimed.close()
+    assert waits() is (purpose is Purpose.RING)
     channel.close()
-    taken = [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
-    assert (0 not in taken) is freed
+    assert not waits()

@@ -62,12 +62,10 @@ class Stage:
         self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
         self.asked, self.contacts = "", dict[str, Contact]()
         self.kept: frozenset[str] = frozenset()
-        self.short_of_threads, self.known = False, frozenset[str]()
+        self.known = frozenset[str]()
         self.set_contact = self.contacts.__setitem__
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        if self.short_of_threads:
-            raise OSError("no thread")
         work()
 
     def probe(self, peer_id: str) -> Reached:
@@ -108,19 +106,6 @@ def test_who_cannot_be_asked_is_no_witness() -> None:
     assert stage.read(1) == ("a", YES, "")
     stage.answers["a"] = OSError("gone")
     assert stage.read(AGAIN_S) == ("aa", UNKNOWN, ""), "what it said before is old"
-
-
-def test_after_a_failure_it_asks_again() -> None:
-    """A system that has no thread to give right now, or what nobody foresaw."""
-    stage = Stage(answer=OverflowError())
-    stage.short_of_threads = True
-    stage.read(3)
-    stage.short_of_threads = False
-    with pytest.raises(OverflowError):
-        stage.read(1)
-    stage.clock.advance(SETTLE_S)
-    stage.answers["b"] = YES
-    assert stage.read(1) == ("ab", YES, "")
 
 
 @pytest.mark.parametrize(("wish", "lines"), [(NO, "abcd"), (YES, "")])

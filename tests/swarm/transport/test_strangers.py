@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from swarm_samples import TINY_RUN, a_manifest
 from transport_peers import (
     QUICK,
     RUN,
@@ -22,7 +23,12 @@ from transport_peers import (
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
+from atom.swarm.records.manifest import (
+    listed_peers,
+    seen_from_outside,
+)
 from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import listener
@@ -185,3 +191,41 @@ def test_messages_are_read_at_a_rate_that_all_strangers_share(
     assert 20.0 - SOON / 2 < max(waits) < 30.0, "of four with a rate each it would be 5 s"
     for channel in channels:
         channel.close()
+
+
+# ---- peers of a run with a list speak with each other, and with nobody else
+
+
+OWNER, ANN, BOB = (Identity.create() for _ in range(3))
+NAMES = (ANN.peer_id, BOB.peer_id)
+LIST = listed_peers(OWNER.peer_id, NAMES)
+
+
+def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
+    assert {OWNER.peer_id, *NAMES} == LIST
+    assert listed_peers(OWNER.peer_id, None) is None
+    run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = {list(NAMES)}\n")
+    for run_file, seen in ((normalised_run_text(run), LIST), ('{"of": "a newer version"}', None)):
+        assert seen_from_outside(a_manifest(OWNER, run_file=run_file)) == seen
+
+
+@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS])
+def test_door_and_dialler_refuse_who_is_not_on_the_list(
+    make_peer: Callable[..., Peer], purpose: Purpose
+) -> None:
+    limits = TransportLimits()
+    peers = [
+        make_peer(identity=identity, listed=listed, limits=limits, serve=lambda channel: None)
+        for identity, listed in ((ANN, LIST), (OWNER, LIST), (STRANGER, None))
+    ]
+    for peer in peers:
+        peer.knows(*peers)
+    member, owner, stranger = (peer.transport for peer in peers)
+    for caller, called in ((member, owner), (owner, member)):
+        caller.connect(called.peer_id, purpose, b"t" * 8, SOON).close()
+    call = stranger.connect, member.peer_id, purpose, b"t" * 8, SOON
+    assert refusal(*call) is Reason.NOT_ON_THE_LIST
+    assert not member.offenders.held(0.0), "no offence: it may not know"
+    call = member.connect, stranger.peer_id, purpose, b"t" * 8, SOON
+    assert refusal(*call, match="^(?!.*by the other end)") is Reason.NOT_ON_THE_LIST
+    assert all(peer.heard.empty() for peer in peers)
