@@ -1,6 +1,5 @@
 """What several peers' events and chains tell, and must have in common whatever happened to them."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,8 +96,3 @@ def contributes(swarm: Swarm, victim: Peer, mark: int) -> bool:
 
 def contribution(event: dict[str, list[object]], peer_id: str) -> object:
     return dict(zip(event["members"], event["contributed"], strict=True)).get(peer_id, 0)
-
-
-def say(line: str) -> None:
-    """For whoever looks at the output."""
-    sys.stdout.write(line + "\n")

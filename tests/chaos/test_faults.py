@@ -17,9 +17,7 @@ import pytest
 from swarm_history import (
     all_end_on_one_chain,
     contributes,
-    digests_by_head,
     others,
-    say,
 )
 from swarm_of_processes import (
     START_S,
@@ -145,10 +143,10 @@ def starts_again(swarm: Swarm, victim: Peer) -> None:
 def test_during_a_round(three: Swarm, fault: Fault, attempt: int) -> None:
     victim = pick(three, attempt, fault.__name__)
     with fault(three, victim, attempt):
-        went_on, mark = others_go_on(three, victim), len(victim.rounds)
-    back = three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
+        others_go_on(three, victim)
+        mark = len(victim.rounds)
+    three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
     assert victim.exit_code is None, victim.story()
-    report(three, fault.__name__, victim, went_on, back)
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -161,12 +159,11 @@ def test_a_wire_in_trouble(three: Swarm, wire: Wire, trouble: Trouble, attempt: 
     assert wire.chunks > 0, "nobody uses this wire"
     wire.trouble = trouble
     try:
-        went_on = others_go_on(three, bob)
+        others_go_on(three, bob)
     finally:
         wire.trouble = Trouble.NONE
     mark = len(bob.rounds)
-    back = three.until(lambda: contributes(three, bob, mark), "its part again", 2 * BOUND_S)
-    report(three, f"wire {trouble}:", bob, went_on, back)
+    three.until(lambda: contributes(three, bob, mark), "its part again", 2 * BOUND_S)
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -179,30 +176,28 @@ def test_two_parts_that_each_went_on_alone_become_one_again(three: Swarm, attemp
     try:
         for peer in two:
             peer.freeze(whole_family=attempt % 2 == 0)
-        branched = others_go_on(three, *two)
+        others_go_on(three, *two)
         alone.freeze(whole_family=attempt % 2 == 1)
         for peer in two:
             peer.thaw()
-        quorum = others_go_on(three, alone, rounds=1)
+        others_go_on(three, alone, rounds=1)
     finally:
         for peer in three.peers:
             peer.thaw()
     theirs = {event["head"] for event in two[0].rounds}
     assert alone.rounds[-1]["head"] not in theirs, "nothing to bring together"
     marks = {peer.name: len(peer.rounds) for peer in three.peers}
-    healed = three.until(
+    three.until(
         lambda: all(contributes(three, peer, marks[peer.name]) for peer in three.peers),
         "rounds of all three",
         BOUND_S,
     )
-    report(three, f"branch after {branched:.1f} s; then frozen", alone, quorum, healed)
 
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_all_end_on_one_chain(three: Swarm) -> None:
     families = [process for peer in three.peers for process in peer.family()]
-    discarded = all_end_on_one_chain(three, RUN)
-    say(f"{three.founder.last_round} rounds, {discarded} reports of discarded ones")
+    all_end_on_one_chain(three, RUN)
     assert psutil.wait_procs(families, timeout=5.0)[1] == []
     assert three.left_over() == []
 
@@ -224,22 +219,12 @@ def all_in(swarm: Swarm) -> bool:
     return all(peer.rounds and set(peer.rounds[-1]["members"]) == everybody for peer in swarm.peers)
 
 
-def others_go_on(swarm: Swarm, *victims: Peer, rounds: int = 2) -> float:
-    """Seconds until all but the victims committed so many more rounds."""
+def others_go_on(swarm: Swarm, *victims: Peer, rounds: int = 2) -> None:
+    """Until all but the victims committed so many more rounds."""
     rest = [peer for peer in swarm.peers if peer not in victims]
     marks = {peer.name: peer.last_round + rounds for peer in rest}
-    return swarm.until(
+    swarm.until(
         lambda: all(peer.last_round >= marks[peer.name] for peer in rest),
         f"rounds without {', '.join(victim.name for victim in victims)}",
         BOUND_S,
-    )
-
-
-def report(swarm: Swarm, what: str, victim: Peer, went_on: float, back: float) -> None:
-    """No divergence so far; the figures for whoever looks at the output."""
-    digests_by_head([peer.events() for peer in swarm.peers])
-    branches = len({e["head"] for peer in swarm.peers for e in peer.rounds if e["branch"]})
-    say(
-        f"{what} {victim.name} at round {victim.last_round}: the others' rounds after "
-        f"{went_on:.1f} s, its own part after {back:.1f} s; branches so far: {branches}"
     )

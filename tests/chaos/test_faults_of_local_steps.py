@@ -16,7 +16,6 @@ from test_faults import (
     killed,
     others_go_on,
     pick,
-    report,
     restarted_with_damaged_files,
 )
 
@@ -38,10 +37,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 def test_during_a_round(three: Swarm, fault: Fault) -> None:
     victim = pick(three, 0, fault.__name__)
     with fault(three, victim, 0):
-        went_on, mark = others_go_on(three, victim), len(victim.rounds)
-    back = three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
+        others_go_on(three, victim)
+        mark = len(victim.rounds)
+    three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
     assert victim.exit_code is None, victim.story()
-    report(three, fault.__name__, victim, went_on, back)
 
 
 @pytest.mark.timeout(2 * START_S)

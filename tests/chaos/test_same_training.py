@@ -1,19 +1,15 @@
-"""One daemon and three train what a plain PyTorch loop trains, on the same samples.
-
-The swarm of three enters through a stock `hivemind-dht` node.
-"""
+"""Three daemons train what a plain PyTorch loop trains, on the same samples. Each has cut the model
+for another device; they enter through a stock `hivemind-dht` node."""
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from dht_stock import stock_node
 from swarm_history import check_peers, read_chain, read_manifest
-from swarm_of_processes import START_S, Swarm, ending, gather, swarm_in
+from swarm_of_processes import START_S, ending, gather, swarm_in
 from torch import Tensor, nn
 
 from atom.config.load import run_from_text
@@ -32,7 +28,7 @@ pytestmark = pytest.mark.timeout(4 * START_S)
 
 ROUNDS = 20
 TOLERANCE = 1e-5
-NAMES = {1: ("one",), 3: ("red", "green", "blue")}
+NAMES = ("red", "green", "blue")
 
 
 def model_of(run: RunFile) -> GPT3:
@@ -118,60 +114,26 @@ def relative_difference(weights: dict[str, Tensor], reference: dict[str, Tensor]
     return math.sqrt(difference / sum(float(b.square().sum()) for _, b in pairs))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Swarm]]:
-    """Swarms of one and of three, started together and trained to their ends."""
-    with ExitStack() as stack:
-        entrance = stack.enter_context(stock_node())
-        swarms = {
-            size: stack.enter_context(
-                swarm_in(tmp_path_factory.mktemp(f"of{size}"), ending("same", ROUNDS), names)
-            )
-            for size, names in NAMES.items()
-        }
-        alone, together = swarms.values()
-        together.start_options = ("--initial-peers", entrance)
-        alone.found()
-        together.found(standing=True)
-        gather(together)
-        together.resume()
-        for swarm in swarms.values():
-            for peer in swarm.peers:
-                peer.wait()
-        yield swarms
-
-
-@pytest.mark.parametrize("size", NAMES)
-def test_weights_and_losses_are_those_of_a_plain_loop(trained: dict[int, Swarm], size: int) -> None:
-    swarm = trained[size]
-    assert [peer.exit_code for peer in swarm.peers] == [0] * size, swarm.story()
-    assert swarm.left_over() == []
-    commits, heads = read_chain(swarm.founder.state, "same")
-    assert len(commits) == ROUNDS
-    together = [c for c in commits if len(c.value.contributions) == size]
-    assert len(together) >= ROUNDS // 2, swarm.story()
-    manifest = read_manifest(swarm.founder.state, "same")
-    reference, losses = train_plainly(manifest, commits, heads, swarm.founder.state / "tokens")
-    assert losses[-1] < losses[0] - 0.1
-    assert [c.value.loss for c in commits] == pytest.approx(losses, rel=1e-4)
-    for peer in swarm.peers:
-        difference = relative_difference(final_weights(peer.state, manifest), reference)
-        assert difference <= TOLERANCE, f"{peer.name}: {difference:.2e}"
-
-
-def test_replicas_agree_in_every_round(trained: dict[int, Swarm]) -> None:
-    peers = trained[3].peers
-    told = [{event["round"] for event in peer.rounds} for peer in peers]
-    assert all(ROUNDS in rounds for rounds in told)
-    assert len(set.intersection(*told)) >= ROUNDS // 2
-    assert check_peers(peers, "same") == 0
-
-
-def test_every_peer_has_cut_the_model_for_its_own_device(trained: dict[int, Swarm]) -> None:
-    cuts = []
-    for peer in trained[3].peers:
-        source = (peer.state / "program" / "sub_models.py").read_text(encoding="utf-8")
-        numbers = re.findall(r"^    (?:\d+ … )?(\d+)  \w", source, re.MULTILINE)
-        cuts.append(int(numbers[-1]) + 1)  # the head lists them in order
-    assert cuts[0] > 4, "the smallest device: swapped, cut inside the four layers"
-    assert cuts[1] != cuts[0]
+def test_three_daemons_train_what_a_plain_loop_trains(tmp_path: Path) -> None:
+    with stock_node() as entrance, swarm_in(tmp_path, ending("same", ROUNDS), NAMES) as swarm:
+        swarm.start_options = ("--initial-peers", entrance)
+        swarm.found(standing=True)
+        gather(swarm)
+        swarm.resume()
+        assert [peer.wait() for peer in swarm.peers] == [0] * len(NAMES), swarm.story()
+        assert swarm.left_over() == []
+        commits, heads = read_chain(swarm.founder.state, "same")
+        assert len(commits) == ROUNDS
+        together = [c for c in commits if len(c.value.contributions) == len(NAMES)]
+        assert len(together) >= ROUNDS // 2, swarm.story()
+        manifest = read_manifest(swarm.founder.state, "same")
+        reference, losses = train_plainly(manifest, commits, heads, swarm.founder.state / "tokens")
+        assert losses[-1] < losses[0] - 0.1
+        assert [c.value.loss for c in commits] == pytest.approx(losses, rel=1e-4)
+        for peer in swarm.peers:
+            difference = relative_difference(final_weights(peer.state, manifest), reference)
+            assert difference <= TOLERANCE, f"{peer.name}: {difference:.2e}"
+        told = [{event["round"] for event in peer.rounds} for peer in swarm.peers]
+        assert all(ROUNDS in rounds for rounds in told)
+        assert len(set.intersection(*told)) >= ROUNDS // 2
+        assert check_peers(swarm.peers, "same") == 0, "replicas agree in every round"

@@ -260,31 +260,24 @@ def test_damage_inside_is_refused_not_guessed_at(path: Path, place: int) -> None
     assert path.read_bytes() == raw, "whoever looks into it finds what we found"
 
 
-TAKES: dict[str, Callable[[Journal], object]] = {
-    "a commit": lambda journal: journal.append(run().commits[3]),
-    "another chain": lambda journal: journal.replace(
-        [*run().commits[:3], run().branch(3)],
-        [*run().heads[:4], run().heads[3].after(run().branch(3).value)],
-    ),
-}
-
-
-@pytest.mark.parametrize("take", TAKES)
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_what_the_disk_does_not_take_counts_and_is_written_later(
-    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, take: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    journal = Journal(path, run().heads[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(StorageError, match="the disk is full"):
-            TAKES[take](journal)
-    assert journal.head.round == 4
-    if take == "a commit":
-        journal.append(run().commits[4])
-    else:
-        journal.replace(journal.commits, journal.heads)
+    journal, branch = Journal(path, run().heads[0]), run().branch(3)
+    for take in (
+        lambda: journal.append(run().commits[3]),
+        lambda: journal.replace(
+            [*run().commits[:3], branch], [*run().heads[:4], run().heads[3].after(branch.value)]
+        ),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            with pytest.raises(StorageError, match="the disk is full"):
+                take()
+        assert journal.head.round == 4
+    journal.replace(journal.commits, journal.heads)
     assert Journal(path, run().heads[0]).heads == journal.heads

@@ -173,13 +173,7 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
     ("failure", "kind", "hint"),
     [
         (MemoryError(), ShortageError, "free host memory"),
-        (torch.OutOfMemoryError("CUDA out of memory"), ShortageError, "free host memory"),
         (StepFailed(MemoryError("in the step's thread")), ShortageError, "free host memory"),
-        (
-            RuntimeError("unable to mmap 64 bytes from file <a>: Cannot allocate memory (12)"),
-            ShortageError,
-            "free host memory",
-        ),
         (SourceError("sample 19 cannot be had", "look at it"), ModelError, "look at it"),
         (RuntimeError("a bug"), RuntimeError, ""),
     ],
