@@ -1,4 +1,4 @@
-"""A stretch of wire in front of one peer's port, which can be cut, go dead, or change bytes."""
+"""A stretch of wire in front of one peer's port, which can be cut or go dead."""
 
 import selectors
 import socket
@@ -8,8 +8,6 @@ from enum import StrEnum
 _CHUNK_BYTES = 64 * 1024
 _LOOK_S = 0.05
 _PATIENCE_S = 5.0
-_CHANGED_EVERY = 3
-"""Of the chunks that pass a changing wire, one in so many has a byte changed."""
 
 
 class Trouble(StrEnum):
@@ -18,8 +16,6 @@ class Trouble(StrEnum):
     """Every connection is closed, and no new one comes about."""
     DEAD = "dead"
     """Half-open: connections stay, new ones are accepted, and nothing passes any more."""
-    CHANGING = "changing"
-    """Some bytes arrive as others."""
 
 
 class Wire:
@@ -76,18 +72,12 @@ class Wire:
     def _carry(self, end: socket.socket) -> None:
         try:
             chunk = end.recv(_CHUNK_BYTES)
-            self._other_end[end].sendall(self._changed(chunk))
+            self._other_end[end].sendall(chunk)
+            self.chunks += 1
         except OSError:
             chunk = b""
         if not chunk:
             self._drop(end, self._other_end[end])
-
-    def _changed(self, chunk: bytes) -> bytes:
-        self.chunks += 1
-        if self.trouble is not Trouble.CHANGING or self.chunks % _CHANGED_EVERY or not chunk:
-            return chunk
-        at = (self.chunks * 7919) % len(chunk)
-        return chunk[:at] + bytes([chunk[at] ^ 0x55]) + chunk[at + 1 :]
 
     def _drop(self, *ends: socket.socket) -> None:
         for end in ends:

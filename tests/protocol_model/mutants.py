@@ -70,18 +70,6 @@ class MajorityOfTheRest(_OwnCertificates):
         return ((),) if me in self.ledger.heads[head].voters else ()
 
 
-class LeaversStruckOff(_OwnCertificates):
-    """Who leaves is struck off at once: its promise, and what it accepted, do not count."""
-
-    def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
-        voters = self.ledger.heads[a.head].voters
-        rest = tuple(v for v in voters if lives(v, peers) and not peers[v[0]].leaving)
-        return _most(rest, present)
-
-    def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
-        return super().to_finish(tuple(p for p in promises if not p.leaving))
-
-
 class PromisesForgotten(Rules):
     """A promise does not bind: any ballot is accepted."""
 
@@ -167,7 +155,6 @@ MUTANTS = (
     Mutant(OneSlot, _within(2, 2, branches=1), _TWO_CHOSEN, 8),
     Mutant(KeepsGradients, _within(2, 2, rounds=2), "gradients counted twice", 8),
     Mutant(MajorityOfTheRest, _within(3, 2, crashes=2), _TWO_COMMITS, 10),
-    Mutant(LeaversStruckOff, _within(2, 2, leaves=1), _TWO_CHOSEN, 7),
     Mutant(PromisesForgotten, _within(3, 2), _TWO_CHOSEN, 8),
     Mutant(AnyHead, _within(3, 2, rounds=2), "peers with different heads averaged", 9),
     Mutant(OwnResult, _within(3, 2), "equal heads, different bytes", 9),

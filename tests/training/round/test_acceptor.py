@@ -91,21 +91,6 @@ def test_a_promise_is_kept_when_its_attempt_is_over() -> None:
     assert len(scene.sent(Promise)) == 1
 
 
-@pytest.mark.parametrize(
-    ("sender", "message"),
-    [
-        (MATE, Abort(HEAD.digest, ballot(4), Reason.NO_QUORUM)),
-        (GONE, Abort(HEAD.digest, ballot(5), Reason.NO_QUORUM)),
-        (MATE, Abort(BEYOND.digest, ballot(5), Reason.NO_QUORUM)),
-    ],
-    ids=["of another ballot", "not the coordinator's", "of another head"],
-)
-def test_an_abort_ends_its_own_attempt_and_no_other(sender: Voter, message: Abort) -> None:
-    scene = promised()
-    scene.hear(message, sender)
-    assert scene.machine.phase is Phase.PROMISED
-
-
 def test_a_call_at_another_head_binds_nobody() -> None:
     scene = promised()
     scene.hear(Prepare(BEYOND.digest, ballot(6)))

@@ -41,19 +41,7 @@ def commits(swarm: Swarm) -> list[Commit]:
     return list(swarm.living[0].chain.commits)
 
 
-def contributors(swarm: Swarm, commit: Commit) -> str:
-    members = [part.peer_id for part in commit.value.contributions]
-    return "".join(sorted(seat.name for seat in swarm.seats if seat.peer_id in members))
-
-
 # ---- the plain case
-
-
-@pytest.mark.parametrize("peers", [1, 5])
-def test_rounds_go_on_through_the_bytes_of_the_wire(peers: int) -> None:
-    swarm = calm_swarm(peers, rounds=4, through_bytes=True)
-    assert swarm.witness.branches == 0
-    assert contributors(swarm, commits(swarm)[0]) == "ABCDE"[:peers]
 
 
 def test_the_run_ends_with_its_last_round() -> None:
@@ -192,7 +180,9 @@ def test_who_breaks_rings_is_left_out_but_votes_and_comes_back() -> None:
     assert max(len(commit.votes) for commit in alone) == 2, "a quorum needs its vote"
     swarm.network.drop = lose_nothing
     last = len(commits(swarm))
-    swarm.run_until(lambda: "AB" in [contributors(swarm, c) for c in commits(swarm)[last:]], 60.0)
+    swarm.run_until(
+        lambda: any(len(c.value.contributions) == 2 for c in commits(swarm)[last:]), 60.0
+    )
     assert swarm.witness.branches == 0
 
 
