@@ -65,7 +65,7 @@ class ArenaManifest:
         return self.chunk_digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
 
     def digest(self) -> bytes:
-        """The same as `arena_digest` of the tensor."""
+        """32 bytes over type, length and contents."""
         chunks = blake3(self.chunk_digests).digest()
         return canonical_digest("arena", [self.dtype, self.elements, chunks])
 
@@ -108,11 +108,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return view
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """Raises: KeyError for a type that arenas do not have."""
-    return _NAMES[tensor.dtype]
-
-
 def chunk_digest(chunk: bytes | memoryview, threads: int = blake3.AUTO) -> bytes:
     """blake3 of one chunk; on several cores, unless told, and without holding the interpreter's
     lock."""
@@ -120,21 +115,17 @@ def chunk_digest(chunk: bytes | memoryview, threads: int = blake3.AUTO) -> bytes
 
 
 def describe(name: str, tensor: Tensor) -> ArenaManifest:
-    """Hashes a whole arena, about 4 GB/s per core."""
+    """Hashes a whole arena, about 4 GB/s per core. Raises: KeyError for a type that arenas do not
+    have."""
     view = bytes_of(tensor)
     starts = range(0, len(view), CHUNK_BYTES)
     digests = b"".join(chunk_digest(view[start : start + CHUNK_BYTES]) for start in starts)
-    return ArenaManifest(name, dtype_name(tensor), tensor.numel(), digests)
-
-
-def arena_digest(tensor: Tensor) -> bytes:
-    """32 bytes over type, length and contents."""
-    return describe("", tensor).digest()
+    return ArenaManifest(name, _NAMES[tensor.dtype], tensor.numel(), digests)
 
 
 def state_digest(arenas: Mapping[str, Tensor]) -> bytes:
     """32 bytes over all arenas by name; their order does not matter."""
-    return named_digest({name: arena_digest(tensor) for name, tensor in arenas.items()})
+    return named_digest({name: describe(name, tensor).digest() for name, tensor in arenas.items()})
 
 
 def named_digest(arena_digests: Mapping[str, bytes]) -> bytes:

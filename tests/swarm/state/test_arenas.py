@@ -11,7 +11,6 @@ from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     ArenaManifest,
     BlobManifest,
-    arena_digest,
     decode_manifest,
     describe,
     state_digest,
@@ -39,7 +38,7 @@ def test_every_chunk_has_its_digest() -> None:
 def test_digests_see_bytes_type_length_and_names_but_not_order() -> None:
     base = arena(16)
     variants = [base, base + 1, arena(32), base.double(), base.view(torch.int32), -torch.zeros(16)]
-    digests = [arena_digest(tensor) for tensor in [*variants, torch.zeros(16)]]
+    digests = [describe("", tensor).digest() for tensor in [*variants, torch.zeros(16)]]
     states = [{"a": base, "b": base + 1}, {"b": base, "a": base + 1}, {"a": base}, {"b": base}]
     digests += map(state_digest, states)
     assert len(set(digests)) == len(digests)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -102,3 +103,26 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
     keep_lines(closed, witness)
     assert closed.transport.probe(witness.peer_id) is Reached.UNKNOWN
     assert witness.transport.probe(closed.peer_id) is Reached.YES, "who is shut in can dial, too"
+
+
+# ---- a system that has no thread to give right now gets them later
+
+
+@pytest.mark.parametrize("name", ["atom-inbound", "atom-lane", "atom-line", "atom-answer"])
+def test_messages_get_through_later(
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str
+) -> None:
+    """Over a line, too: the guest cannot be dialled."""
+    monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
+    host, guest = make_peer(), make_peer(listens=False)
+    host.knows(guest)
+    guest.knows(host)
+    refused[name] = 1
+
+    def arrives() -> bool:
+        guest.transport.keep_lines([host.peer_id])
+        return host.transport.send(guest.peer_id, b"hello") and not guest.heard.empty()
+
+    until(arrives)
+    assert refused[name] == 0
+    assert guest.heard.get(timeout=SOON)[2] == b"hello"
