@@ -1,7 +1,5 @@
 """What benchmarks of real daemons make of their event logs, and a large model's round in small."""
 
-import math
-
 import home_figures as figures
 import home_scale as scale
 import pytest
@@ -99,23 +97,6 @@ def test_the_trigger_is_late_by_what_lies_between_the_last_pass_and_the_call() -
     assert first.forming_s == pytest.approx(0.75)
     assert second.reached is None
     assert second.late_s is None
-
-
-def test_who_is_named_and_who_found_too_little() -> None:
-    log = [
-        event(1.0, "ring-broken", suspect="p2", reason="timeout"),
-        event(2.0, "attempt-ended", reason="early"),
-        event(3.0, "attempt-ended", reason="superseded"),
-        event(4.0, "exchange-judged", ways=[["p1", "p2"]]),
-        event(5.0, "round", round=2),
-        event(7.5, "round", round=3),
-    ]
-    assert real_rounds.named_at(log, "p2", since=0.5) == [1.0, 4.0]
-    assert real_rounds.named_at(log, "p3", since=0.5) == []
-    assert real_rounds.found_short(log, since=0.0) == 1
-    assert real_rounds.found_short(log, since=2.5) == 0
-    assert real_rounds.median_gap(real_rounds.commits(log)) == 2.5
-    assert math.isnan(real_rounds.median_gap([1.0]))
 
 
 def test_an_all_reduce_is_one_trigger_whoever_tells_of_it() -> None:

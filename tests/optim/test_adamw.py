@@ -21,7 +21,6 @@ from atom.swap.host_kernels import (
     SPLIT_MASTER,
     AdamWArguments,
     HostKernels,
-    host_kernels,
     load,
 )
 from atom.swap.host_store import HostStore
@@ -51,14 +50,6 @@ def filled_store(
 
 def values(name: str, shape: tuple[int, ...], step: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(name) + 100 * step))
-
-
-@pytest.fixture(params=range(host_kernels().highest_level + 1))
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of instructions: plain ones, and whatever this processor has beyond."""
-    kernels = HostKernels(load(LIBRARY), request.param)
-    monkeypatch.setattr(adamw, "host_kernels", lambda: kernels)
-    return request.param
 
 
 def mean_gradient(store: HostStore, step: int) -> Tensor:

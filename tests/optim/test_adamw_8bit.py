@@ -1,19 +1,20 @@
-"""Moments in 8 bits: plain PyTorch's steps, bit by bit; trained beside exact ones; saved."""
+"""Moments in 8 bits: plain PyTorch's steps, bit by bit."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
-from atom.config.load import parse_run_text
+from atom.config.run_file import RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.graph.ir import ParameterLayout, ParameterSpec, padded_elements
-from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW8Bit, noise_key
 from atom.optim.optimizer import optimizer_state
-from atom.swap.host_kernels import LIBRARY, MOMENT_BLOCK, HostKernels, host_kernels, load
+from atom.swap.host_kernels import MOMENT_BLOCK
 from atom.swap.state_form import StateForm
 from tests.one_step import allocate_store, take_step
 from tests.swap.rounded_sums import noise_of
@@ -22,21 +23,6 @@ SHAPES = {"odd": (37, 53), "bias": (7,), "long": (2, 700)}
 LAYOUT = ParameterLayout.of(SHAPES)
 SETTINGS = {"betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.2, "seed": 5}
 RATE, STEPS, CLIP = 0.05, 5, 0.37
-RUN = """
-run = { name = "eight" }
-data = { source = "python-stdlib" }
-batch = { global_sequences = 8, micro_batch_sequences = 1 }
-model = { family = "gpt3", size = "small", vocabulary_size = 512 }
-optimizer = { name = "adamw-8bit", learning_rate = 1e-2 }
-"""
-
-
-@pytest.fixture(params=range(host_kernels().highest_level + 1))
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of instructions: plain ones, and whatever this processor has beyond."""
-    kernels = HostKernels(load(LIBRARY), request.param)
-    monkeypatch.setattr(adamw, "host_kernels", lambda: kernels)
-    return request.param
 
 
 # ---- the same formula in plain PyTorch
@@ -170,9 +156,9 @@ def test_a_square_never_becomes_zero_and_is_right_in_the_mean() -> None:
     assert float(square) == pytest.approx(0.5 * 0.37**2, rel=0.005)
 
 
-def test_two_bytes_a_weight_and_two_for_each_block() -> None:
+def test_two_bytes_a_weight_and_two_for_each_block(run_with: Callable[..., RunFile]) -> None:
     layout = ParameterLayout.of({"matrix": (64, 256), "bias": (16,)})
     arenas = optimizer_state(AdamW8Bit(), layout, StateForm.EXACT)
     state_bytes = sum(arena.size_bytes for arena in arenas.values())
     assert state_bytes == 2 * (64 * 256 + 16) + 2 * (64 + 16)
-    assert peer_bytes(parse_run_text(RUN), layout) == state_bytes + (4 + 4 + 8) * (64 * 256 + 16)
+    assert peer_bytes(run_with("adamw-8bit"), layout) == state_bytes + (4 + 4 + 8) * (64 * 256 + 16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.config.load import parse_run_text
+from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import optimizer, update_rule
 from atom.graph.ir import ParameterLayout
 from atom.optim import adamw, clipping, layerwise
@@ -20,23 +20,16 @@ from atom.swap.state_form import StateForm
 from tests.one_step import allocate_store, take_step
 
 SHAPES = {"odd": (37, 53), "bias": (7,), "scalar": (), "cube": (4, 9, 5), "untouched": (3, 3),
-          "zeros": (8, 4), "empty": (0, 4)}  # fmt: skip
+          "zeros": (8, 4), "empty": (0, 4), "large": (200, 170)}  # fmt: skip
 LAYOUT = ParameterLayout.of(SHAPES)
 BETAS, EPSILON, DECAY, RATE, STEPS, CLIP = (0.9, 0.99), 1e-7, 0.2, 0.05, 5, 0.37
 GIVEN = {"betas": BETAS, "epsilon": EPSILON, "weight_decay": DECAY, "seed": 5}
-RUN = """
-run = {{ name = "large" }}
-data = {{ source = "python-stdlib" }}
-batch = {{ global_sequences = 8, micro_batch_sequences = 1 }}
-model = {{ family = "gpt3", size = "small", vocabulary_size = 512 }}
-optimizer = {{ name = "{name}", learning_rate = 1e-2, betas = [0.8, 0.9] }}
-"""
 BOTH = pytest.mark.parametrize("new", [LAMB, LARS])
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", 1024)
 
 
 def first_value(name: str) -> Tensor:
@@ -127,9 +120,12 @@ def test_moments_are_adamws_and_biases_take_its_steps(form: StateForm) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("piece", [1024, 2**18])
 def test_bits_are_the_same_on_any_threads_and_instructions(
-    new: type[Optimizer], monkeypatch: pytest.MonkeyPatch
+    new: type[Optimizer], piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """PyTorch divides among threads what has more than 32,768 elements."""
+    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", piece)
     found, before = [], torch.get_num_threads()
     for level in range(host_kernels().highest_level + 1):
         kernels = HostKernels(load(LIBRARY), level)
@@ -140,24 +136,6 @@ def test_bits_are_the_same_on_any_threads_and_instructions(
             found.append(trained(new(**GIVEN)))
     torch.set_num_threads(before)
     assert all(equal(found[0], other) for other in found[1:])
-
-
-@BOTH
-def test_large_parameters_have_the_same_bits_on_any_threads(
-    new: type[Optimizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch divides among threads what has more than 32,768 elements."""
-    monkeypatch.setattr(layerwise, "PIECE_ELEMENTS", 2**18)
-    layout, found, before = ParameterLayout.of({"large": (700, 500)}), [], torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        store = allocate_store(new(**GIVEN), layout)
-        generator = torch.Generator().manual_seed(3)
-        store.write_weights("large", torch.randn((700, 500), generator=generator))
-        take_step(new(**GIVEN), store, torch.randn(350_000, generator=generator), RATE, 1)
-        found.append(store)
-    torch.set_num_threads(before)
-    assert equal(*found)
 
 
 @BOTH
@@ -197,7 +175,9 @@ def test_pieces_have_the_norm_of_the_whole_if_they_are_its_blocks(
 
 
 @BOTH
-def test_a_run_file_names_it_and_every_peer_may_take_its_steps(new: type[Optimizer]) -> None:
-    run = parse_run_text(RUN.format(name=new.__name__.lower()))
+def test_a_run_file_names_it_and_every_peer_may_take_its_steps(
+    new: type[Optimizer], run_with: Callable[..., RunFile]
+) -> None:
+    run = run_with(new.__name__.lower())
     assert update_rule(run).same_steps
     assert isinstance(optimizer(run), new)

@@ -1,11 +1,13 @@
 """Muon: PyTorch's, bit by bit; for hidden matrices alone; not where bits must agree."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from atom.base.errors import ConfigError
-from atom.config.load import parse_run_text
+from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import optimizer, replica_state, update_rule
 from atom.graph.ir import ParameterLayout
 from atom.optim import muon
@@ -17,13 +19,6 @@ from tests.one_step import allocate_store, take_step
 RATE, DECAY, STEPS, CLIP = 1e-2, 0.1, 5, 0.5
 SHAPES = {"tokens": (50, 32), "wide": (32, 80), "high": (96, 32), "bias": (32,)}
 LAYOUT = ParameterLayout.of(SHAPES, {"wide", "high"})
-RUN = """
-run = { name = "muon" }
-data = { source = "python-stdlib" }
-batch = { global_sequences = 8, micro_batch_sequences = 1 }
-model = { family = "gpt3", size = "small", vocabulary_size = 512 }
-optimizer = { name = "muon", learning_rate = 1e-2 }
-"""
 LOCAL = 'update = { rule = "local-steps", inner_sequences = 2 }\n'
 
 
@@ -104,18 +99,22 @@ def test_an_update_has_the_size_of_adamws() -> None:
     assert 0.1 * RATE < moved < 0.3 * RATE
 
 
-def test_a_hidden_matrix_keeps_one_number_for_each_weight() -> None:
-    run = parse_run_text(RUN + LOCAL)
+def test_a_hidden_matrix_keeps_one_number_for_each_weight(
+    run_with: Callable[..., RunFile],
+) -> None:
+    run = run_with("muon", LOCAL)
     arenas = replica_state(run, LAYOUT)
     matrices = 32 * 80 + 96 * 32
     assert arenas[MOMENTUM].elements == matrices
     assert [arenas[name].elements for name in MOMENTS] == [LAYOUT.total_elements - matrices] * 2
 
 
-def test_it_is_refused_where_all_peers_must_take_the_same_steps() -> None:
-    run = parse_run_text(RUN)
+def test_it_is_refused_where_all_peers_must_take_the_same_steps(
+    run_with: Callable[..., RunFile],
+) -> None:
+    run = run_with("muon")
     assert update_rule(run).same_steps
     with pytest.raises(ConfigError, match=r"optimizer\.name: muon .* all peers") as refused:
         optimizer(run)
     assert 'rule = "local-steps"' in (refused.value.hint or "")
-    assert isinstance(optimizer(parse_run_text(RUN + LOCAL)), Muon)
+    assert isinstance(optimizer(run_with("muon", LOCAL)), Muon)

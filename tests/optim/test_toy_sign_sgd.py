@@ -1,5 +1,6 @@
 """An optimizer that the code has never heard of: trained and planned (joined: `test_optimizer`)."""
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from toy_sign_sgd import SignSGD
 
 from atom.base.errors import ConfigError
-from atom.config.load import parse_run_text
 from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.daemon.model.run_optimizer import optimizer, shared_state
@@ -19,13 +19,6 @@ from tests.training.plain_training import CLIP_NORM, PlainTraining
 from tests.training.small_replica import batches, filled, program, step_once
 
 RATE, BETA, ROUNDS = 1e-2, 0.8, 4
-RUN = """
-run = { name = "signs" }
-data = { source = "python-stdlib" }
-batch = { global_sequences = 8, micro_batch_sequences = 1 }
-model = { family = "gpt3", size = "small", vocabulary_size = 512 }
-optimizer = { name = "sign-sgd", learning_rate = 1e-2, betas = [0.8, 0.9] }
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +28,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(registered: None) -> RunFile:
-    return parse_run_text(RUN)
+def run(run_with: Callable[..., RunFile]) -> RunFile:
+    """Names are known when the module is imported; so this one comes in behind its check."""
+    run = run_with("adamw")
+    return run.model_copy(
+        update={"optimizer": run.optimizer.model_copy(update={"name": "sign-sgd"})}
+    )
 
 
 class PlainSignSGD(torch.optim.Optimizer):

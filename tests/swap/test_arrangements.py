@@ -187,17 +187,6 @@ def test_autograd_would_notice_a_graph_over_a_slot_that_was_reloaded() -> None:
         trainer.run_pass(1, 1)
 
 
-def test_loads_leave_the_versions_of_residents_alone() -> None:
-    trainer = Trainer(Arrangement(2, frozenset({1}), frozenset({1})))
-    trainer.run_pass(1, 1)
-    before = [slot._version for slot in trainer.slots.weights]
-    trainer.run_pass(2, 1)
-    after = [slot._version for slot in trainer.slots.weights]
-    assert trainer.loads(), "the others were loaded"
-    assert after[2] == before[2]
-    assert after[0] > before[0]
-
-
 # --- background work --------------------------------------------------------------------------
 
 

@@ -1,6 +1,3 @@
-import threading
-from types import SimpleNamespace
-
 import pytest
 import torch
 from rounded_sums import rounded_sum
@@ -33,21 +30,6 @@ def test_pieces_and_threads_do_not_show_in_rounded_sums(
     expected = rounded_sum(total, addend, 77, 5)
     add_rounded(total, addend, 77, 5, threads)
     assert torch.equal(total, expected)
-
-
-def test_every_sum_has_the_same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting them takes longer than what they do."""
-    seen = set[threading.Thread]()
-
-    def note(*_: torch.Tensor) -> None:
-        seen.add(threading.current_thread())
-
-    monkeypatch.setattr(host_sums, "PIECE_ELEMENTS", 64)
-    monkeypatch.setattr(host_sums, "host_kernels", lambda: SimpleNamespace(add=note))
-    for _ in range(5):
-        add(torch.zeros(1000), torch.zeros(1000), threads=3)
-    assert len(seen) <= 3
-    assert threading.current_thread() not in seen
 
 
 def test_what_is_too_small_for_one_sum_is_not_lost_in_many() -> None:

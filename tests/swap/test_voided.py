@@ -85,28 +85,25 @@ def spoil(module_class: type[nn.Module], calls: set[int]) -> None:
     module_class.forward = spoiling
 
 
-def test_a_bad_gradient_below_a_finite_loss_stops_there() -> None:
-    rig = EngineRig(FINEST)
-    run(rig)
-    spoil(rig.classes[1], calls={3})  # the recomputation of the first micro-batch
-    with pytest.raises(PassVoided, match="loss is finite") as voided:
-        run(rig)
-    assert voided.value.cause is Cause.GRADIENTS
-    assert rig.engine.touched, "later sub-models' gradients were added before it was met"
-    assert torch.isfinite(rig.store.gradients).all()
-    assert_next_pass_is_right(rig)
-
-
-def test_bad_gradients_of_the_last_sub_model_add_nothing() -> None:
+@pytest.mark.parametrize(
+    ("sub_model", "call", "is_added"),
+    [(1, 3, True), (3, 1, False)],
+    ids=["recomputed, so later sub-models' gradients were added before", "of the last sub-model"],
+)
+def test_a_bad_gradient_below_a_finite_loss_stops_there(
+    sub_model: int, call: int, is_added: bool
+) -> None:
     rig = EngineRig(FINEST)
     run(rig)
     added = rig.store.gradients.clone()
-    spoil(rig.classes[-1], calls={2})
-    with pytest.raises(PassVoided) as voided:
+    spoil(rig.classes[sub_model], calls={call})
+    with pytest.raises(PassVoided, match="loss is finite") as voided:
         run(rig)
     assert voided.value.cause is Cause.GRADIENTS
-    assert not rig.engine.touched
-    assert torch.equal(rig.store.gradients, added)
+    assert rig.engine.touched is is_added
+    assert torch.equal(rig.store.gradients, added) is not is_added
+    assert torch.isfinite(rig.store.gradients).all()
+    assert_next_pass_is_right(rig)
 
 
 def test_float16_that_overflows_is_void_and_a_smaller_scale_is_not() -> None:
