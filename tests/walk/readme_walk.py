@@ -7,19 +7,20 @@ than five minutes. The network to the package registry is part of that time.
 
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from readme_steps import README, read_steps
-
+README = Path(__file__).parents[2] / "README.md"
+HEADING = "## Found a run"
 MOST_S = 300.0
 PATIENCE_S = 900.0
 """For each thing; beyond it something is stuck."""
@@ -27,82 +28,69 @@ LEAVING_S = 75.0
 POLL_S = 0.05
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _REGISTRY = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_")
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FILE_NAME = re.compile(r"# (\S+)\n")
 
 
-class Walk:
-    """One walk in `root`, and its clock."""
+class Steps(NamedTuple):
+    """What the page tells, in this order."""
 
-    def __init__(self, root: Path) -> None:
-        self.clone = root / "atom"
-        self._home = root / "home"
-        self._home.mkdir()
-        self._environment = bare_environment(self._home)
-        self.began = self._lap = time.monotonic()
+    file_name: str
+    file_text: str
+    prepare: tuple[str, ...]
+    start: str
+    """It goes on for as long as the run does, and prints the address."""
+    join: str
+    """In another terminal, with ADDRESS and a state directory of its own."""
 
-    def tell(self, what: str) -> None:
-        now = time.monotonic()
-        print(f"{now - self._lap:7.1f} s  {what}", flush=True)  # noqa: T201
-        self._lap = now
 
-    def do(self, command: str, folder: Path | None = None) -> str:
+def read_steps(text: str) -> Steps:
+    """Of README.md. Raises: ValueError where it says them otherwise."""
+    blocks = _FENCED.findall(text.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0])
+    (file_text,) = [block for language, block in blocks if language == "toml"]
+    (*prepare, start), (join,) = [block.splitlines() for language, block in blocks if not language][
+        :2
+    ]
+    named = _FILE_NAME.match(file_text)
+    if not named or "atom start" not in start or not {"ADDRESS", "--state"} <= set(join.split()):
+        raise ValueError(f"{HEADING}: {file_text!r}, {start!r} and {join!r} do not go together")
+    return Steps(named[1], file_text, tuple(prepare), start, join)
+
+
+class Terminal:
+    """A shell in one folder, whose home is empty."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self._folder = folder
+        self._environment = bare_environment(home)
+
+    def do(self, command: str) -> str:
         """stdout, once it has ended. Raises: SystemExit if it fails."""
+        began = time.monotonic()
         done = subprocess.run(
-            command, shell=True, cwd=folder or self.clone, env=self._environment,
+            command, shell=True, cwd=self._folder, env=self._environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         if done.returncode:
             sys.exit(f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}")
+        tell(command, began)
         return done.stdout
 
     @contextmanager
-    def running(self, command: str, name: str) -> Iterator["Daemon"]:
-        """A daemon in a terminal of its own; Ctrl-C ends it with the block."""
-        with (self.clone.parent / f"{name}.err").open("w+") as said:
-            process = subprocess.Popen(
-                f"exec {command}", shell=True, cwd=self.clone, env=self._environment,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-            daemon = Daemon(command, process, Path(said.name))
-            try:
-                yield daemon
-                daemon.leave()
-            finally:
-                process.kill()
-                process.wait()
-
-
-class Daemon:
-    """`atom start` or `atom join`."""
-
-    def __init__(self, command: str, process: subprocess.Popen[str], said: Path) -> None:
-        self._command = command
-        self._process = process
-        self._said = said
-
-    def first_line(self) -> str:
-        """Raises: SystemExit if it ends before."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return line.strip() or self._fail()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Raises: SystemExit if it ends, or that is never so."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self._fail()
-            time.sleep(POLL_S)
-
-    def leave(self) -> None:
-        """As Ctrl-C. Raises: SystemExit unless it ends well."""
-        self._process.send_signal(signal.SIGINT)
-        if self._process.wait(LEAVING_S):
-            self._fail()
-
-    def _fail(self) -> str:
-        code = self._process.poll()
-        sys.exit(f"{self._command}\nended with {code}\n{self._said.read_text()}")
+    def running(self, command: str) -> Iterator[subprocess.Popen[str]]:
+        """A daemon; Ctrl-C ends it with the block. Raises: SystemExit unless it ends well."""
+        process = subprocess.Popen(
+            f"exec {command}", shell=True, cwd=self._folder, env=self._environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+            process.send_signal(signal.SIGINT)
+            if code := process.wait(LEAVING_S):
+                sys.exit(f"{command}\nended with {code}")
+        finally:
+            process.kill()
+            process.wait()
 
 
 def bare_environment(home: Path) -> dict[str, str]:
@@ -116,15 +104,17 @@ def bare_environment(home: Path) -> dict[str, str]:
     return ours | {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8"}
 
 
-def require_free(ports: list[int]) -> None:
-    """Raises: SystemExit, before minutes are spent on what cannot end well."""
-    for port in ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError as problem:
-                sys.exit(f"README.md has the founder listen on port {port}: {problem.strerror}")
+def tell(what: str, began: float) -> None:
+    print(f"{time.monotonic() - began:7.1f} s  {what}", flush=True)  # noqa: T201
+
+
+def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Raises: SystemExit if the process ends, or that is never so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"{process.args}\nended with {process.poll()}")
+        time.sleep(POLL_S)
 
 
 def rounds_together(events: Path) -> list[int]:
@@ -138,43 +128,32 @@ def rounds_together(events: Path) -> list[int]:
 
 def walk(root: Path) -> float:
     """The seconds that it took. Raises: SystemExit where the page leads nowhere."""
-    walker = Walk(root)
-    walker.do(f"git clone --quiet {README.parent} {walker.clone}", root)
-    walker.tell("git clone")
-    steps = read_steps((walker.clone / README.name).read_text(encoding="utf-8"))
-    require_free(steps.ports)
-    for name, text in steps.files.items():
-        (walker.clone / name).write_text(text, encoding="utf-8")
+    began, clone = time.monotonic(), root / "atom"
+    (root / "home").mkdir()
+    Terminal(root, root / "home").do(f"git clone --quiet {README.parent} {clone}")
+    steps, terminal = read_steps((clone / README.name).read_text()), Terminal(clone, root / "home")
+    (clone / steps.file_name).write_text(steps.file_text)
     for command in steps.prepare:
-        walker.do(command)
-        walker.tell(command)
-    with ExitStack() as stack:
-        founder = stack.enter_context(walker.running(steps.start, "founder"))
-        address = founder.first_line().removeprefix("join: ")
-        walker.tell(f"{steps.start}: its address")
-        joiner = stack.enter_context(walker.running(steps.join_at(address), "joiner"))
-        events = walker.clone / steps.second_state / "events.jsonl"
-        joiner.until(lambda: bool(rounds_together(events)))
-        first = rounds_together(events)[0]
-        walker.tell(f"{steps.join}: round {first}, with both")
-        took_s = time.monotonic() - walker.began
-        check_certified(walker, address, first)
+        terminal.do(command)
+    with terminal.running(steps.start) as founder:
+        assert founder.stdout is not None
+        address = founder.stdout.readline().removeprefix("join: ").strip()
+        with terminal.running(steps.join.replace("ADDRESS", address)) as joiner:
+            events = clone / steps.join.partition("--state ")[2] / "events.jsonl"
+            until(joiner, lambda: bool(rounds_together(events)))
+            first, took_s = rounds_together(events)[0], time.monotonic() - began
+            tell(f"round {first} with both", began)
+            told = json.loads(terminal.do(f".venv/bin/atom contributions {address} --json"))
+            if len(told["peers"]) != 2 or max(p["first_round"] for p in told["peers"]) > first:
+                sys.exit(f"the chain does not certify two peers in round {first}: {told}")
     return took_s
-
-
-def check_certified(walker: Walk, address: str, first: int) -> None:
-    """Anybody sees in the chain that both had a part. Raises: SystemExit."""
-    told = json.loads(walker.do(f".venv/bin/atom contributions {address} --json"))
-    if len(told["peers"]) != 2 or max(each["first_round"] for each in told["peers"]) > first:
-        sys.exit(f"the chain does not certify two peers in round {first}: {told['peers']}")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="atom-walk-") as root:
         took_s = walk(Path(root))
-    print(f"{took_s:7.1f} s  in all; {MOST_S:.0f} s at most")  # noqa: T201
     if took_s > MOST_S:
-        sys.exit(1)
+        sys.exit(f"that took {took_s:.0f} s; {MOST_S:.0f} s at most")
 
 
 if __name__ == "__main__":
