@@ -20,24 +20,13 @@ pytestmark = pytest.mark.timeout(180)
 PHONE, SCREEN = 390, 1280
 OUTSIDE = """[...document.querySelectorAll('main *')].filter(
     each => each.getBoundingClientRect().right > innerWidth + 1).length"""
-CUT_OR_COVERED = """[...document.querySelectorAll('svg')].flatMap(chart => {
-    const frame = chart.getBoundingClientRect();
-    const places = [...chart.querySelectorAll('text')].map(text => text.getBoundingClientRect());
-    return places.filter((a, index) =>
-        a.left < frame.left || a.right > frame.right || a.bottom > frame.bottom ||
-        places.slice(0, index).some(b => a.left < b.right && b.left < a.right &&
-                                         a.top < b.bottom && b.top < a.bottom));
-}).length"""
-"""Texts of the charts that are not whole inside them, or lie on another."""
 
 
-def shown(
-    visit: Callable[[Page, str, ShownSwarm], Awaitable[None]], swarm: ShownSwarm | None = None
-) -> None:
+def shown(visit: Callable[[Page, str, ShownSwarm], Awaitable[None]]) -> None:
     """Serves a swarm, and lets a browser visit it."""
 
     async def run() -> None:
-        seen = swarm or ShownSwarm()
+        seen = ShownSwarm()
         async with browser() as page, served(seen) as url:
             await visit(page, url, seen)
 
@@ -74,19 +63,6 @@ def test_it_fits_and_asks_nobody_else(width: int, dark: bool) -> None:
         assert page.complaints == []
 
     shown(visit)
-
-
-@pytest.mark.parametrize("width", [PHONE, SCREEN])
-def test_a_crowd_fits_too(width: int) -> None:
-    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
-        await page.open(url, width, dark=False)
-        await page.until("document.querySelectorAll('svg').length === 1")
-        keep(await page.picture(), f"crowd-{width}.png")
-        assert await page.value("document.documentElement.scrollWidth") == width
-        assert await page.value(OUTSIDE) == 0
-        assert await page.value(CUT_OR_COVERED) == 0
-
-    shown(visit, ShownSwarm.crowded())
 
 
 def test_it_lives_without_being_loaded_again() -> None:

@@ -15,7 +15,7 @@ _NOW = a_lease().issued_at + 0.4
 class ShownSwarm:
     """What a `SwarmFeed` looks at, and the chain that it reads."""
 
-    def __init__(self, run: str = "shakespeare") -> None:
+    def __init__(self) -> None:
         self.note = ""
         states = (PeerState.ACCUMULATING, PeerState.SYNCING, PeerState.LEFT)
         peers = tuple(
@@ -24,34 +24,11 @@ class ShownSwarm:
         )
         void = (VoidAttempt(8, _PEERS[1], "ring-broken"), VoidAttempt(6, _PEERS[0], "no-quorum"))
         self.view = SwarmView(
-            run, 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0], void
+            "shakespeare", 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0], void
         )
         self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
         for _ in range(7):
             self._append()
-
-    @classmethod
-    def crowded(cls) -> "ShownSwarm":
-        """As much of everything as there can be: great numbers, long words, many peers."""
-        swarm = cls("a-run-with-a-name-as-long-as-names-may-be-" * 2)
-        states = (PeerState.ACCUMULATING, PeerState.PAUSED, PeerState.LEFT, PeerState.LEAVING)
-        peers = tuple(
-            a_lease(
-                f"12D3KooW{place:044d}", state=states[place % 4], round=1_234_567 - place % 3,
-                sequences=123_456, sequences_per_s=12345.6, tokens_per_s=1_234_567.8,
-                issued_at=_NOW - 86_400.5, void_passes=123_456 * (place % 2),
-                void_cause="loss-not-finite",
-            )
-            for place in range(40)
-        )  # fmt: skip
-        void = (VoidAttempt(1_234_568, peers[0].peer_id, "too-many-connections"),)
-        swarm.view = replace(
-            swarm.view, round=1_234_567, accumulated=98_765_432, global_batch=123_456_789,
-            tokens_per_s=9_382_712.0, peers=peers, void_attempts=void,
-        )  # fmt: skip
-        swarm.note = "checking the chain: 123,456 of 1,234,567 rounds"
-        swarm._append(1_234_566)
-        return swarm
 
     async def look(self) -> SwarmView:
         return self.view

@@ -64,58 +64,43 @@ def test_what_a_command_line_gets_wrong(folder: Path, capsys: pytest.CaptureFixt
     assert "GPU" in refused(["plan", "run.toml", "--peer", "bad.toml"], ExitCode.DEVICE, capsys)
 
 
-def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-
-        code = main(["bootstrap", "--listen", listen, "--state", str(folder / "state")])
-
-    assert code == ExitCode.PORT
-    assert listen.rpartition(":")[2] in capsys.readouterr().err
-
-
 def test_nobody_listens_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets this port meanwhile
-        port = free.getsockname()[1]
-
-        code = main(["status", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"])
-
-    assert code == ExitCode.ADDRESS
-    shown = capsys.readouterr().err
-    assert "connection refused" in shown
-    assert "hint:" in shown
+        address = (
+            f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
+        )
+        assert "connection refused" in refused(["status", address], ExitCode.ADDRESS, capsys)
 
 
-def _failing(fault: BaseException) -> Callable[..., None]:
-    def command(*_given: object) -> None:
-        raise fault
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """What `atom status` ends with that fails so."""
 
-    return command
+    def ended(fault: BaseException) -> int:
+        def command(*_given: object) -> None:
+            raise fault
+
+        monkeypatch.setattr("atom.cli.look.status.show_status", command)
+        return main(["status", "x"])
+
+    return ended
 
 
 def test_an_unexpected_fault_is_told_with_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(RuntimeError("no \udcff")))
-
-    assert main(["status", "x"]) == ExitCode.FAULT
-
+    assert failing(RuntimeError("no \udcff")) == ExitCode.FAULT
     before, _, said = capsys.readouterr().err.partition("error: ")
     assert before.startswith("Traceback"), "above, as what is said last is read first"
     assert said.startswith("unexpected fault: RuntimeError: no �\nhint:  this is a bug")
 
 
 def test_what_a_terminal_would_obey_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = ConfigError("m holds what the model does not have: w\x1b[2J\x9b", "a\tb \udcff\nsecond")
-    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(odd))
-
-    assert main(["status", "x"]) == ExitCode.CONFIG
-
+    assert failing(odd) == ExitCode.CONFIG
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "error: m holds what the model does not have: w�[2J�"
     assert [line.split() for line in shown[1:]] == [["hint:", "a", "b", "�"], ["second"]]
@@ -133,13 +118,10 @@ def test_what_a_terminal_would_obey_is_not_shown(
 def test_faults_that_are_the_worlds(
     fault: BaseException,
     code: ExitCode,
-    monkeypatch: pytest.MonkeyPatch,
+    failing: Callable[[BaseException], int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(fault))
-
-    assert main(["status", "x"]) == code
-
+    assert failing(fault) == code
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert "unexpected" not in shown

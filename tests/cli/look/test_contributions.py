@@ -34,17 +34,6 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return [str(Text.from_ansi(line)) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize(("width", "last"), [(80, "last"), (50, "first"), (40, "rounds")])
-def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(
-    width: int, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
-    *_, head, _, first, _ = shown(monkeypatch, capsys)
-    assert head.split()[-1] == last
-    assert "…" not in first.replace("…of-ann", "")
-
-
 def test_a_pipe_gets_whole_ids_whatever_the_terminal_behind_it_has_room_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

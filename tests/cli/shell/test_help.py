@@ -27,14 +27,6 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert re.search(rf"Examples?\s+atom {command}\b", below)
 
 
-def test_a_narrow_terminal_is_no_trouble(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["join", "--help"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_the_help_names_every_command(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,5 +1,6 @@
-"""The loop that looks, and what it looks at."""
+"""May this box work now: wishes against what is seen, and the loop that looks."""
 
+import json
 import math
 import os
 import threading
@@ -10,10 +11,56 @@ import pytest
 from atom.config.peer_file import PeerFile, Schedule
 from atom.extras.owner import machine, wishes
 from atom.extras.owner.machine import MachineUse, UnseenGpu, idle_hint_s, sessions_idle_s
-from atom.extras.owner.wishes import Observations, Observer, OwnersWishes, wall_clock
+from atom.extras.owner.wishes import (
+    GPU_QUIET_S,
+    Observations,
+    Observer,
+    OwnersWishes,
+    wall_clock,
+    why_not,
+)
 from tests.manual_clock import ManualClock
 
 WAIT_S = 10.0
+
+
+NOON = datetime(2026, 11, 16, 12)  # a Monday
+
+
+def schedule(**keys: object) -> Schedule:
+    return Schedule.model_validate_json(json.dumps(keys))
+
+
+BUSY = Observations(on_battery=True, idle_s=0.0, gpu_idle_s=0.0, gpu_user="game")
+QUIET = Observations()
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "said"),
+    [
+        ({}, QUIET, None),
+        ({}, BUSY, "on battery"),
+        ({"pause_on_battery": False}, BUSY, None),
+        ({"hours": ["daily 18:00-08:00"]}, QUIET, "outside its hours, until 18:00"),
+        ({"hours": ["tue 18:00-19:00"]}, QUIET, "outside its hours, until Tue 18:00"),
+        ({"hours": ["mon 08:00-18:00"]}, QUIET, None),
+        ({"hours": ["mon 18:00-19:00"]}, BUSY, "outside its hours, until 18:00"),
+        ({"pause_on_battery": False, "pause_for_gpu_programs": True}, BUSY, "GPU: game"),
+        (
+            {"pause_for_gpu_programs": True},
+            Observations(gpu_idle_s=GPU_QUIET_S - 1, gpu_user="game"),
+            "another program uses the GPU: game",
+        ),
+        ({"pause_for_gpu_programs": True}, Observations(gpu_idle_s=GPU_QUIET_S), None),
+        ({"idle_for": "10 min"}, Observations(idle_s=599.0), "not yet idle for 10 min"),
+        ({"idle_for": "10 min"}, Observations(idle_s=600.0), None),
+        ({"idle_for": "10 min"}, BUSY, "on battery"),
+    ],
+)
+def test_what_is_said(given: dict[str, object], seen: Observations, said: str | None) -> None:
+    refusal = why_not(NOON, schedule(**given), seen)
+    assert refusal.endswith(said or "")
+    assert bool(refusal) == (said is not None)
 
 
 class Used(UnseenGpu):
@@ -41,7 +88,7 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
         lambda wishes: Observations(),
         tell,
         lambda failure: None,
-        lambda: datetime(2026, 11, 16, 12),
+        lambda: NOON,
     )
     looking.start()
     assert told[0] == "outside its hours, until Tue 01:00"
