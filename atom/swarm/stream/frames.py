@@ -128,8 +128,8 @@ class Channel:
 
     def __init__(self, stream: Stream, on_close: Callable[["Channel"], None] | None = None) -> None:
         self.stream = stream
-        self.bandwidth = Bandwidth()
-        """Without caps, until the handshake is over."""
+        self.bandwidth: Bandwidth | None = None
+        """The caps; None: without any, until the handshake is over."""
         self.peer_id = ""
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
@@ -149,7 +149,8 @@ class Channel:
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """A part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
-        bandwidth = self.bandwidth
+        if (bandwidth := self.bandwidth) is None:
+            return self.stream.send_all(view, patience)
         if self.purpose is Purpose.RING:
             self._was_in_ring = True
             bandwidth.throttle.ring_sent(len(view), time.monotonic())
@@ -160,7 +161,8 @@ class Channel:
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Fills `view`, a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
-        bandwidth = self.bandwidth
+        if (bandwidth := self.bandwidth) is None:
+            return self.stream.recv_into(view, patience)
         for part in bandwidth.download.slices(view):
             self.stream.recv_into(part, patience)
             bandwidth.carried(received=len(part))
@@ -221,7 +223,7 @@ class Channel:
                 return
             self.closed.set()
         self.stream.close()
-        if self._was_in_ring:
+        if self.bandwidth is not None and self._was_in_ring:
             self.bandwidth.throttle.ring_ended()
         if self._on_close is not None:
             self._on_close(self)
