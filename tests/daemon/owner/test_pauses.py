@@ -45,10 +45,17 @@ def test_the_owners_pause_outlives_the_process(scene: Scene, tmp_path: Path) -> 
     assert Scene(mark).device.told == []
 
 
-def test_a_pause_that_the_disk_does_not_keep_says_so(tmp_path: Path) -> None:
+def test_a_pause_that_the_disk_does_not_keep_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = Scene(tmp_path / "nowhere" / "paused")
-    assert "a restart would end this, cannot write" in scene.pauses.pause()
+    scene.device.free = False
+    told = scene.pauses.pause()
+    assert "a restart would end this, cannot write" in told
+    assert "when the pass under way ends" in told
     assert scene.pauses.resume() == "resumed"
+    turn_read_only(monkeypatch)
+    assert scene.pauses.resume() == "not paused", "what is not there needs no writes"
 
 
 @pytest.mark.parametrize(
@@ -75,20 +82,6 @@ def test_a_mark_that_stays_is_told_whatever_else_is(
     assert "restart" not in scene.pauses.resume()
 
 
-def test_a_mark_that_is_not_there_needs_no_disk_that_takes_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turn_read_only(monkeypatch)
-    assert Scene(tmp_path / "paused").pauses.resume() == "not paused"
-
-
-def test_who_leaves_takes_the_word_for_its_next_start(scene: Scene, tmp_path: Path) -> None:
-    scene.pauses.pause()
-    scene.pauses.end()
-    scene.pauses.resume()
-    assert Scene(tmp_path / "paused").reason == ""
-
-
 def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
     assert scene.pauses.resume() == "not paused"
     assert scene.pauses.pause().endswith("memory is free")
@@ -113,16 +106,11 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     assert scene.reason == ""
     assert scene.device.told == [GIVE_BACK_S, 0.0, GIVE_BACK_S, "resume"], "by the last of them"
     assert events_of(scene) == ["on battery", "owner", "outside its hours, until 18:00", "resumed"]
-
-
-def test_a_wish_that_comes_and_goes_resumes_nobody_whom_its_owner_paused(scene: Scene) -> None:
-    scene.pauses.pause()
+    pauses.pause()
     for reason in ("on battery", "", "on battery", ""):
-        scene.pauses.wish(reason)
-    assert "owner" in scene.reason
-    assert events_of(scene) == ["owner"]
-    scene.pauses.resume()
-    assert events_of(scene) == ["owner", "resumed"]
+        pauses.wish(reason)
+    assert "owner" in scene.reason, "whom its owner paused no wish resumes"
+    assert events_of(scene)[4:] == ["owner"]
 
 
 def events_of(scene: Scene) -> list[str]:
@@ -154,11 +142,6 @@ def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
     assert scene.pauses.pause().startswith("not paused")
     assert scene.reason == ""
     assert scene.device.told == [GIVE_BACK_S, "resume"]
-
-
-def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
-    scene.device.free = False
-    assert "when the pass under way ends" in scene.pauses.pause()
 
 
 def test_memory_that_others_have_is_told_once(scene: Scene) -> None:

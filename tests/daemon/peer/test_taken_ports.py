@@ -14,10 +14,9 @@ from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
 from tests.daemon.tiny_run import TINY_RUN
 
-HEARD = (Silence(), all_extensions())
-
 
 def peer_file(folder: Path, settings: str) -> Path:
+    (folder / "run.toml").write_text(TINY_RUN)
     path = folder / "box.toml"
     path.write_text(f'[network]\nlisten = "127.0.0.1:0"\n{settings}\n')
     return path
@@ -31,33 +30,28 @@ def peer_file(folder: Path, settings: str) -> Path:
     ],
 )
 def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hint: str) -> None:
-    (tmp_path / "run.toml").write_text(TINY_RUN)
-    owner = Identity.create().peer_id
+    owner, state = Identity.create().peer_id, tmp_path / "state"
     nowhere = JoinAddress((f"/ip4/127.0.0.1/tcp/9/p2p/{owner}",), "tiny", owner)
-    state = tmp_path / "state"
     with socket.create_server(("127.0.0.1", 0)) as other:
         box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
-        with pytest.raises(PortInUseError, match=said) as start:
-            run_start(StartOptions(tmp_path / "run.toml", box, state), *HEARD)
+        start = StartOptions(tmp_path / "run.toml", box, state)
+        with pytest.raises(PortInUseError, match=said) as started:
+            run_start(start, Silence(), all_extensions())
+        join = JoinOptions(format_join_address(nowhere), box, state)
         with pytest.raises(PortInUseError, match=said):
-            run_join(
-                JoinOptions(format_join_address(nowhere), box, state), Silence(), all_extensions()
-            )
-    assert hint in start.value.hint
+            run_join(join, Silence(), all_extensions())
+    assert hint in started.value.hint
     assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
 
 
 def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(TINY_RUN)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        at_listen = f"127.0.0.1:{other.getsockname()[1]}"
-        box = peer_file(tmp_path, f"data_port = {other.getsockname()[1]}")
-    state = tmp_path / "state"
-    with pytest.raises(ConfigError, match=r"is the port of network\.listen") as twice:
-        run_start(
-            StartOptions(tmp_path / "run.toml", box, state, listen=at_listen),
-            Silence(),
-            all_extensions(),
-        )
+        port = other.getsockname()[1]
+    box = peer_file(tmp_path, f"data_port = {port}")
+    options = StartOptions(
+        tmp_path / "run.toml", box, tmp_path / "state", listen=f"127.0.0.1:{port}"
+    )
+    with pytest.raises(ConfigError, match="--listen") as twice:
+        run_start(options, Silence())
     assert "0 for any free one" in twice.value.hint
-    assert not (state / "manifest.bin").exists()
+    assert not (tmp_path / "state" / "manifest.bin").exists()
