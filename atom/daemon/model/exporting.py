@@ -112,13 +112,8 @@ class _Drawer:
         return high if self.dtype == high.dtype else joined(high, low).to(self.dtype)
 
     def _untrained(self, place: Place) -> Tensor:
-        """No part of the loss: it is as it was at first. Raises: ModelError where nobody kept what
-        that was; SourceError."""
-        if self.kept.run.model.weights is not None:
-            raise ModelError(
-                f"the loss does not use {place.name}: no peer kept what the run was given for it",
-                "only the folder from which its owner founded the run has it",
-            )
+        """No part of the loss: it is as it was at first. Raises: SourceError."""
+        assert self.kept.run.model.weights is None, "such a folder is refused"
         first = self.source.initial_values(self.kept.run.run.seed)
         return first(place.parameter, place.shape)
 

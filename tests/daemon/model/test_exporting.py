@@ -11,19 +11,13 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import (
-    ConfigError,
-    MismatchError,
-    ModelError,
-    StorageError,
-    TrustError,
-)
+from atom.base.errors import ConfigError, MismatchError, ModelError, StorageError, TrustError
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
-from atom.daemon.model.weight_files import WeightFiles
+from atom.daemon.model.weight_files import WeightFiles, write_weights
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
@@ -218,53 +212,36 @@ def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
         exported(tmp_path, "again", trust=member.manifest.owner)
 
 
-def test_a_daemon_may_be_at_work(kept: Kept, tmp_path: Path) -> None:
+def test_a_daemon_may_be_at_work(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts newer snapshots in the place of older ones, while libraries are loaded and after."""
     kept.founded(GPT3, tmp_path)
     daemon = StateDirectory(tmp_path / "a")
-    daemon.lock()
-    (daemon.root / "chain.bin").write_bytes(b"\0\0\1")  # an append under way
-    try:
-        loaded(exported(tmp_path))
-        assert (daemon.root / "chain.bin").read_bytes() == b"\0\0\1"
-    finally:
-        daemon.unlock()
-
-
-def test_a_snapshot_may_go_while_the_model_is_traced(
-    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its daemon writes newer ones."""
-    kept.founded(GPT3, tmp_path)
-    layout, done = KeptRun.layout, list[str]()
-
-    def late(run: KeptRun, source: ModelSource) -> ParameterLayout:
-        for snapshot in run.snapshots():
-            snapshot.path.unlink()
-        done.append("traced")
-        return layout(run, source)
-
-    monkeypatch.setattr(KeptRun, "layout", late)
-    begins = partial(done.append, "begins")
-    path = export_run(tmp_path / "out", tmp_path / "a", Silence(), begins=begins)
-    assert done == ["traced", "begins"]
-    loaded(path)
-
-
-def test_a_snapshot_may_go_while_libraries_are_loaded(
-    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A newer one is there then."""
-    kept.founded(GPT3, tmp_path)
-    (older,) = (tmp_path / "a" / "snapshots").iterdir()
+    (older,) = daemon.snapshots.iterdir()
     newer = older.with_name("round-000000000-newer.safetensors")
-    source = KeptRun.source
+    source, layout, done = KeptRun.source, KeptRun.layout, list[str]()
 
-    def late(run: KeptRun, trust: str | None) -> ModelSource:
+    def loads(run: KeptRun, trust: str | None) -> ModelSource:
         older.rename(newer)
         return source(run, trust)
 
-    monkeypatch.setattr(KeptRun, "source", late)
-    loaded(exported(tmp_path))
+    def traces(run: KeptRun, source: ModelSource) -> ParameterLayout:
+        newer.unlink()
+        done.append("traced")
+        return layout(run, source)
+
+    monkeypatch.setattr(KeptRun, "source", loads)
+    monkeypatch.setattr(KeptRun, "layout", traces)
+    daemon.lock()
+    daemon.chain.write_bytes(b"\0\0\1")  # an append under way
+    try:
+        begins = partial(done.append, "begins")
+        loaded(export_run(tmp_path / "out", daemon.root, Silence(), begins=begins))
+    finally:
+        daemon.unlock()
+    assert done == ["traced", "begins"]
+    assert daemon.chain.read_bytes() == b"\0\0\1"
 
 
 def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
@@ -306,7 +283,6 @@ def test_a_target_that_is_not_new(
         exported(tmp_path, "x" * 250)
     with pytest.raises(StorageError, match="is already there"):
         export_run(Path("~/empty"), tmp_path / "a", Silence())
-    assert exported(tmp_path, "new/folder").is_dir()
 
 
 def test_nothing_half_written_is_left_but_by_who_is_killed(
@@ -343,9 +319,7 @@ def test_a_large_model_lies_in_several_files(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = kept.founded(GPT3, tmp_path)
-    small = weight_files.write_weights.__defaults__
-    assert small is not None
-    monkeypatch.setattr(weight_files.write_weights, "__defaults__", (small[0], 20_000))
+    monkeypatch.setattr(exporting, "write_weights", partial(write_weights, shard_bytes=20_000))
     path = exported(tmp_path)
     assert (path / weight_files.INDEX).exists()
     table = loaded(path).state_dict()["transformer.wte.weight"]

@@ -12,13 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atom.base.errors import ConfigError, MismatchError, ModelError
+from atom.base.errors import ConfigError, MismatchError
 from atom.config.load import run_from_text
 from atom.daemon.console import Silence
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.weight_files import given_values
-from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource, SourceError
@@ -129,17 +128,6 @@ def test_what_no_peer_would_keep_is_refused(folder: Folder, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"does not use: .*h\.0\.crossattention\..* more"):
         folder.found(LLAMA, weights=path)
     assert not (folder.root / "a" / "manifest.bin").exists()
-
-
-def test_an_export_makes_up_nothing_in_place_of_given_weights(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, _ = crossed(folder, tmp_path)
-    monkeypatch.setattr(founding, "refuse_unused", lambda *given: None)  # as versions before did
-    folder.found(LLAMA, weights=path)
-    with pytest.raises(ModelError, match=r"crossattention\..*: no peer kept"):
-        export_run(tmp_path / "out", tmp_path / "a", Silence())
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_the_loss_does_not_use_is_exported_as_the_seed_made_it(

@@ -167,10 +167,3 @@ def test_how_much_the_run_has(
     with pytest.raises(MismatchError) as refused:
         check_data(samples_of("a peer gives " * 100, tmp_path), section, manifest)
     assert refused.value.message.endswith(said)
-
-
-def test_what_is_held_back_is_told_beside(tmp_path: Path) -> None:
-    told = samples_of("a peer gives " * 100, tmp_path, held_out=0.5).amount
-    assert str(told) == "650 tokens, 81 sequences to train on, 650 tokens held back"
-    one = samples_of("nine bytes"[:9], tmp_path).amount
-    assert str(one) == "9 tokens, 1 sequence to train on"

@@ -16,7 +16,7 @@ from atom.daemon.peer.lifecycle import LEAVE_S, Ending
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.records.lease import PeerState
-from atom.training.round.events import CaughtUp, Phase
+from atom.training.round.events import CaughtUp
 from tests.daemon.peer.small_peer import Notes, found_in, small_peer
 from tests.daemon.tiny_run import TINY_RUN
 from tests.manual_clock import ManualClock
@@ -91,20 +91,19 @@ def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path
 # ---- leaving
 
 
-def test_without_a_part_in_any_round_fetching_ends(peer: Peer, notes: Notes) -> None:
-    peer.leave(None)
-    assert peer._donors.stop.is_set()
-    assert notes.notes == ["fetching ends here; what has arrived is kept for the next start"]
-
-
-@pytest.mark.parametrize(("phase", "sequences"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])
-def test_who_counted_may_need_what_it_fetches(peer: Peer, phase: Phase, sequences: int) -> None:
+@pytest.mark.parametrize(
+    ("syncs", "sequences", "ends"), [(True, 0, True), (True, 4, False), (False, 0, False)]
+)
+def test_fetching_ends_for_who_has_no_part_in_any_round(
+    peer: Peer, notes: Notes, syncs: bool, sequences: int, ends: bool
+) -> None:
     counted(peer, sequences)
-    if phase is Phase.ACCUMULATING:
+    if not syncs:
         peer._machine.handle(CaughtUp(peer._machine.head, b"s" * 32), 0.0)
-    assert peer._machine.phase is phase
     peer.leave(None)
-    assert not peer._donors.stop.is_set()
+    assert peer._donors.stop.is_set() is ends
+    said = "fetching ends here; what has arrived is kept for the next start"
+    assert notes.notes == [said] * ends
 
 
 def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
@@ -202,13 +201,8 @@ def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes
     for most in (4, 2, 1):
         peer._on_void(PassVoided(Cause.MEMORY, "no room", hint=f"at most {most} per pass"))
     assert notes.notes == [
-        "the pass is void, out-of-memory: no room; at most 4 per pass",
-        "the pass is void, out-of-memory: no room; at most 2 per pass",
+        f"the pass is void, out-of-memory: no room; at most {most} per pass" for most in (4, 2)
     ]
-    for _ in range(7):
-        peer._on_void(PassVoided(Cause.GRADIENTS, "though the loss is finite"))
-        peer._on_pass()
-    assert len(notes.notes) == 2 + 3, "the 1st, 2nd and 4th"
 
 
 def test_a_trace_is_there_when_the_pass_has_ended(peer: Peer) -> None:
