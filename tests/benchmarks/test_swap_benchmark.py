@@ -19,8 +19,6 @@ from swap_setup import Setup, SideMissing
 from swap_table import side_rows, verdict
 from swap_traffic import Link
 
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Event, Load, Shape, training_pass
 
@@ -109,18 +107,6 @@ def test_the_formula_counts_what_a_schedule_moves(
     sizes = (7, 11, 13, 17, 19)
     link = Link(sizes, sizes, shape.arrangement, weight_bytes=2, gradient_bytes=4)
     assert link.formula(passes) == link.seen(events)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_a_tied_gradient_leaves_as_often_as_it_does(precision: torch.dtype) -> None:
-
-    config = GPT3Config(1, 2, 32, sequence_tokens=8, vocabulary_size=64)
-    ids = torch.zeros(1, 8, dtype=torch.long)
-    batch = {"tokens": ids, "targets": ids.clone()}
-    program = compile_program(GPT3(config).to(precision), batch)
-    tied = 0 if precision == torch.float32 else 64 * 32
-    leaving = sum(Link.of(program, Arrangement()).leaving)
-    assert leaving == program.layout.total_elements + tied
 
 
 def test_the_page_has_every_case_and_target() -> None:

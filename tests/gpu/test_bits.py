@@ -41,10 +41,8 @@ PRECISIONS = {
 }
 ARRANGEMENTS = {
     "swapped": lambda parts: Arrangement(),
-    "three slots": lambda parts: Arrangement(3),
     "resident": lambda parts: Arrangement(2, parts),
     "kept": lambda parts: Arrangement(2, parts, parts),
-    "half resident": lambda parts: Arrangement(2, frozenset(sorted(parts)[::2])),
     "offloaded": lambda parts: Arrangement(2, offloaded=parts, least_offloaded_bytes=0),
     "kept and offloaded": lambda parts: Arrangement(
         3, frozenset(sorted(parts)[:2]), frozenset(sorted(parts)[:2]), parts, 0

@@ -106,15 +106,6 @@ def test_weights_are_torchs_and_nothing_else_is_changed(
         assert not arena[gaps].any()
 
 
-def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(level: int) -> None:
-    store, wide = filled_store(), filled_store()
-    gradient = mean_gradient(store, 1).bfloat16()
-    take_step(SETTINGS, store, gradient, 0.01, 1, 0.7)
-    take_step(SETTINGS, wide, gradient.float(), 0.01, 1, 0.7)
-    assert torch.equal(store.master, wide.master)
-    assert torch.equal(store.state["exp_avg_sq"], wide.state["exp_avg_sq"])
-
-
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**6))
 def test_powers_are_rounded_once(beta: float, step: int) -> None:
     exact = Context(prec=80).power(Decimal(beta), step)

@@ -13,7 +13,7 @@ from torch import Tensor
 from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
-from atom.optim.adamw import AdamW8Bit
+from atom.optim.adamw import AdamW, AdamW8Bit
 from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import Muon
 from atom.optim.optimizer import (
@@ -127,12 +127,15 @@ OWING = {
 SEVERAL = ParameterLayout.of({"odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"})
 
 
-def stepped(optimizer: Optimizer, form: StateForm, gradients: torch.dtype) -> HostStore:
+def stepped(optimizer: Optimizer, form: StateForm, *gradients: torch.dtype) -> HostStore:
+    """`gradients`: through these types, one after the other."""
     store = allocate_store(optimizer, SEVERAL, torch.bfloat16, form=form)
     for spec in SEVERAL.specs:
         store.write_weights(spec.name, uniform(spec.shape, spec.numel))
     for step in range(1, 4):
-        gradient = uniform((SEVERAL.total_elements,), step).to(gradients)
+        gradient = uniform((SEVERAL.total_elements,), step)
+        for each in gradients:
+            gradient = gradient.to(each)
         take_step(optimizer, store, gradient, 1e-2, step, 0.7)
     return store
 
@@ -162,6 +165,16 @@ def test_split_weights_are_as_exact_and_a_half_state_is_near(
     assert differs == rounded
 
 
+@pytest.mark.parametrize("optimizer", [AdamW(**SEED), *OWING.values()], ids=["AdamW", *OWING])
+def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(optimizer: Optimizer) -> None:
+    exact, narrow, wide = (
+        stepped(optimizer, StateForm.EXACT, *through)
+        for through in ((), (torch.bfloat16,), (torch.bfloat16, torch.float32))
+    )
+    assert all(torch.equal(narrow.state[name], wide.state[name]) for name in wide.state)
+    assert not torch.equal(narrow.master, exact.master)
+
+
 def test_steps_have_the_same_bits_with_other_instructions() -> None:
     told = set()
     for instructions in ("default", "avx2"):
@@ -180,7 +193,7 @@ def test_steps_have_the_same_bits_with_other_instructions() -> None:
 
 def digests_of_steps() -> list[tuple[str, str]]:
     stores = {
-        name: stepped(optimizer, StateForm.EXACT, torch.float32)
+        name: stepped(optimizer, StateForm.EXACT)
         for name, optimizer in OWING.items()
         if optimizer.reproducible
     }

@@ -66,19 +66,6 @@ def test_the_arena_is_what_the_rules_say(cut: Sequence[Sequence[str]]) -> None:
     assert torch.equal(rig.store.gradients, expected_arena(rig, passes))
 
 
-@CUTS
-def test_one_pass_is_the_exact_one_rounded_once(cut: Sequence[Sequence[str]]) -> None:
-    """But for the tied weight, whose uses arrive one by one."""
-    narrow, exact = new_rig(cut), EngineRig(cut, torch.bfloat16)
-    for rig in (narrow, exact):
-        rig.store.gradients.fill_(float("nan"))  # the first pass replaces all of it
-        rig.engine.run_pass(batches([2, 3]), SEEDS, first=True)
-    tied = narrow.program.layout.by_name["embed.weight"]
-    ours, theirs = narrow.store.gradients.float(), exact.store.gradients.bfloat16().float()
-    assert torch.equal(ours[tied.numel :], theirs[tied.numel :])
-    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-3)
-
-
 def test_the_uses_of_a_tied_weight_meet_in_the_arena() -> None:
     """In sixteen bits nothing of it comes back to the device."""
     device = Onlooker()

@@ -7,7 +7,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.swap import state_form
 from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateArena, StateForm, joined, round_to_bfloat16, split
+from atom.swap.state_form import StateForm, joined, round_to_bfloat16, split
 
 LAYOUT = ParameterLayout.of({"a": (3, 7), "b": (5,)})
 
@@ -44,25 +44,6 @@ def test_the_high_half_is_nearest_and_ties_go_away_from_zero() -> None:
     assert bool((ties | ~differs).all())
     assert bool((high.double().abs() > numbers.double().abs())[ties].all())
     assert differs.any()
-
-
-MOMENT = {"moment": StateArena(torch.bfloat16, LAYOUT)}
-
-
-@pytest.mark.parametrize(
-    ("form", "host_element_bytes"),
-    [(StateForm.EXACT, 12), (StateForm.SPLIT, 10), (StateForm.HALF, 10)],
-)
-def test_bytes_per_parameter(form: StateForm, host_element_bytes: int) -> None:
-    store = HostStore.allocate(LAYOUT, torch.bfloat16, form=form, optimizer_state=MOMENT)
-    arenas = {*store.state.values(), store.gradients, store.working}
-    assert (store.working in set(store.state.values())) is form.splits, "the high halves themselves"
-    taken = sum(arena.nbytes for arena in arenas)
-    assert taken == host_element_bytes * LAYOUT.total_elements
-    assert {name: arena.dtype for name, arena in store.state.items()} == {
-        **form.weight_dtypes,
-        "moment": torch.bfloat16,
-    }
 
 
 @pytest.mark.parametrize("form", StateForm)

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
@@ -104,23 +103,6 @@ def test_a_load_waits_for_the_update_of_its_parameters() -> None:
         Wait(1, OPTIMIZER, 4, 6),
         Wait(1, LINK, 6, 8),
     ]
-
-
-@pytest.mark.parametrize(
-    ("columns", "complaint"),
-    [
-        (((1.0,), (1.0,), (1.0,), (1.0, 1.0)), "sub-models"),
-        (((1.0,), (-1.0,), (1.0,), (1.0,)), "negative"),
-    ],
-)
-def test_impossible_durations_are_refused(columns, complaint) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=complaint):
-        Durations(*columns)
-
-
-def test_durations_of_another_program_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 sub-models"):
-        simulated(Shape(3, 1), alike(2, 1, 1, 1, 1))
 
 
 # --- by what no pass may do -------------------------------------------------------------------
