@@ -54,7 +54,6 @@ _HUNG_UP = "closed by the other end"
 """In order or not."""
 _RECORD_BYTES = 17 * 1024
 """A record with what TLS adds: enough for a connection that carries small frames."""
-_ALERT_S = 0.3
 _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.25
 """After that, any byte is progress: a link may be slower than a batch in this time."""
@@ -229,8 +228,6 @@ class TlsStream:
                 self._flush(patience)
                 self._fill(patience)
             except ssl.SSLError as error:
-                with contextlib.suppress(OSError):
-                    self._flush(Patience.within(_ALERT_S))  # says what was wrong
                 raise ConnectionError(str(error)) from error
 
     def certificate(self) -> bytes | None:

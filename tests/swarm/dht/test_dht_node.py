@@ -4,7 +4,6 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from tests.manual_clock import ManualClock
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from hivemind.dht.routing import DHTID
-    from hivemind.p2p import PeerID
     from hivemind.utils import MSGPackSerializer, ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
-    from atom.swarm.dht.node import MAX_CONTACTS, DhtNode, with_contact
+    from atom.swarm.dht.node import DhtNode, with_contact
     from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, BoundedStorage, RecordGate
 
 ADA, BOB = (Identity.create().peer_id for _ in range(2))
@@ -183,17 +181,3 @@ def test_who_came_back_on_another_port_is_found_there(
 ) -> None:
     assert with_contact(before, met.rpartition("/")[2], [met]) == after
     assert with_contact(before, ADA, []) == before
-
-
-def test_the_newest_contacts_are_kept_and_what_people_named_stays() -> None:
-    """A swarm whose entrance is gone is found by them alone."""
-    peers = [PeerID.from_base58(ADA), *map(PeerID, map(bytes, range(34, 34 + 2 * MAX_CONTACTS)))]
-    infos = [SimpleNamespace(peer_id=peer, addrs=["/ip4/10.0.0.1/tcp/7"]) for peer in peers]
-    table = SimpleNamespace(uid_to_peer_id=dict(enumerate(peers[:-1])))
-    node = DhtNode(NodeSettings(contacts=(at(1, ADA),), initial_peers=(at(1, BOB),)), Path())
-    node._p2p = SimpleNamespace(list_peers=lambda: asyncio.sleep(0.0, infos))
-    node._node = SimpleNamespace(protocol=SimpleNamespace(routing_table=table))
-    told = asyncio.run(node.contacts())
-    newest = [f"/ip4/10.0.0.1/tcp/7/p2p/{peer.to_base58()}" for peer in reversed(peers[:-1])]
-    assert told == newest[:MAX_CONTACTS]
-    assert node._entrances() == [*told, at(1, BOB)]

@@ -215,16 +215,6 @@ def test_runs_without_end_push_out_no_lease_of_our_own_and_are_bounded(
     assert len(storage) == 10
 
 
-def test_what_is_not_kept_takes_no_place(storage: BoundedStorage) -> None:
-    ended = time.time() - 1.0
-    crowd(storage, ROOT)
-    before = under(storage, ROOT)
-    assert crowd(storage, ROOT, ends=ended) == crowd(storage, OTHERS[0], ends=ended) == 0
-    assert not storage.store_subkey(ROOT, "ada", b"1", ended)
-    assert under(storage, ROOT) == before
-    assert storage.store_subkey(OTHERS[1], "ada", b"1", LATER)
-
-
 def test_a_new_neighbour_is_handed_nothing_and_a_cache_without_places_keeps_nothing(
     storage: BoundedStorage,
 ) -> None:

@@ -127,15 +127,6 @@ def test_beside_a_ring_transfers_get_their_share_and_none_looks_dead(
     assert 0.9 * RING_SHARE * rate * 30 < sent < 1.1 * RING_SHARE * rate * 30 + PART_BYTES
 
 
-def test_parts_are_large_beside_a_fast_ring_and_when_it_rests_the_link_is_free() -> None:
-    throttle = running_ring(until=101.0)
-    assert throttle.take(2 * PART_BYTES, 101.0) == PART_BYTES
-    while throttle.take(PART_BYTES, 101.0):
-        pass
-    assert throttle.take(PART_BYTES, 101.1) == 0
-    assert throttle.take(2 * PART_BYTES, 101.3) == PART_BYTES, "whatever it had sent before"
-
-
 def test_a_ring_that_only_breathes_is_no_ring() -> None:
     throttle = TransferThrottle()
     for step in range(50):

@@ -152,16 +152,6 @@ def test_it_is_tls_13_and_altered_bytes_end_it() -> None:
         server.recv_into(memoryview(bytearray(1)), PATIENCE)
 
 
-def test_a_failed_handshake_is_told_to_the_other_end() -> None:
-    near, far = stream_pair()
-    far.send_all(memoryview(b"\x16\x03\x01\x00\x05no TLS"), PATIENCE)
-    with pytest.raises(ConnectionError):
-        TlsStream(near, SERVER).handshake(PATIENCE)
-    alert = bytearray(1)
-    far.recv_into(memoryview(alert), PATIENCE)
-    assert alert == b"\x15", "a TLS alert"
-
-
 def test_a_batch_is_waited_for_and_what_came_is_told() -> None:
     near, far = stream_pair()
     heard = bytearray(100_000)

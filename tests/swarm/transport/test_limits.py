@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from transport_peers import SOON, until
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
@@ -33,23 +32,6 @@ from tests.manual_clock import ManualClock
 from tests.swarm.stream_pairs import stream_pair
 
 # ---- connections
-
-
-def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
-    known, limits = KnownPeers(), TransportLimits(connections=4, connections_per_peer=2)
-    known.at_head({"voter", "member"})
-    door = ConnectionLimiter(limits, known)
-    assert all(door.enter("a") for _ in range(8))
-    came = ["one", "two", "three", "voter", "two", "voter", "voter", "member"]
-    let_in = [door.identify("a", peer_id) for peer_id in came]
-    assert let_in == [True, True, False, True, False, True, False, False]
-    door.leave("a", "voter")
-    assert not door.identify("a", "three")
-    known.in_ring({"two", "three"})
-    assert door.identify("a", "three")
-    door.leave("a", "three")
-    known.at_head(())
-    assert not door.identify("a", "four"), "one and voter are strangers now"
 
 
 def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None:
@@ -134,18 +116,6 @@ def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
     endpoint.closing.set()
     lanes.wake()
     assert endpoint.threads.join(SOON)
-
-
-def test_a_flood_of_one_kind_hides_no_other(endpoint: Endpoint) -> None:
-    assert isinstance(endpoint.events, EventList)
-    assert isinstance(endpoint.clock, ManualClock)
-    for kind in ("one", "other"):
-        for _ in range(1000):
-            endpoint.tell(kind, PeerRefused(Reason.BUSY))
-    assert len(endpoint.events.events) == 2 * TOLD_AT_ONCE
-    endpoint.clock.advance(1.0)
-    endpoint.tell("one", PeerRefused(Reason.BUSY))
-    assert len(endpoint.events.events) == 2 * TOLD_AT_ONCE + 1
 
 
 def test_what_is_opened_while_all_is_closed_ends_at_once(endpoint: Endpoint) -> None:
