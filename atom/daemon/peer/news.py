@@ -129,8 +129,8 @@ class News:
         if since is not None and now - since >= WAITING_S:
             self._waiting_since = float("inf")  # told
             yield (
-                f"no round can be decided without {_names(missing)}, not in sight: it goes on by "
-                "itself once one can be; if that takes long, ask the run's owner"
+                f"waiting for {_names(missing)}: no round can be decided without them. Training "
+                "goes on by itself when they are back; if that takes long, ask the run's owner"
             )
 
 

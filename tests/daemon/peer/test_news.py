@@ -116,7 +116,7 @@ def test_who_is_waited_for_is_told_once_and_only_where_nobody_goes_on_without() 
     assert told.after(1) == []
     assert told.after(WAITING_S - 1, missing=[ANN, BOB]) == []
     (line,) = told.after(600, missing=[ANN, BOB])
-    assert line.startswith("no round can be decided without …AnnAnn, …BobBob, not in sight: ")
+    assert line.startswith("waiting for …AnnAnn, …BobBob: no round can be decided without them")
 
 
 def test_who_was_asleep_says_nothing_of_the_others() -> None:
