@@ -42,7 +42,6 @@ from atom.training.round.events import (
     FetchResult,
     Freeze,
     Frozen,
-    KeepResults,
     ResultFetched,
     StartExchange,
     Stepped,
@@ -133,6 +132,8 @@ class RoundExecutor:
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Freeze | Thaw | Apply):
             self.exchange.stop()
+        elif isinstance(action, StartExchange | FetchResult) and action.keep is not None:
+            self._results.keep(action.keep)
         match action:
             case Freeze() if action.goes_on and self._replica.overlaps:
                 self._worker.submit(lambda: self._report_frozen(action.ballot))
@@ -149,8 +150,6 @@ class RoundExecutor:
                 self._fetch_result(action)
             case FetchChain(donor):
                 self._fetch_chain(donor)
-            case KeepResults(digests):
-                self._results.keep(digests)
             case Apply(commit, head):
                 self._hold(lambda: self._step(commit, head))
             case CatchUp():

@@ -35,7 +35,6 @@ from atom.training.round.events import (
     FetchResult,
     Freeze,
     Frozen,
-    KeepResults,
     ResultFetched,
     StartExchange,
     Stepped,
@@ -43,6 +42,7 @@ from atom.training.round.events import (
 )
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.run_storage import list_snapshots
+from tests.swarm.means import encoded
 from tests.training.executor_stage import BALLOT, ME, Stage, a_run, kinds
 from tests.training.worker_scene import ELEMENTS, WAIT_S, ShouldStop
 
@@ -247,7 +247,10 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
     assert stage.stored() == []
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
-    stage.executor.carry_out(KeepResults(frozenset({committed, other})))
+    stage.state_sync.on_fetch = lambda digest: stage.hold(1.0)
+    wanted = state_digest(encoded(torch.full((ELEMENTS,), 1.0)).arenas)
+    stage.executor.carry_out(FetchResult(wanted, ("a",), True, frozenset({committed, other})))
+    assert stage.next_event() == ResultFetched(wanted, is_here=True)
     served = [stage.serves(f"result/{each.hex()}") for each in (committed, other, unwanted)]
     assert served == [True, True, False]
     stage.step(stage.commit(committed))

@@ -24,7 +24,6 @@ from atom.training.round.events import (
     Event,
     FetchResult,
     Freeze,
-    KeepResults,
     LeaveRequested,
     Offence,
     Phase,
@@ -165,12 +164,11 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         Freeze(BALLOT),
         StartExchange(START.digest, BALLOT, part),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
-        KeepResults(frozenset({b"r" * 32})),
         Apply(Commit(value(), BALLOT, ()), START.after(value())),
     ]
     stage.machine.answers[LeaveRequested] = [*ours, Send(ANN.peer_id, message)]
     stage.loop.leave()
-    carried_out = [stage.next_call() for _ in range(7)]
+    carried_out = [stage.next_call() for _ in range(6)]
     assert carried_out == [*ours, (ANN.peer_id, encode(message))]
     assert stage.threads == {"round"}
 

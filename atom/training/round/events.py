@@ -198,6 +198,8 @@ class StartExchange:
     ballot: Ballot
     members: tuple[Contribution, ...]
     shares: tuple[int, ...] = ()
+    keep: frozenset[bytes] | None = None
+    """Before it: of results in memory nothing else is waited for here. None: all of them stay."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,8 @@ class FetchResult:
     holders: tuple[str, ...]
     committed: bool
     """Else to vote for it, within the time that its attempt has."""
+    keep: frozenset[bytes] | None = None
+    """As in `StartExchange`. Never while an exchange runs: its result may be there already."""
 
 
 @dataclass(frozen=True)
@@ -213,13 +217,6 @@ class FetchChain:
     """Fetch and check the chain that this peer serves, beside the training."""
 
     donor: str
-
-
-@dataclass(frozen=True)
-class KeepResults:
-    """Of those in memory nothing else is waited for here. Never while a ring runs."""
-
-    digests: frozenset[bytes]
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,6 @@ Action = (
     | StartExchange
     | FetchResult
     | FetchChain
-    | KeepResults
     | Apply
     | CatchUp
     | Offence

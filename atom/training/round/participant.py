@@ -37,7 +37,6 @@ from atom.training.round.events import (
     ExchangeFailed,
     FetchResult,
     Freeze,
-    KeepResults,
     Phase,
     StartExchange,
     Thaw,
@@ -200,11 +199,11 @@ class Participant:
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
-        self._make_room()
+        keep = self._kept()
         context.enter_phase(Phase.REDUCING)
         state.averaged[message.ballot] = b""
         context.out.append(
-            StartExchange(message.parent, message.ballot, message.members, message.shares)
+            StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
         )
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
@@ -319,20 +318,20 @@ class Participant:
             return True
         coming = context.phase is Phase.REDUCING and state.ballot == value.origin
         if not coming and value.result_digest not in state.fetching:
-            self._make_room()
+            keep = self._kept()
             state.fetching.add(value.result_digest)
             contributors = [part.peer_id for part in value.contributions]
             holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
             holders.pop(context.me.peer_id, None)
-            context.out.append(FetchResult(value.result_digest, tuple(holders), committed))
+            context.out.append(FetchResult(value.result_digest, tuple(holders), committed, keep))
         return False
 
-    def _make_room(self) -> None:
+    def _kept(self) -> frozenset[bytes] | None:
         """Before another result comes: each is as large as the model. What we have not accepted,
         and do not wait for, is held by those that accepted it, if it is committed after all."""
         context, state = self._context, self._context.state
         if context.phase is Phase.REDUCING:
-            return  # its result may be there already, and we do not know its name
+            return None  # its result may be there already, and we do not know its name
         values = [accepted.value for accepted in state.acceptor.accepted.values()]
         if state.pending_accept is not None:
             values.append(state.pending_accept[1].value)
@@ -340,7 +339,7 @@ class Participant:
             values.append(state.pending_commit.value)
         wanted = {value.result_digest for value in values}
         state.held &= wanted
-        context.out.append(KeepResults(frozenset(wanted | state.fetching)))
+        return frozenset(wanted | state.fetching)
 
     def on_fetched(self, digest: bytes, is_here: bool) -> None:
         state = self._context.state

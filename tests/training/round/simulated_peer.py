@@ -30,7 +30,6 @@ from atom.training.round.events import (
     FetchChain,
     FetchResult,
     Freeze,
-    KeepResults,
     LeaveRequested,
     Offence,
     Received,
@@ -209,6 +208,9 @@ class Process:
         if isinstance(action, Freeze | Thaw | Apply) and self.ring is not None:
             self.swarm.rings.stop(self.peer_id, self.ring)
             self.ring = None
+        if isinstance(action, StartExchange | FetchResult) and action.keep is not None:
+            assert self.ring is None, "its result may be there already"
+            self.results = kept(self.results, action.keep, self.machine.head.digest)
         match action:
             case Send():
                 self._send(action)
@@ -222,9 +224,6 @@ class Process:
                 Fetch(self, action).start()
             case FetchChain(donor):
                 self._fetch_chain(donor)
-            case KeepResults(digests):
-                assert self.ring is None, "its result may be there already"
-                self.results = kept(self.results, digests, self.machine.head.digest)
             case Apply():
                 self._apply(action)
             case CatchUp():

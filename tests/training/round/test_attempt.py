@@ -10,7 +10,7 @@ from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.swarm.records.lease import Reached
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
-from atom.training.round.electorate import Electorate
+from atom.training.round.electorate import Electorate, place_in_line
 from atom.training.round.events import View
 
 PEERS = [Voter(f"peer {number}", bytes([number]) * 16) for number in range(100)]
@@ -101,6 +101,18 @@ def seen_by_a(*hidden: Voter) -> View:
     reached = {voter: Reached.NO if voter in hidden else Reached.YES for voter in (A, B, C)}
     leases = [replace(lease(voter), reached=reached[voter]) for voter in (B, C)]
     return replace(view(*leases), mine=replace(lease(A), reached=reached[A]))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "idle", "first"),
+    [({A, B}, set[Voter](), {C}), ({A}, {B}, {C}), ({A, B}, {C}, {C}), ({A, B, C}, {C}, {A, B})],
+)
+def test_who_can_be_dialled_leads_first_and_of_these_who_has_work(
+    hidden: set[Voter], idle: set[Voter], first: set[Voter]
+) -> None:
+    known = seen_by_a(*hidden).hidden
+    places = {v: place_in_line(HEAD.voters, v, HEAD, {A, B, C}, idle, known) for v in (A, B, C)}
+    assert min(places, key=places.__getitem__) in first
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from atom.swarm.chain.messages import (
 from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
 from atom.training.round.events import (
     CatchUp,
+    ExchangeFailed,
     ExchangeFinished,
     Freeze,
     LeaveRequested,
@@ -155,6 +156,16 @@ def test_what_does_not_fit_is_refused_by_name(act: Callable[[Scene], None], reas
     act(scene)
     assert [message.reason for message in scene.sent(Nack)] == [reason]
     assert scene.sent(AcceptedVote) == []
+
+
+def test_an_exchange_that_broke_is_not_entered_again() -> None:
+    """The call for it comes twice: bytes of its first run may still be about."""
+    scene = Scene()
+    in_the_ring(scene)
+    scene.tell(ExchangeFailed(BALLOT, "", "broken"))
+    assert scene.machine.phase is Phase.PROMISED
+    scene.hear(Ring(HEAD.digest, BALLOT, PARTS))
+    assert len(scene.done(StartExchange)) == 1
 
 
 @pytest.mark.parametrize(
