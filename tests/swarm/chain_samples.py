@@ -1,4 +1,5 @@
-"""Short chains of commits, signed by those who are named."""
+"""Short chains of commits, signed by those who are named; and one commit, for tests of bytes: well
+formed, signed by nobody."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from atom.swarm.chain.commit import (
     signed_by,
     vote_payload,
 )
-from atom.swarm.identity import Identity
+from atom.swarm.identity import Identity, peer_id_of
 
 INCARNATION = b"i" * 16
 
@@ -73,3 +74,13 @@ def heads_along(first: Head, commits: Sequence[Commit]) -> list[Head]:
     for commit in commits:
         heads.append(heads[-1].after(commit.value))
     return heads
+
+
+PEERS = [peer_id_of(bytes([number]) * 32) for number in range(4)]
+PARENT = b"p" * 32
+VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEERS))
+BALLOT = Ballot(3, PEERS[0], b"i" * 16)
+PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
+VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
+VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
+COMMIT = Commit(VALUE, BALLOT, VOTES)

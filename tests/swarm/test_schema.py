@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import pytest
-from commit_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS
 from swarm_samples import a_lease, a_manifest
 
 from atom.base.reasons import Reason
@@ -19,6 +18,7 @@ from atom.swarm.records.lease import EndedAttempt, Link
 from atom.swarm.records.manifest import DataAmount, SignedRecord
 from atom.swarm.schema import MAX_INT, decode, encode
 from atom.swarm.state.arenas import ArenaManifest, BlobManifest
+from tests.swarm.chain_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS
 from tests.swarm.refusals import refusal
 
 Pair = Annotated[bytes, lambda raw: len(raw) == 2]

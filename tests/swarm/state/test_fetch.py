@@ -276,11 +276,27 @@ def test_only_what_is_lacking_is_fetched_after_a_kill(town: Town, tmp_path: Path
         assert town.fetch([donor], into=place) == {donor: lacking_bytes}
 
 
+JOINER = """
+import sys
+from pathlib import Path
+from atom.swarm.identity import Identity
+from atom.swarm.state.fetch import Wanted, Watch, fetch
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
+
+donor, address, name, digest, folder = sys.argv[1:]
+transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, EventList())
+transport.set_addresses(donor, [address])
+wanted = Wanted(name, [donor], bytes.fromhex(digest), 1 << 30)
+fetch(transport, wanted, Path(folder), watch=Watch(lambda done, total: print(done, flush=True)))
+"""
+
+
 def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) -> int:
     """So many bytes had landed."""
-    program = str(Path(__file__).parent / "fetching_process.py")
     joiner = subprocess.Popen(
-        [sys.executable, program, donor, address, NAME, DIGEST.hex(), str(folder)],
+        [sys.executable, "-c", JOINER, donor, address, NAME, DIGEST.hex(), str(folder)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

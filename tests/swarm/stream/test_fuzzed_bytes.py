@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from commit_samples import COMMIT
 from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import PeerRefused
@@ -34,6 +33,7 @@ from atom.swarm.state.arenas import (
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
+from tests.swarm.chain_samples import COMMIT
 from tests.swarm.refusals import refusal
 from tests.swarm.stream_pairs import stream_pair
 
