@@ -205,7 +205,7 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
     outside = source.outside(torch.float32)
     if outside.converted is not None and outside.loaded is not None:
         # Names do not tell what the numbers are: the library turns them into the model's.
-        return _Loaded(folder, outside, outside.loaded(str(folder))).value
+        return _loaded(folder, outside, outside.loaded(str(folder)))
     return _matched(outside, files).value
 
 
@@ -221,20 +221,12 @@ def refuse_unused(recipe: Recipe, folder: Path) -> None:
         )
 
 
-class _Loaded:
-    """All values in memory, as the library gave them."""
-
-    def __init__(self, folder: Path, outside: Outside, values: dict[str, Tensor]) -> None:
-        """Raises: ConfigError for a buffer that is not the model's own."""
-        self._folder = folder
-        self._values = values
-        for name, buffer in outside.buffers.items():
-            _require_own(folder, name, values[name], buffer)
-
-    def value(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        value = self._values[name]
-        assert value.shape == shape, name
-        return _finite(self._folder, name, value)
+def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> InitialValue:
+    """`values`: all in memory, as the library gave them. Raises: ConfigError for a buffer that is
+    not the model's own."""
+    for name, buffer in outside.buffers.items():
+        _require_own(folder, name, values[name], buffer)
+    return lambda name, shape: _finite(folder, name, values[name])
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ Pausing keeps what was counted and goes on voting; leaving first sees the counte
 and that others can go on. What is decided of facts is pure; `Life` holds them.
 """
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import FrameType
 from typing import Any
 
 from atom.base.clock import Clock
@@ -187,26 +185,15 @@ class Life:
         return "leaving as soon as the others can go on without this peer" * first
 
 
-class LeaveSignals:
-    """Notes what arrives while it is `heard`, for who asks now and then. The handler wakes nobody:
-    it runs within whatever the main thread does, and would wait for ever for a lock of that."""
-
-    def __init__(self) -> None:
-        self._asked: list[int] = []
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Elsewhere than on the main thread, where Python hands out no signals: nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        with ending_signals(self._on_signal):
-            yield
-
-    def take(self) -> Iterator[str]:
-        """Names of those that arrived, each once."""
-        while self._asked:
-            yield signal.Signals(self._asked.pop(0)).name
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked.append(number)
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Numbers of the signals that arrive meanwhile, for who looks now and then. The handler wakes
+    nobody: it runs within whatever the main thread does, and would wait for ever for a lock of
+    that. Elsewhere than on the main thread none arrives.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    with ending_signals(lambda number, frame: noted.append(number)):
+        yield noted

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.config.run_file import RunFile
@@ -83,9 +83,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThrea
         while time.monotonic() < deadline:
             with contextlib.suppress(DirectoryUnavailable, TimeoutError):
                 leases = directory.call(directory.directory.read_leases())
-                content = ask_for_code(
-                    transport, run, leases, manifest.owner, lambda: time.monotonic() < deadline
-                )
+                content = ask_for_code(transport, run, leases, manifest.owner)
                 if content is not None:
                     return content
             time.sleep(_RETRY_S)  # nothing to wait on: peers that have it may appear at any time
@@ -102,15 +100,12 @@ def ask_for_code(
     run: RunFile,
     leases: Mapping[str, Lease],
     owner: str,
-    in_time: Callable[[], bool] = lambda: True,
 ) -> bytes | None:
-    """The file from one of these peers, the owner first; None: nobody gave the right one, or not
-    `in_time`. The others come in any order: whoever is slow must not always be first.
+    """The file from one of these peers, the owner first; None: nobody gave the right one. The
+    others come in any order: whoever is slow must not always be first.
     """
     others = random.sample(sorted(leases), len(leases))
     for peer_id in sorted(others, key=lambda peer_id: peer_id != owner):
-        if not in_time():
-            return None
         if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
         transport.set_addresses(peer_id, leases[peer_id].addresses)

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from signal import Signals
 from typing import Any
 
 from atom.base.clock import BootClock, Clock
@@ -19,11 +20,11 @@ from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
 from atom.daemon.peer.lifecycle import (
     LEAVE_S,
     Ending,
-    LeaveSignals,
     Life,
     ending,
     ending_note,
     may_begin,
+    noted_signals,
 )
 from atom.daemon.peer.news import News
 from atom.daemon.peer.status import EndedAttempts, Status
@@ -82,7 +83,6 @@ class Peer:
         self._failure: BaseException | None = None
         self._gone = False
         self._life = Life(clock)
-        self._signals = LeaveSignals()
         self._may_insist = True
         # what is kept, and what others are reached by
         codec, inbox = codec_named(run.swarm.codec), Inbox()
@@ -143,13 +143,13 @@ class Peer:
             digest = self._executor.begin()
         except PeerRefused:  # told to leave; nothing of ours is counted
             return self._say_goodbye(Ending.LEFT)
-        with self._signals.heard():
+        with noted_signals() as signals:
             self._enter_rounds(digest)
             while True:
                 self._wake.wait(_LOOK_S)
                 self._wake.clear()
                 self._require_all_well()
-                self._obey_signals()
+                self._obey(signals)
                 verdict = self._look()
                 if verdict is not None:
                     return self._say_goodbye(verdict)
@@ -191,8 +191,9 @@ class Peer:
         if self._failure is not None:
             raise self._failure
 
-    def _obey_signals(self) -> None:
-        for name in self._signals.take():
+    def _obey(self, signals: list[int]) -> None:
+        while signals:
+            name = Signals(signals.pop(0)).name
             if not self._life.leaves:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)

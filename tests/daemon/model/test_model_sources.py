@@ -288,11 +288,6 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(folder: Folder) -> None:
         assert ask_for_code(me, run, leases, owner) is None
         join(code.content)
         assert ask_for_code(me, run, leases, owner) == code.content
-        assert ask_for_code(me, run, leases, owner, lambda: False) is None
-        whole = iter([True])
-        only = {peer: leases[peer] for peer in [me.peer_id, transports[-1].peer_id]}
-        owner = transports[-1].peer_id
-        assert ask_for_code(me, run, only, owner, lambda: next(whole, False)) == code.content
     finally:
         for transport in transports:
             transport.close()

@@ -12,7 +12,7 @@ import pytest
 
 from atom.base.errors import ShortageError, StorageError
 from atom.daemon.peer.founding import Membership
-from atom.daemon.peer.lifecycle import LEAVE_S, Ending
+from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.records.lease import PeerState
@@ -147,10 +147,10 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
         peer.leave(None)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
-        with peer._signals.heard():
+        with noted_signals() as signals:
             for asked, number in enumerate([signal.SIGHUP] * 2 + [signal.SIGTERM] * 2):
                 os.kill(os.getpid(), number)
-                peer._obey_signals()
+                peer._obey(signals)
                 assert peer._life.facts.leave_by == (LEAVE_S if asked < 3 else 0.0)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -158,18 +158,18 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
 
 @pytest.mark.timeout(30)
 def test_a_signal_waits_for_nothing_that_the_main_thread_holds(peer: Peer) -> None:
-    with peer._signals.heard(), peer._wake._cond:  # as in the midst of a wait for it
+    with noted_signals() as signals, peer._wake._cond:  # as in the midst of a wait for it
         os.kill(os.getpid(), signal.SIGTERM)
-    peer._obey_signals()
+    peer._obey(signals)
     assert peer._life.leaves
 
 
 def test_nohup_has_its_way(peer: Peer) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with peer._signals.heard():
+        with noted_signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            peer._obey_signals()
+            peer._obey(signals)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert peer._life.facts.leave_by is None
