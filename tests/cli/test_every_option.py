@@ -53,7 +53,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "directory": ((STORAGE, ("folder", "file", "file/x")),),
     "port": ((USAGE, ("99999", "http")),),
     "host": ((USAGE, ("a b", "a..b")),),
-    "deadline": ((USAGE, ("soon", "-3 s", "nan", "3 GiB", "0")),),
+    "deadline": ((USAGE, ("soon", "-3 s", "nan", "3 GiB", "30", "0 s")),),
     "precision": ((USAGE, ("int8",)),),
     "state": NO_DAEMON,
     "address": NO_RUN,

@@ -1,7 +1,6 @@
 """Options and arguments that several commands have. Nothing heavy is imported: `--help` and the
 completion of commands and options are quick."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,11 +101,11 @@ def parse_trust(text: str | None) -> str | None:
 
 
 def parse_deadline(text: str | None) -> float | None:
-    """ "30 s" → 30.0; a bare number means seconds. Raises: typer.BadParameter."""
+    """ "30 s" → 30.0. Raises: typer.BadParameter."""
     if text is None:
         return None
     try:
-        seconds = float(text) if re.fullmatch(r"[0-9.]+", text) else parse_seconds(text)
+        seconds = parse_seconds(text)
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="--deadline") from None
     if seconds <= 0:

@@ -1,7 +1,11 @@
 """`atom info` of one daemon, as a person reads it."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from atom.cli.box import control
 from atom.cli.box.info_page import rows
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
@@ -91,3 +95,12 @@ def test_what_is_not_as_usual_is_said() -> None:
     )
     alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
     assert "tiny waits" not in dict(rows(alike))["device"], "two peers of one run take no turns"
+
+
+def test_it_is_printed_with_its_folder_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "find_daemons", lambda state: [SimpleNamespace(root=FOLDER)])
+    monkeypatch.setattr(control, "control_client", lambda state: SimpleNamespace(info=info))
+    control.show_info(None, as_json=False)
+    assert f"directory     {FOLDER}\n" in capsys.readouterr().out
