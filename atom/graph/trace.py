@@ -78,25 +78,26 @@ def _export(
 def _export_once(
     model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
-    with ExitStack() as stack:
-        for guard in (
-            mode_of_use(model, training),
-            stand_ins(model, mode),
-            refuse_python_randomness(),
-            refuse_gradient_hooks(),
-            functions_as_calls(),
-            masks_as_in_eager(),
-            marked_checkpoints(),
-            quiet(),
-        ):
-            stack.enter_context(guard)
-        try:
+    guards = (
+        mode_of_use(model, training),
+        stand_ins(model, mode),
+        refuse_python_randomness(),
+        refuse_gradient_hooks(),
+        functions_as_calls(),
+        masks_as_in_eager(),
+        marked_checkpoints(),
+        quiet(),
+    )
+    try:
+        with ExitStack() as stack:
+            for guard in guards:
+                stack.enter_context(guard)
             return torch.export.export(model, (), _fake_batch(batch, mode), strict=False)
-        except (ModelError, MemoryError):  # a box without memory says nothing about the model
-            raise
-        # Tracing runs the user's forward: whatever that or torch raises is about the model.
-        except (Exception, SystemExit) as error:
-            raise untraceable(model, error) from error
+    except (ModelError, MemoryError):  # a box without memory says nothing about the model
+        raise
+    # Tracing runs the user's forward: whatever that or torch raises is about the model.
+    except (Exception, SystemExit) as error:
+        raise untraceable(model, error) from error
 
 
 def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict[str, torch.Tensor]:

@@ -9,9 +9,7 @@ import torch
 from traced_modules import TiedGPT, tokens_and_targets
 
 from atom.graph.chain import Machine, Seconds
-from atom.graph.profile import cache
-from atom.graph.profile.cache import Measurement, file_name, kept_profile
-from atom.graph.profile.measured import device_name
+from atom.graph.profile.measured import Measurement, device_name, file_name, kept_profile
 from atom.graph.profile.seconds import Profile
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -62,9 +60,9 @@ def test_another_question_has_another_answer(graph: Graph, monkeypatch: pytest.M
     other = trace(TiedGPT(), tokens_and_targets(length=8))
     names.append(file_name(other, CPU, "a processor"))
     names.append(file_name(trace(TiedGPT().half(), tokens_and_targets()), CPU, "a processor"))
-    monkeypatch.setattr(cache.torch, "get_num_threads", lambda: 99)
+    monkeypatch.setattr(measured.torch, "get_num_threads", lambda: 99)
     names.append(file_name(graph, CPU, "a processor"))
-    monkeypatch.setattr(cache.torch, "__version__", "1.0")
+    monkeypatch.setattr(measured.torch, "__version__", "1.0")
     names.append(file_name(graph, CPU, "a processor"))
     assert len(set(names)) == len(names)
 

@@ -13,14 +13,19 @@ from atom.base.errors import DeviceError
 from atom.graph.chain import Machine
 from atom.graph.layers import layers_of
 from atom.graph.profile import measured
-from atom.graph.profile.devices import DEVICES, assumed_device
 from atom.graph.profile.measured import (
     index_bound,
     measure_graph,
     measure_layers,
     measure_link,
 )
-from atom.graph.profile.seconds import Profile, assume_graph, largest_layer_bytes
+from atom.graph.profile.seconds import (
+    DEVICES,
+    Profile,
+    assume_graph,
+    assumed_device,
+    largest_layer_bytes,
+)
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config

@@ -44,8 +44,7 @@ from atom.daemon.model.run_optimizer import (
 )
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
-from atom.graph.profile.devices import assumed_device
-from atom.graph.profile.seconds import Profile
+from atom.graph.profile.seconds import Profile, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.placement.choice import Choice

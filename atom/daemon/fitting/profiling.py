@@ -14,8 +14,13 @@ from atom.config.places import base_folder
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.chain import Machine
 from atom.graph.ir import ParameterLayout
-from atom.graph.profile.cache import Measurement, kept_profile
-from atom.graph.profile.measured import Told, measure_layers, measure_link
+from atom.graph.profile.measured import (
+    Measurement,
+    Told,
+    kept_profile,
+    measure_layers,
+    measure_link,
+)
 from atom.graph.profile.seconds import (
     Profile,
     assume_graph,

@@ -1,18 +1,128 @@
 """Seconds of a graph's layers and calls on a device: reckoned from rates, or measured layer by
-layer and shared among a layer's calls as they would be reckoned. Both look the same."""
+layer and shared among a layer's calls as they would be reckoned. Both look the same.
 
-from collections.abc import Iterator, Sequence
+Of rates there is a table, so that a plan needs no device. `flops_per_s` and `memory_bytes_per_s`
+are what programs sustain, not what the box says: matrix products reach about three quarters of the
+tensor cores' peak (of the plain units 85 %), streaming kernels about 85 % of the memory's. Links:
+three quarters of the nominal rate, which is what a PCIe 5 x16 link was seen to give each way with
+both ways busy (47 of 63 GB/s).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
-from atom.graph.chain import Machine, Operation, Seconds
+from atom.base.errors import DeviceError
+from atom.graph.chain import Kernel, Machine, Operation, Seconds
 from atom.graph.costs.operations import operation_costs
 from atom.graph.ir import padded_elements
 from atom.graph.layers import Layer, layers_of
-from atom.graph.profile.devices import TYPICAL, Rates, assumed_device
 from atom.graph.traced import Graph
+
+_TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
+_LAUNCH_S = 5e-6
+"""PyTorch's eager mode launches 150,000 to 250,000 kernels per second."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device sustains."""
+
+    flops_per_s: Mapping[torch.dtype, float]
+    """Of matrix products, per precision; float32's also stands for those not named."""
+    memory_bytes_per_s: float
+    launch_s: float
+    """Per kernel, whatever its size."""
+
+    def seconds(self, kernels: Iterable[Kernel]) -> float:
+        """One kernel after the other, each as slow as the slower of its computing and its memory
+        traffic, and its launch."""
+        return sum(map(self._kernel_seconds, kernels))
+
+    def _kernel_seconds(self, kernel: Kernel) -> float:
+        flops_per_s = self.flops_per_s.get(kernel.dtype, self.flops_per_s[torch.float32])
+        busy = max(kernel.flops / flops_per_s, kernel.moved_bytes / self.memory_bytes_per_s)
+        return busy + self.launch_s
+
+
+TYPICAL = {
+    "cpu": Rates({torch.float32: 1e11}, 1.5e10, 4e-6),
+    "cuda": Rates({torch.float32: 2e13, torch.float16: 2e14, torch.bfloat16: 2e14}, 1.5e12, 4e-6),
+}
+"""To share a measured layer's seconds among its calls, and where nothing can be measured."""
+
+
+@dataclass(frozen=True)
+class AssumedDevice:
+    name: str
+    title: str
+    memory_bytes: int
+    rates: Rates
+    """A precision that is absent is one the device does not have."""
+    link_bytes_per_s: float
+    """Each way, both ways busy."""
+
+
+def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
+    """A device of the table that computes in `precision`.
+
+    Raises: DeviceError for an unknown name, or a precision that the device does not have.
+    """
+    if name not in DEVICES:
+        raise DeviceError(
+            f"{name!r} is no device whose rates are known", f"known are {', '.join(DEVICES)}"
+        )
+    device = DEVICES[name]
+    if precision not in device.rates.flops_per_s:
+        wanted = str(precision).removeprefix("torch.")
+        has = ", ".join(str(dtype).removeprefix("torch.") for dtype in device.rates.flops_per_s)
+        instead = "use float16" if wanted == "bfloat16" else f"it has {has}"
+        raise DeviceError(f"a {device.title} does not compute in {wanted}", instead)
+    return device
+
+
+def _card(
+    name: str,
+    title: str,
+    gib: int,
+    full: float,
+    half: float,
+    memory: float,
+    link: float,
+    bfloat16: bool = True,
+) -> AssumedDevice:
+    """From nominal rates per second: `full` of float32, `half` as sustained in 16 bits."""
+    flops = {torch.float16: half, torch.float32: full * _PLAIN_UNITS}
+    rates = Rates(
+        {torch.bfloat16: half, **flops} if bfloat16 else flops, memory * _MEMORY, _LAUNCH_S
+    )
+    return AssumedDevice(name, title, gib * 2**30, rates, link * _LINK)
+
+
+# Links: PCI Express base specification, x16.
+_CARDS = (
+    # NVIDIA Ada GPU architecture white paper; 16 bits dense, with float32 accumulation.
+    _card("rtx4090-24g", "GeForce RTX 4090", 24, full=82.6e12, half=165.2e12 * _TENSOR_CORES,
+          memory=1008e9, link=31.5e9),
+    # NVIDIA's product page: 3584 cores at 1.78 GHz, 192 bit at 15 Gbit/s. Tensor cores per SM:
+    # Ampere GA102 white paper, at 28 SMs; dense, with float32 accumulation.
+    _card("rtx3060-12g", "GeForce RTX 3060", 12, full=12.7e12, half=25.5e12 * _TENSOR_CORES,
+          memory=360e9, link=31.5e9),
+    # NVIDIA's product page: 3584 cores at 1.58 GHz. No tensor cores: 16 bits as float32.
+    _card("gtx1080ti-11g", "GeForce GTX 1080 Ti", 11, full=11.3e12, half=11.3e12 * _PLAIN_UNITS,
+          memory=484e9, link=15.75e9, bfloat16=False),
+    # NVIDIA Tesla V100 data sheet, PCIe, 32 GB.
+    _card("v100-32g", "Tesla V100", 32, full=14e12, half=112e12 * _TENSOR_CORES,
+          memory=900e9, link=15.75e9, bfloat16=False),
+    # NVIDIA H200 data sheet, SXM. Measured on an H200 box: memory, link, and 690 to 790e12 in large
+    # products. The driver offers 139 GB of 141.
+    _card("h200", "H200", 139, full=67e12, half=700e12, memory=4.8e12, link=63e9),
+)  # fmt: skip
+
+DEVICES: dict[str, AssumedDevice] = {device.name: device for device in _CARDS}
+"""By the name that a user gives."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,14 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -96,15 +103,10 @@ def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
 def refuse_untraceable_parts(model: nn.Module) -> None:
     """What a model is made of, looked at before it is run.
 
-    Raises: ModelError naming the module or parameter.
+    Raises: ModelError naming the parameter.
     """
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Refusal.SCRIPTED.error(name=path or type(model).__name__)
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise Refusal.LAZY.error(name=name)
-        if not parameter.is_contiguous():
+        if not is_lazy(parameter) and not parameter.is_contiguous():
             raise Refusal.ACROSS_MEMORY.error(name=name)
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise Refusal.GRADIENT_HOOK.error(what=f"the parameter {name}")
@@ -202,9 +204,6 @@ def quiet() -> Iterator[None]:
 # bits. Our shapes are static and the decision is right: these guards let it be made as in eager.
 # Without `transformers` there is nothing to guard.
 _MASKS = "transformers.masking_utils"
-_EXPORTING = "is_torchdynamo_exporting"
-_PACKED = "find_packed_sequence_indices"
-_TRACING = "is_tracing"
 
 
 @contextmanager
@@ -212,14 +211,14 @@ def masks_as_in_eager() -> Iterator[None]:
     """While tracing: a causal mask is left to the kernel, as in eager. Position ids that the model
     made itself count up, so they pack no sequences; those that come with the batch might.
     """
-    masks = sys.modules.get(_MASKS)
-    packed = getattr(masks, _PACKED, None)
 
-    def find_packed(position_ids: torch.Tensor) -> Any:
-        assert packed is not None
-        return packed(position_ids) if _is_given(position_ids) else None
+    def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
+        return find(position_ids) if _is_given(position_ids) else None
 
-    with _patched(masks, {_EXPORTING: lambda: False, _PACKED: find_packed}):
+    with (
+        _masks("is_torchdynamo_exporting", lambda _: False),
+        _masks("find_packed_sequence_indices", find_packed),
+    ):
         yield
 
 
@@ -228,21 +227,25 @@ def masks_whatever_the_values() -> Iterator[None]:
     """While running eagerly, to compare with a traced program: a padding mask that masks nothing
     is applied like any other, because a program does not look at values.
     """
-    masks = sys.modules.get(_MASKS)
-    tracing, packed = getattr(masks, _TRACING, None), getattr(masks, _PACKED, None)
+    as_it_is: Any = getattr(sys.modules.get(_MASKS), "is_tracing", None)
 
-    def find_packed(position_ids: torch.Tensor) -> Any:
-        assert packed is not None
-        with _patched(masks, {_TRACING: tracing}):
-            return packed(position_ids)
+    def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
+        with _masks("is_tracing", lambda _, *given, **named: as_it_is(*given, **named)):
+            return find(position_ids)
 
-    with _patched(masks, {_TRACING: lambda *_, **__: True, _PACKED: find_packed}):
+    with (
+        _masks("is_tracing", lambda *_, **__: True),
+        _masks("find_packed_sequence_indices", find_packed),
+    ):
         yield
 
 
-def _patched(module: Any, replacements: dict[str, Any]) -> AbstractContextManager[None]:
-    """Other versions of the library may lack a name: then there is nothing to replace."""
-    return replaced(module, {n: new for n, new in replacements.items() if hasattr(module, n)})
+def _masks(name: str, instead: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Replaces a function, which is given first; versions of the library may lack it."""
+    masks: Any = sys.modules.get(_MASKS)
+    if not hasattr(masks, name):
+        return nullcontext()
+    return replaced(masks, {name: partial(instead, getattr(masks, name))})
 
 
 def _is_given(tensor: torch.Tensor) -> bool:

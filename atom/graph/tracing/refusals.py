@@ -2,7 +2,6 @@
 
 import enum
 import os
-import re
 import sysconfig
 import traceback
 
@@ -35,11 +34,6 @@ class Refusal(enum.Enum):
         "the parameter {name} is {dtype}; weights are real floating-point numbers",
         "hold it as real numbers (torch.view_as_real) and make it complex in forward",
     )
-    SCRIPTED = (
-        "the module {name} is TorchScript, which cannot be traced",
-        "use the Python module it was made from",
-    )
-    LAZY = ("the parameter {name} has no shape yet", "run the model once before it is traced")
     ACROSS_MEMORY = (
         "the parameter {name} is not contiguous; sub-models hold it contiguously, and other "
         "kernels would compute other last bits",
@@ -127,9 +121,6 @@ _DATA_DEPENDENT = (
 _NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
 """Errors of torch whose whole text is the name of an inner operator."""
 
-_MEANT = re.compile(r"with fake tensors: .*: got \w+\((['\"])(.*)\1\)$", re.MULTILINE)
-"""Within what torch says of a region (torch.cond) that failed: the error that is meant."""
-
 _GENERATED = "<"
 """What names of code without a file begin with."""
 
@@ -177,8 +168,6 @@ def _place(error: BaseException) -> str:
 def _reason(error: BaseException) -> str:
     if type(error).__name__ in _NAMES_ONLY_AN_OPERATOR:
         return "it depends on values in tensors"
-    if meant := _MEANT.search(str(error)):
-        return meant[2]
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -9,7 +9,7 @@ import typer
 from atom import __version__
 from atom.cli.app import app, main
 from atom.cli.shell import options
-from atom.graph.profile.devices import DEVICES
+from atom.graph.profile.seconds import DEVICES
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
