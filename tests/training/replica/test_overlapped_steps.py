@@ -1,5 +1,5 @@
 """Nobody reads half a state while a step runs under the next pass. That its bits are those of a
-step between passes, `test_state_forms.py` shows in every form."""
+step between passes, `tests/swap/test_step_under_passes.py` shows in every form."""
 
 import itertools
 import threading

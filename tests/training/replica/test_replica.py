@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
+from atom.swap.state_form import StateForm
+from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.replica.update_rule import EveryStep
+from atom.training.storage.run_storage import write_snapshot
 from tests.training.plain_training import CLIP_NORM, DROPOUT_SEED, PlainTraining
 from tests.training.small_replica import (
     FIRST_VALUE,
@@ -189,3 +193,32 @@ def test_a_program_of_another_precision_or_model_is_refused(device: CpuDevice) -
     smaller = GPT3(GPT3Config(1, 1, 8, sequence_tokens=8, vocabulary_size=29))
     with pytest.raises(ValueError, match="different models"):
         filled(device, program(), compile_program(smaller, batches(1, 0)[0]))
+
+
+@pytest.mark.parametrize("form", StateForm)
+def test_a_restored_replica_goes_on_alike_and_takes_no_other_form(
+    device: CpuDevice, form: StateForm, tmp_path: Path
+) -> None:
+    def made(form: StateForm) -> Replica:
+        programs = program(0.1, torch.bfloat16), program(0.0, torch.bfloat16)
+        given = {**SETTINGS, "precision": torch.bfloat16, "state_form": form}
+        return filled(device, *programs, **given)
+
+    one, restored = made(form), made(form)
+    for name, weight in one.export_parameters().items():
+        assert torch.equal(weight, FIRST_VALUE(name, tuple(weight.shape))), name
+    for round in range(1, 4):
+        step_once(one, batches(3, round), round)
+    digest = state_digest(one.state_arenas())
+    snapshot = write_snapshot(tmp_path, 3, b"h" * 32, digest, one.state_arenas())
+    state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
+    assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
+    restored.load_state(snapshot.checked(digest), 3)
+    assert restored.evaluate(batches(2, 9)) == one.evaluate(batches(2, 9))
+    apply(restored, step_once(one, batches(1, 4), 4), 4)
+    assert same(one, restored)
+    for another in set(StateForm) - {form}:
+        other = made(another)
+        with pytest.raises(ValueError, match="does not fit"):
+            other.load_state(one.state_arenas(), 4)
+        assert same(other, made(another))
