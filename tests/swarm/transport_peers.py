@@ -16,8 +16,9 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream
+from atom.swarm.transport import limits
 from atom.swarm.transport.dialer import Contact
-from atom.swarm.transport.limits import Handlers, TransportLimits
+from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 from tests.event_list import EventList
 
@@ -25,7 +26,7 @@ RUN = b"r" * 32
 SOON = 10.0
 STRANGER = Identity.create()
 Found = TypeVar("Found")
-QUICK = TransportLimits(handshake_s=0.5, unclaimed_ring_s=0.2)
+QUICK = {"HANDSHAKE_S": 0.5, "UNCLAIMED_RING_S": 0.2}
 
 
 class Story(EventList):
@@ -43,7 +44,6 @@ class Peer:
     def __init__(
         self,
         local: Local,
-        limits: TransportLimits,
         listens: bool,
         serve: Callable[[Channel], None] | None,
     ) -> None:
@@ -52,7 +52,7 @@ class Peer:
         self.lost: queue.Queue[str] = queue.Queue()
         handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)
         where = ("127.0.0.1", 0) if listens else None
-        self.transport = Transport(local, where, self.events, limits=limits, handlers=handlers)
+        self.transport = Transport(local, where, self.events, handlers=handlers)
 
     @property
     def peer_id(self) -> str:
@@ -76,21 +76,23 @@ def until(find: Callable[[], Found]) -> Found:
 
 
 @pytest.fixture
-def make_peer() -> Iterator[Callable[..., Peer]]:
+def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
 
     def make(
         run: bytes = RUN,
-        limits: TransportLimits = QUICK,
         identity: Identity | None = None,
         listed: Listed = None,
         listens: bool = True,
         serve: Callable[[Channel], None] | None = None,
+        **bounds: float,
     ) -> Peer:
-        """`serve`: blobs."""
+        """`serve`: blobs. `bounds`: of all peers, from now on."""
+        for name, value in (QUICK | bounds).items():
+            monkeypatch.setattr(limits, name, value)
         incarnation = bytes([len(made)]) * 16
         local = Local(identity or Identity.create(), run, incarnation, listed)
-        made.append(Peer(local, limits, listens, serve))
+        made.append(Peer(local, listens, serve))
         made[-1].transport.start()
         return made[-1]
 

@@ -21,6 +21,7 @@ from atom.config.address import parse_host_port
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
+from atom.swarm.transport import limits
 from atom.swarm.transport.limits import Endpoint, Unreachable
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
@@ -155,7 +156,7 @@ class Dialer:
         self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
         end = self._endpoint
-        deadline = min(patience.deadline, time.monotonic() + end.limits.handshake_s)
+        deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
         within = replace(patience, deadline=deadline)
         if way == CALL:
             below = self._reverse.call(peer_id, within.left_s())
@@ -260,13 +261,12 @@ class Lanes:
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Queues a message; False if this destination's queue is full, there are too many
         destinations already, or we are closing."""
-        limits = self._endpoint.limits
         with self._changed:
             if self._endpoint.closing.is_set() or not self._has_lane(peer_id):
                 return False
             queue = self._queues[peer_id]
-            full = len(queue) >= limits.queued_messages
-            full = full or sum(map(len, queue)) + len(raw) > limits.queued_bytes
+            full = len(queue) >= limits.MAX_QUEUED_MESSAGES
+            full = full or sum(map(len, queue)) + len(raw) > limits.MAX_QUEUED_BYTES
             if not full:
                 queue.append(raw)
                 self._changed.notify_all()
@@ -285,7 +285,7 @@ class Lanes:
         if peer_id in self._queues:
             return True
         end = self._endpoint
-        if not end.known.has_room(peer_id, self._queues, end.limits.destinations):
+        if not end.known.has_room(peer_id, self._queues, limits.MAX_DESTINATIONS):
             return False
         queue = self._queues[peer_id] = deque[bytes]()
         try:
@@ -314,9 +314,7 @@ class Lanes:
         """The next message; None (and the lane is gone) after a long silence or when closing."""
         closing = self._endpoint.closing
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(queue) or closing.is_set(), self._endpoint.limits.lane_idle_s
-            )
+            self._changed.wait_for(lambda: bool(queue) or closing.is_set(), limits.LANE_IDLE_S)
             if not queue or closing.is_set():
                 self._drop(peer_id, queue)  # under the lock: a later send starts a new lane
                 return None
@@ -345,7 +343,7 @@ class Lanes:
         try:
             if not channel.stream.idle():
                 return False  # the server never speaks here: this is its end of stream
-            patience = Patience.within(self._endpoint.limits.frame_s)
+            patience = Patience.within(limits.FRAME_S)
             channel.send_frame(Kind.MESSAGE, raw, patience=patience)
         except OSError:
             return False

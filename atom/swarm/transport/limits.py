@@ -18,6 +18,28 @@ from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 
+HANDSHAKE_S = 5.0
+"""For a connection, or a call, and its handshake."""
+MAX_CONNECTIONS = 256
+"""From peers that have proved who they are. Of connections, lines and destinations, strangers have
+half; all of these bounds suit swarms up to a few hundred."""
+MAX_CONNECTIONS_PER_PEER = 12
+"""A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
+blobs."""
+MAX_HANDSHAKES, MAX_HANDSHAKES_PER_HOST = 64, 16
+"""Connections that have not yet proved who they are."""
+UNCLAIMED_RING_S = 10.0
+MAX_DESTINATIONS = 512
+"""Of messages under way, each with a thread."""
+MAX_QUEUED_MESSAGES, MAX_QUEUED_BYTES = 256, 8 * 1024 * 1024
+"""Per destination; more are dropped."""
+LANE_IDLE_S = 30.0
+"""An outgoing message connection closes after this much silence, an incoming one after three times
+as much."""
+FRAME_S = 30.0
+"""From a message frame's first byte to its last."""
+PLACES_FOR_LINES = 96
+"""Of peers that cannot be dialled and keep a connection open to us, to be called over it."""
 TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
 """Events of each kind that strangers bring about: a flood of them must not fill the disk, nor
 hide events of another kind."""
@@ -41,38 +63,6 @@ OFFENCES = frozenset(
 """What a peer is put aside for: nobody asks it to take part in a round. Never for long: a damaged
 disk looks like a lie. A peer that is aside may still connect, within the same limits as all others:
 a quorum may need its vote."""
-
-
-@dataclass(frozen=True)
-class TransportLimits:
-    """Bounds on time, connections and memory. The defaults suit swarms up to a few hundred.
-
-    Of connections, lines and destinations, strangers have half.
-    """
-
-    handshake_s: float = 5.0
-    """For a connection, or a call, and its handshake."""
-    connections: int = 256
-    """From peers that have proved who they are."""
-    connections_per_peer: int = 12
-    """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
-    blobs."""
-    handshakes: int = 64
-    """Connections that have not yet proved who they are."""
-    handshakes_per_host: int = 16
-    unclaimed_ring_s: float = 10.0
-    destinations: int = 512
-    """Of messages under way, each with a thread."""
-    queued_messages: int = 256
-    """Per destination; more are dropped."""
-    queued_bytes: int = 8 * 1024 * 1024
-    lane_idle_s: float = 30.0
-    """An outgoing message connection closes after this much silence, an incoming one after
-    three times as much."""
-    frame_s: float = 30.0
-    """From a message frame's first byte to its last."""
-    lines: int = 96
-    """Peers that cannot be dialled and keep a connection open to us, to be called over it."""
 
 
 class KnownPeers:
@@ -105,37 +95,35 @@ class ConnectionLimiter:
     """Counts incoming connections: per host until they have proved a peer id, then per peer.
     Thread-safe."""
 
-    def __init__(self, limits: TransportLimits, known: KnownPeers) -> None:
-        self._limits = limits
+    def __init__(self, known: KnownPeers) -> None:
         self._known = known
         self._lock = threading.Lock()
         self._hosts: Counter[str] = Counter()
-        self._homes = deque[str](maxlen=limits.connections)
+        self._homes = deque[str](maxlen=MAX_CONNECTIONS)
         """Hosts where known peers were."""
         self._peers: Counter[str] = Counter()
 
     def enter(self, host: str) -> bool:
         """Whether a connection from `host` may start its handshake; counts it if so. Hosts that no
         known peer has come from have half of the places."""
-        limits = self._limits
         with self._lock:
             held = list(self._hosts.elements())
-            full = len(held) >= limits.handshakes
+            full = len(held) >= MAX_HANDSHAKES
             if host not in self._homes:
                 strangers = sum(each not in self._homes for each in held)
-                full |= strangers >= limits.handshakes // 2
-            if full or self._hosts[host] >= limits.handshakes_per_host:
+                full |= strangers >= MAX_HANDSHAKES // 2
+            if full or self._hosts[host] >= MAX_HANDSHAKES_PER_HOST:
                 return False
             self._hosts[host] += 1
             return True
 
     def identify(self, host: str, peer_id: str) -> bool:
         """Moves a connection from `host` to `peer_id`; False: nothing moved, there is no room."""
-        limits, peers = self._limits, self._peers
+        peers = self._peers
         with self._lock:
-            if peers[peer_id] >= limits.connections_per_peer:
+            if peers[peer_id] >= MAX_CONNECTIONS_PER_PEER:
                 return False
-            if not self._known.has_room(peer_id, [*peers.elements()], limits.connections):
+            if not self._known.has_room(peer_id, [*peers.elements()], MAX_CONNECTIONS):
                 return False
             self._hosts -= Counter([host])
             peers[peer_id] += 1
@@ -248,10 +236,9 @@ class Handlers:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One peer's identity, limits, log, clock, threads and channels."""
+    """One peer's identity, log, clock, threads and channels."""
 
     local: Local
-    limits: TransportLimits
     events: EventSink
     threads: ThreadGroup
     clock: Clock = field(default_factory=BootClock)

@@ -17,6 +17,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, server_context
+from atom.swarm.transport import limits
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, offend
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
@@ -35,9 +36,7 @@ def data_door(bind: tuple[str, int]) -> socket.socket:
 class RingPool:
     """Ring channels that came before this peer asked for them. Thread-safe."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: for so long a channel waits."""
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, bytes], Channel] = {}
         """By peer id and tag."""
@@ -52,7 +51,7 @@ class RingPool:
             self._changed.notify_all()
         if before:
             before.close()
-        ended = channel.closed.wait(self._seconds)
+        ended = channel.closed.wait(limits.UNCLAIMED_RING_S)
         with self._changed:
             unclaimed = self._waiting.get(key) is channel
             if unclaimed:
@@ -90,14 +89,14 @@ class Listener:
     ) -> None:
         """`served`: for other purposes than messages and rings, what serves a channel to its end;
         raises PeerRefused, OSError. What is not given is not served."""
-        self.rings = RingPool(endpoint.limits.unclaimed_ring_s)
+        self.rings = RingPool()
         own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
         self._served = {**own, **served}
         self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
         self._endpoint = endpoint
         self._context, self._certificate = server_context(endpoint.local.identity)
         self._reverse = reverse
-        self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
+        self._limiter = ConnectionLimiter(endpoint.known)
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
@@ -170,7 +169,7 @@ class Listener:
         return channel
 
     def _patience(self) -> Patience:
-        return Patience.within(self._endpoint.limits.handshake_s)
+        return Patience.within(limits.HANDSHAKE_S)
 
     def _attend(
         self, channel: Channel, below: SocketStream, host: str, received: bytes = b""
@@ -214,7 +213,7 @@ class Listener:
 
     def _read_messages(self, channel: Channel) -> None:
         end = self._endpoint
-        idle = Patience(3 * end.limits.lane_idle_s)
+        idle = Patience(3 * limits.LANE_IDLE_S)
         while not end.closing.is_set():
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
@@ -227,7 +226,7 @@ class Listener:
 
     def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
         """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
-        within_s = self._endpoint.limits.frame_s
+        within_s = limits.FRAME_S
         try:
             return channel.recv_rest(length, Patience.within(within_s))
         except TimeoutError as late:

@@ -16,6 +16,7 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
+from atom.swarm.transport import limits
 from atom.swarm.transport.limits import Endpoint
 
 ANSWER = b"atomcall"
@@ -51,10 +52,10 @@ class ReverseConnections:
 
         Raises: OSError when the other end is gone.
         """
-        peer_id, limits, line = channel.peer_id, self._endpoint.limits, (channel, threading.Lock())
+        peer_id, line = channel.peer_id, (channel, threading.Lock())
         with self._lock:
             others = self._lines.keys() - {peer_id}
-            if not self._endpoint.known.has_room(peer_id, others, limits.lines):
+            if not self._endpoint.known.has_room(peer_id, others, limits.PLACES_FOR_LINES):
                 return
             before, self._lines[peer_id] = self._lines.get(peer_id), line
         if before:

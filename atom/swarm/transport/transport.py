@@ -18,7 +18,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.dialer import Contact, Dialer, Lanes
-from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup, TransportLimits
+from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup
 from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
@@ -38,7 +38,6 @@ class Transport:
         local: Local,
         bind: tuple[str, int] | None,
         events: EventSink,
-        limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
         handlers: Handlers | None = None,
         known: KnownPeers | None = None,
@@ -49,7 +48,6 @@ class Transport:
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
             local=local,
-            limits=limits or TransportLimits(),
             events=events,
             threads=ThreadGroup(events),
             bandwidth=bandwidth or Bandwidth(),

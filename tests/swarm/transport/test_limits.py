@@ -11,6 +11,7 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport import limits
 from atom.swarm.transport.dialer import Lanes
 from atom.swarm.transport.limits import (
     FORGOTTEN_S,
@@ -23,7 +24,6 @@ from atom.swarm.transport.limits import (
     Handlers,
     KnownPeers,
     ThreadGroup,
-    TransportLimits,
     Unreachable,
     offend,
 )
@@ -37,7 +37,7 @@ from tests.swarm.stream_pairs import stream_pair
 def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None:
     known = KnownPeers()
     known.at_head({"voter"})
-    door = ConnectionLimiter(TransportLimits(handshakes=64), known)
+    door = ConnectionLimiter(known)
     assert door.enter("home")
     assert door.identify("home", "voter")
     assert sum(door.enter(f"host {n % 40}") for n in range(200)) == 32
@@ -77,10 +77,12 @@ CROWD = [f"stranger {number:02}" for number in range(100)]
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    events, limits = EventList(), TransportLimits(destinations=2 * len(CROWD), queued_messages=1)
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setattr(limits, "MAX_DESTINATIONS", 2 * len(CROWD))
+    monkeypatch.setattr(limits, "MAX_QUEUED_MESSAGES", 1)
+    events = EventList()
     local = Local(Identity.create(), bytes(32), bytes(16))
-    made = Endpoint(local, limits, events, ThreadGroup(events), ManualClock())
+    made = Endpoint(local, events, ThreadGroup(events), ManualClock())
     yield made
     made.closing.set()
 

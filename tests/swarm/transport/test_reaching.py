@@ -1,6 +1,5 @@
 """Peers that nobody can dial take part all the same: they are called."""
 
-import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from transport_peers import SOON, Peer, until
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport import reverse_connections
-from atom.swarm.transport.limits import TransportLimits, Unreachable
+from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.reverse_connections import TOKEN_BYTES
 
-LIMITS = TransportLimits(handshake_s=3.0, handshakes_per_host=2)
 Make = Callable[..., Peer]
 
 
@@ -22,8 +20,8 @@ Make = Callable[..., Peer]
 def make(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
 
-    def make(listens: bool = True, limits: TransportLimits = LIMITS) -> Peer:
-        return make_peer(limits=limits, listens=listens)
+    def make(listens: bool = True, **bounds: float) -> Peer:
+        return make_peer(listens=listens, HANDSHAKE_S=3.0, MAX_HANDSHAKES_PER_HOST=2, **bounds)
 
     return make
 
@@ -69,7 +67,7 @@ def test_a_peer_that_cannot_be_dialled_is_called(make: Make) -> None:
 
 
 def test_strangers_do_not_take_all_lines(make: Make) -> None:
-    host = make(limits=dataclasses.replace(LIMITS, lines=2))
+    host = make(PLACES_FOR_LINES=2)
     one, two, member = (make(listens=False) for _ in range(3))
     host.transport.known.at_head([member.peer_id])
     keep_lines(one, host)

@@ -2,14 +2,12 @@
 place, and others are served meanwhile."""
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable
 
 import pytest
 from swarm_samples import TINY_RUN, a_manifest
 from transport_peers import (
-    QUICK,
     RUN,
     SOON,
     STRANGER,
@@ -32,12 +30,11 @@ from atom.swarm.records.manifest import (
 from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import listener
-from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
 from tests.swarm.refusals import refusal
 
 BETWEEN_S = 0.05
-LIMITS = dataclasses.replace(QUICK, handshakes_per_host=2, connections_per_peer=1, frame_s=0.5)
+FEW = {"MAX_HANDSHAKES_PER_HOST": 2, "MAX_CONNECTIONS_PER_PEER": 1, "FRAME_S": 0.5}
 ENDLESS = bytes(10_000)
 Make = Callable[..., Peer]
 
@@ -100,7 +97,7 @@ def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> 
 def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) -> None:
     """Of two places one is free meanwhile, and its own comes back."""
     comes, at_once, drip, reason = SENT[sent]
-    peer = make_peer(limits=LIMITS)
+    peer = make_peer(**FEW)
     stream, cut = comes(peer), threading.Event()
     speaking = threading.Thread(target=speak, args=(stream, at_once, drip, cut))
     speaking.start()
@@ -135,7 +132,7 @@ def test_a_client_is_told_why_it_is_refused(
 
 
 def test_another_identity_is_refused_by_the_client(make_peer: Make) -> None:
-    one, two = make_peer(limits=TransportLimits(handshake_s=600.0)), make_peer()
+    two, one = make_peer(), make_peer(HANDSHAKE_S=600.0)
     host, port = two.transport.address
     expected = Identity.create().peer_id
     one.transport.set_addresses(expected, [f"{host}:{port}"])
@@ -154,7 +151,7 @@ def test_a_token_that_nobody_waits_for_leads_nowhere(make_peer: Make) -> None:
 
 
 def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Make) -> None:
-    peer = make_peer(limits=dataclasses.replace(QUICK, connections=4, connections_per_peer=2))
+    peer = make_peer(MAX_CONNECTIONS=4, MAX_CONNECTIONS_PER_PEER=2)
     voter, *strangers = (newcomer() for _ in range(4))
     peer.transport.known.at_head([voter.identity.peer_id])
     channels = [shake(peer, local) for local in strangers[:2]]
@@ -166,7 +163,7 @@ def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Ma
 
 
 def test_unproven_connections_are_bounded_per_host(make_peer: Make) -> None:
-    peer = make_peer(limits=dataclasses.replace(LIMITS, handshake_s=60.0))
+    peer = make_peer(**FEW | {"HANDSHAKE_S": 60.0})
     silent = [before_tls(peer) for _ in range(3)]
     peer.events.wait("connection-refused", reason="too-many-connections")
     for stream in silent:
@@ -213,9 +210,8 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
 def test_door_and_dialler_refuse_who_is_not_on_the_list(
     make_peer: Callable[..., Peer], purpose: Purpose
 ) -> None:
-    limits = TransportLimits()
     peers = [
-        make_peer(identity=identity, listed=listed, limits=limits, serve=lambda channel: None)
+        make_peer(identity=identity, listed=listed, HANDSHAKE_S=5.0, serve=lambda channel: None)
         for identity, listed in ((ANN, LIST), (OWNER, LIST), (STRANGER, None))
     ]
     for peer in peers:

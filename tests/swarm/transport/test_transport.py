@@ -28,13 +28,12 @@ from atom.swarm.transport.dialer import (
     ContactBook,
     resolve,
 )
-from atom.swarm.transport.limits import TransportLimits, Unreachable
+from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.transport import Transport
 from tests.event_list import EventList
 from tests.swarm.refusals import refusal
 
 Make = Callable[..., Peer]
-PATIENT = TransportLimits(handshake_s=600.0)
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
         receive(*given)
 
     monkeypatch.setattr(handshake, "receive", slowly)
-    one, two = make_peer(limits=PATIENT), make_peer()
+    two, one = make_peer(), make_peer(HANDSHAKE_S=600.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         mute, good = (
             "{}:{}".format(*at) for at in (listening.getsockname(), two.transport.address)
