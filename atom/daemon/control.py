@@ -25,9 +25,9 @@ class Controllable(Protocol):
         Raises: UserError; then nothing is changed."""
         ...
 
-    def trace(self, ticket: int) -> tuple[int, str, str]:
-        """Ticket 0: have the next pass recorded. Returns ticket, spans (JSON) and summary; the
-        latter are empty until the pass has ended: ask again with the ticket."""
+    def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:
+        """Ticket 0: have the next pass recorded. Returns ticket, spans and summary; the latter are
+        empty until the pass has ended: ask again with the ticket."""
         ...
 
 
@@ -114,9 +114,9 @@ class ControlClient:
         changed: list[dict[str, Any]] = self._call("reload")
         return changed
 
-    def trace(self, ticket: int = 0) -> tuple[int, str, str]:
-        ticket, trace, summary = self._call("trace", ticket)
-        return ticket, trace, summary
+    def trace(self, ticket: int = 0) -> tuple[int, list[dict[str, Any]], str]:
+        ticket, spans, summary = self._call("trace", ticket)
+        return ticket, spans, summary
 
     def _call(self, command: str, *arguments: Any) -> Any:
         # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.

@@ -40,8 +40,8 @@ class Target:
         self.calls.append(deadline_s)
         return "leaving"
 
-    def trace(self, ticket: int) -> tuple[int, str, str]:
-        return (9, "", "") if ticket == 0 else (ticket, "{}" * 4_000_000, "one line")
+    def trace(self, ticket: int) -> tuple[int, list[dict[str, Any]], str]:
+        return (9, [], "") if ticket == 0 else (ticket, [{}] * 2_000_000, "one line")
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     client = ControlClient(path)
     assert client.info() == {"run": "demo", "round": 3}
     assert (client.pause(), client.resume()) == ("paused", "resumed")
-    assert client.trace() == (9, "", "")
-    assert client.trace(9) == (9, "{}" * 4_000_000, "one line"), "larger than gRPC's usual limit"
+    assert client.trace() == (9, [], "")
+    assert client.trace(9) == (9, [{}] * 2_000_000, "one line"), "larger than gRPC's usual limit"
     assert client.leave(12.5) == "leaving"
     client.leave()
     assert target.calls == ["pause", "resume", 12.5, None]

@@ -118,7 +118,7 @@ def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None
     with stderr_console().status("asking the daemon") as status:
         client = control_client(state)
         spans, summary = _next_pass(client, deadline_s or TRACE_DEADLINE_S, status.update)
-        trace = chrome_trace(json.loads(spans), f"{client.info()['run']}: one pass")
+        trace = chrome_trace(spans, f"{client.info()['run']}: one pass")
     write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
     typer.echo(summary)
     typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
@@ -134,10 +134,10 @@ def waiting_words(info: Mapping[str, Any]) -> str:
     return f"recording the next pass; the last took {last['pass_seconds']:.1f} s"
 
 
-def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> tuple[str, str]:
-    ticket, trace, summary = client.trace()
+def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> tuple[Any, str]:
+    ticket, spans, summary = client.trace()
     asked_at = time.monotonic()
-    while not trace:
+    while not summary:
         waited_s = time.monotonic() - asked_at
         told(waiting_words(client.info()))
         if waited_s >= deadline_s:
@@ -147,8 +147,8 @@ def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> t
                 '--deadline "10 min"',
             )
         time.sleep(_ASK_AGAIN_S)  # asked, not waited on: control threads are few
-        ticket, trace, summary = client.trace(ticket)
-    return trace, summary
+        ticket, spans, summary = client.trace(ticket)
+    return spans, summary
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:

@@ -325,12 +325,11 @@ class Peer:
             "state_directory": str(self._box.state.root),
         }
 
-    def trace(self, ticket: int) -> tuple[int, str, str]:
+    def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:
         """See `atom.daemon.control.Controllable`."""
         watch = self._replica.watch
         ticket = ticket or watch.ask()
-        trace, summary = watch.trace(ticket)
-        return ticket, trace, summary
+        return ticket, *watch.trace(ticket)
 
     def pause(self) -> str:
         said = self._pauses.pause()

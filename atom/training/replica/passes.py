@@ -4,7 +4,6 @@ Timing every event of every pass would cost a little all the time, and nobody co
 one pass in LOOK_S is recorded, for the figures that a daemon shows, and whichever is asked for.
 """
 
-import json
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -139,14 +138,14 @@ class PassWatch:
             self._due = float("-inf")
             return self._begun + 1
 
-    def trace(self, ticket: int) -> tuple[str, str]:
-        """Spans as JSON and one line of figures of the pass of that ticket, or of a later one;
-        empty if none of them has ended yet."""
+    def trace(self, ticket: int) -> tuple[list[dict[str, Any]], str]:
+        """Spans (`Span.to_json`) and a line of figures of the pass of that ticket, or of a later
+        one; empty if none of them has ended yet."""
         number, timeline, names = self._latest or (-1, Timeline(()), ())
         if number < ticket:
-            return "", ""
+            return [], ""
         spans = [span.to_json(names) for span in timeline.spans]
-        return json.dumps(spans), PassShares.of(timeline).text()
+        return spans, PassShares.of(timeline).text()
 
     def figures(self) -> dict[str, Any] | None:
         """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from atom.cli.shell.failures import ExitCode
 from atom.swap.schedule import Load
 from atom.swap.timeline import Span
 
-SPANS = json.dumps([Span(Load(0, 1), 0.0, 0.5).to_json(["blocks.0"])])
+SPANS = [Span(Load(0, 1), 0.0, 0.5).to_json(["blocks.0"])]
 
 
 class Daemon:
@@ -29,10 +30,10 @@ class Daemon:
     def info(self) -> dict[str, object]:
         return self.shown
 
-    def trace(self, ticket: int = 0) -> tuple[int, str, str]:
+    def trace(self, ticket: int = 0) -> tuple[int, list[dict[str, Any]], str]:
         self.tickets.append(ticket)
         self.left -= 1
-        return (7, "", "") if self.left >= 0 else (7, SPANS, "it computes")
+        return (7, [], "") if self.left >= 0 else (7, SPANS, "it computes")
 
 
 @pytest.fixture
