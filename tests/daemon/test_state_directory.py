@@ -4,8 +4,6 @@ import errno
 import fcntl
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -42,17 +40,6 @@ def test_who_only_looks_turns_no_daemon_away(tmp_path: Path) -> None:
     started.unlock()
 
 
-def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path; from atom.daemon.state_directory import StateDirectory; "
-        f"StateDirectory(Path({str(tmp_path / 's')!r})).lock(); import os; os._exit(9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
-    mine = StateDirectory(tmp_path / "s")
-    mine.lock()
-    mine.unlock()
-
-
 @pytest.mark.parametrize("taken_away", ["deleted", "moved", "begun anew", "unlocked"])
 def test_a_directory_that_was_taken_away_is_noticed(taken_away: str, tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / "s")
@@ -85,13 +72,6 @@ def test_a_disk_that_does_not_answer_took_nothing_away(
     monkeypatch.setattr(Path, "stat", silent)
     state.require_there()
     state.unlock()
-
-
-def test_an_unusable_place_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError) as problem:
-        StateDirectory(tmp_path / "file" / "state").lock()
-    assert "--state" in problem.value.hint
 
 
 def test_a_folder_of_another_user_is_told_with_who_needs_it(

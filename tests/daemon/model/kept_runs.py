@@ -16,7 +16,7 @@ from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.tiny_run import TEXT, TINY_DATA, TINY_PEER, TINY_TEXT, run_text
 
 WORDS = 'module = "own_models:words"\nsequence_tokens = 8'
-CONFIG = {
+CONFIG: dict[str, object] = {
     "model_type": "llama",
     "hidden_size": 16,
     "intermediate_size": 24,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from atom.swarm.records.manifest import PackageVersion
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.worker import BatchLoader
+from tests.daemon.model import kept_runs
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.event_list import EventList
@@ -31,16 +33,7 @@ from tests.swarm.swarm_samples import a_lease
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"
 CIRCLE = 'module = "own_models:circle"'
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 256,
-    "attention_dropout": 0.5,
-}
+CONFIG = kept_runs.CONFIG | {"num_hidden_layers": 3, "attention_dropout": 0.5}
 CODE = """
 import torch
 from torch import nn
@@ -156,6 +149,25 @@ def test_a_joiner_has_the_founder_s_model(folder: Folder, model: str, data: str)
     assert all(torch.equal(value, batches[1][name]) for name, value in batches[0].items())
     assert trained(founder) > 0
     assert founder.samples.tokens_per_sample == (1 if "circle" in model else 8)
+
+
+def test_long_steps_tell_how_far_they_are(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, list[tuple[int, int, str]]] = {}
+
+    def progress(what: str, *step: Any) -> None:
+        told.setdefault(what, []).append(step)  # type: ignore[arg-type]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.root / "cache"))
+    folder.console = Silence()
+    monkeypatch.setattr(folder.console, "progress", progress)
+    member = folder.found(GPT3)
+    assert told["checking the sub-models"] == [(done, 3, "runs") for done in range(4)]
+    layers = len(told["layers measured"]) - 1
+    assert told["layers measured"] == [(done, layers, "layers") for done in range(layers + 1)]
+    sizes = [value.numel() for value in member.replica.export_parameters().values()]
+    done = [step[0] for step in told["making the first weights"]]
+    assert done == sorted(set(done))
+    assert (done[-1], len(done)) == (sum(sizes), 1 + len(sizes)), "one by one"
 
 
 def test_a_founder_takes_its_run_up_again(folder: Folder) -> None:

@@ -17,13 +17,12 @@ from atom.daemon.model import text_source
 from atom.daemon.model.text_source import check_data, pin_table
 from atom.daemon.peer.founding import enter_run
 from atom.models.data.files import text_corpus
-from atom.models.data.samples import Samples, text_samples
+from atom.models.data.samples import text_samples
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import Manifest
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.tiny_run import GPT3
-from tests.swarm.swarm_samples import a_manifest as manifest_of
+from tests.swarm.swarm_samples import a_manifest
 
 ROWS = [{"body": "A peer gives what it has, and takes its part."}] * 40
 TABLE = 'source = "datasets"\npath = "owner/name"\ntext_field = "body"'
@@ -118,18 +117,6 @@ def test_text_that_cannot_be_had_now_may_be_later(
     assert hint in caught.value.hint
 
 
-def a_manifest(data_digest: str, amount: tuple[int, int, int] | None = None) -> Manifest:
-    return manifest_of(Identity.create(), data_digest=data_digest, data_amount=amount)
-
-
-def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Samples:
-    (folder / "text.txt").write_text(text)
-    return text_samples(
-        text_corpus([folder / "text.txt"]), "bytes", validation_fraction=held_out,
-        sequence_tokens=8, seed=1, cache_folder=folder,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
@@ -139,31 +126,22 @@ def samples_of(text: str, folder: Path, held_out: float = 0.0) -> Samples:
         ({"source": "module"}, "the dataset of the owner's module"),
     ],
 )
-def test_what_is_here_and_what_is_wanted(
+def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(
     data: dict[str, object], wanted: str, tmp_path: Path
 ) -> None:
-    section = Data.model_validate(data)
-    samples = samples_of("a peer gives " * 100, tmp_path)
+    (tmp_path / "text.txt").write_text("a peer gives " * 100)
+    samples = text_samples(
+        text_corpus([tmp_path / "text.txt"]), "bytes", validation_fraction=0.0,
+        sequence_tokens=8, seed=1, cache_folder=tmp_path,
+    )  # fmt: skip
+    section, owner = Data.model_validate(data), Identity.create()
     for equal in (samples.digest, ""):
-        check_data(samples, section, a_manifest(equal))
-    with pytest.raises(MismatchError, match="here are 1,300 tokens, 162 sequences to") as refused:
-        check_data(samples, section, a_manifest("another"))
-    assert wanted in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    ("amount", "said"),
-    [
-        ((1313, 164, 0), "to train on; the run has 1,313 tokens, 164 sequences to train on"),
-        ((1300, 162, 0), "162 sequences to train on, as many, but others"),
-        (None, "162 sequences to train on"),
-    ],
-)
-def test_how_much_the_run_has(
-    amount: tuple[int, int, int] | None, said: str, tmp_path: Path
-) -> None:
-    manifest = a_manifest("another", amount)
-    section = Data.model_validate({"source": "python-stdlib"})
-    with pytest.raises(MismatchError) as refused:
-        check_data(samples_of("a peer gives " * 100, tmp_path), section, manifest)
-    assert refused.value.message.endswith(said)
+        check_data(samples, section, a_manifest(owner, data_digest=equal))
+    for amount, said in (
+        (1313, "; the run has 1,313 tokens, 162"),
+        (1300, ", as many, but others"),
+    ):
+        manifest = a_manifest(owner, data_digest="another", data_amount=(amount, 162, 0))
+        with pytest.raises(MismatchError, match="here are 1,300 tokens, 162 .*" + said) as refused:
+            check_data(samples, section, manifest)
+        assert wanted in refused.value.hint

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from atom.base.errors import ConfigError, StorageError
-from atom.daemon.model import weight_files
+from atom.base.errors import ConfigError
 from atom.daemon.model.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
 
 ARENA = torch.arange(24.0)
@@ -69,15 +68,6 @@ def test_of_one_file_and_an_index_the_same_counts_as_for_transformers(tmp_path: 
     assert torch.equal(WeightFiles.open(tmp_path).value("transformer.ln_f.bias"), loaded)
 
 
-def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(tensors: object, path: Path, metadata: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(weight_files, "save_file", full)
-    with pytest.raises(StorageError, match="the disk is full"):
-        write_weights(tmp_path, pieces(VALUES))
-
-
 def _index(folder: Path, places: object) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
 
@@ -86,6 +76,7 @@ def _index(folder: Path, places: object) -> None:
     ("spoil", "said"),
     [
         (lambda folder: None, "holds no model.safetensors"),
+        (lambda folder: folder.rmdir(), "is no folder"),
         (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "a program to be run"),
         (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
         (lambda folder: (folder / INDEX).write_text("{"), "is no index of weights"),
@@ -111,8 +102,3 @@ def test_a_folder_that_is_not_whole(
     with pytest.raises(ConfigError, match=said) as caught:
         WeightFiles.open(tmp_path)
     assert caught.value.hint
-
-
-def test_no_folder_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
-        WeightFiles.open(tmp_path / "none")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,3 +224,17 @@ def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: 
     assert told["voters"] == [member.manifest.owner]
     assert told["data_addresses"] == []
     assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("tokens", [8, 1])
+def test_rates_count_what_a_sample_has(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """A dataset of one's own has samples, whatever its run file says of tokens (see its test)."""
+    status = replace(peer._status, member=replace(peer._status.member, samples=replace(
+        peer._status.member.samples, tokens_per_sample=tokens)))  # fmt: skip
+    monkeypatch.setattr(peer._worker, "rate", lambda: 12.5)
+    peer._transport.start()
+    facts = peer._life.facts
+    assert status.lease(facts, 1, gone=False).tokens_per_s == 12.5 * tokens
+    assert status.info(facts, peer._loop.view)["tokens_per_s"] == 12.5 * tokens
