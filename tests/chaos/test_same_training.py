@@ -23,6 +23,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.records.manifest import Manifest
 from atom.training.storage.run_storage import list_snapshots
+from tests.training.plain_training import adamw
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 
@@ -61,23 +62,19 @@ def train_plainly(
     )
     model = model_of(run)
     initialise(model, run.run.seed)
-    parameters = [*model.parameters()]
-    decays = [p for p in parameters if p.dim() >= 2]
-    stays = [p for p in parameters if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decays, "weight_decay": run.optimizer.weight_decay},
-            {"params": stays, "weight_decay": 0.0},
-        ],
-        lr=run.optimizer.learning_rate,
-        betas=run.optimizer.betas,
-        eps=run.optimizer.epsilon,
+    settings = run.optimizer
+    optimizer = adamw(
+        model,
+        settings.weight_decay,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
     )
     rate = RateSettings(
-        run.optimizer.learning_rate,
-        run.optimizer.final_learning_rate,
-        run.optimizer.warmup_rounds,
-        run.optimizer.decay,
+        settings.learning_rate,
+        settings.final_learning_rate,
+        settings.warmup_rounds,
+        settings.decay,
         run.run.rounds,
     )
     losses = []
@@ -88,7 +85,7 @@ def train_plainly(
         loss = model(tokens, targets)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         optimizer.step()
         losses.append(float(loss.detach()))
     return {name: value.detach() for name, value in model.named_parameters()}, losses

@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from atom.models.gpt3 import GPT3, initialise
@@ -12,15 +13,28 @@ from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.rate import learning_rate
 from tests.training.small_replica import RATE, SEED, SEQUENCES, MicroBatch, config, program
 
-CLIP_NORM, DROPOUT_SEED = 0.5, 3
+CLIP_NORM, DROPOUT_SEED, BETAS, WEIGHT_DECAY = 0.5, 3, (0.9, 0.99), 0.1
 TIED = "embedding.tokens.weight"
+
+
+def adamw(model: nn.Module, weight_decay: float, **options: Any) -> torch.optim.AdamW:
+    """Matrices decay, vectors do not."""
+    parameters = [*model.parameters()]
+    matrices = {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay}
+    vectors = {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, vectors], **options)
 
 
 class PlainTraining:
     """The same training without Atom. `apart`: sums the tied weight's uses layer by layer."""
 
     def __init__(
-        self, dropout: float, apart: bool, stepped_by: Callable[[GPT3], torch.optim.Optimizer]
+        self,
+        dropout: float,
+        apart: bool,
+        stepped_by: Callable[[GPT3], torch.optim.Optimizer] = lambda model: adamw(
+            model, WEIGHT_DECAY, lr=1.0, betas=BETAS, fused=True
+        ),
     ) -> None:
         self.model = GPT3(config(dropout))
         initialise(self.model, SEED)

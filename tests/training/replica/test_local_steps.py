@@ -26,6 +26,7 @@ from atom.training.replica.local_steps import (
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import write_snapshot
 from tests.training.conftest import NewDevice
+from tests.training.plain_training import adamw
 from tests.training.small_replica import (
     SEED,
     SEQUENCES,
@@ -119,19 +120,7 @@ class DiLoCo:
             self.shared.parameters(), lr=OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True
         )
         self.peers = [GPT3(config()) for _ in PASSES]
-        self.inner = [
-            torch.optim.AdamW(peer.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-            for peer in self.peers
-        ]
-        for inner in self.inner:  # matrices decay, vectors do not
-            every = inner.param_groups.pop()
-            for decays in (True, False):
-                inner.add_param_group(
-                    {
-                        "params": [p for p in every["params"] if (p.dim() > 1) is decays],
-                        "weight_decay": 0.1 if decays else 0.0,
-                    }
-                )
+        self.inner = [adamw(peer, 0.1, lr=RATE, betas=(0.9, 0.95)) for peer in self.peers]
 
     def play_round(self, round: int) -> None:
         for number, (peer, inner) in enumerate(zip(self.peers, self.inner, strict=True)):

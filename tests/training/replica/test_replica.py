@@ -18,7 +18,13 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.replica.update_rule import EveryStep
 from atom.training.storage.run_storage import write_snapshot
-from tests.training.plain_training import CLIP_NORM, DROPOUT_SEED, PlainTraining
+from tests.training.plain_training import (
+    BETAS,
+    CLIP_NORM,
+    DROPOUT_SEED,
+    WEIGHT_DECAY,
+    PlainTraining,
+)
 from tests.training.small_replica import (
     FIRST_VALUE,
     SEED,
@@ -36,7 +42,7 @@ from tests.training.small_replica import (
 STEPS = 3
 CUTS = {"finest": None, "halves": ((0, 1), (2, 3)), "whole": ((0, 3),)}
 SETTINGS = {
-    "optimizer": AdamW(betas=(0.9, 0.99), weight_decay=0.1),
+    "optimizer": AdamW(betas=BETAS, weight_decay=WEIGHT_DECAY),
     "clip_norm": CLIP_NORM,
     "dropout_seed": DROPOUT_SEED,
 }
@@ -45,14 +51,6 @@ SETTINGS = {
 def new_replica(device: CpuDevice, cut: str = "finest") -> Replica:
     made = program(0.1, cut=CUTS[cut])
     return filled(device, made, program(0.0, cut=CUTS["halves"]), **SETTINGS)
-
-
-def adamw(model: GPT3) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2]},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
 
 
 # --- what a codec took away ---------------------------------------------------------------------
@@ -90,7 +88,7 @@ def test_training_is_bit_equal_to_plain_pytorch(
 ) -> None:
     made = program(dropout, cut=CUTS[cut])
     replica = filled(device, made, arrangement=Arrangement(slots), **SETTINGS)
-    plain = PlainTraining(dropout, micro_batches > 1 and cut != "whole", adamw)
+    plain = PlainTraining(dropout, micro_batches > 1 and cut != "whole")
     for round in range(1, STEPS + 1):
         data = batches(micro_batches, seed=round)
         step_once(replica, data, round)
