@@ -175,28 +175,6 @@ def test_gpt3_175b_compiles_without_its_weights() -> None:
     assert numel == (50257 + 2048) * 12288 + 2 * 1_812_099_072 + 2 * 12288
 
 
-def test_gpt3_175b_at_any_cut() -> None:
-    config = dataclasses.replace(SIZES["175b"], layers=24)
-    batch = {name: torch.zeros(1, 2048, dtype=torch.int64) for name in ("tokens", "targets")}
-    graph = trace(GPT3(config, device="meta", dtype=torch.bfloat16), batch)
-    layers = [0, *layer_ends(layers_of(graph))]
-    within = layers[2] - layers[1]
-    middle = [s + within // 2 for s in layers[1:-2] if s + within // 2 not in graph.forbidden_cuts]
-    assert len(middle) == 24
-    cuts = {
-        "layers": layers[1:],
-        "inside every layer": [*middle, layers[-1]],
-        "also between layers": sorted([*layers[1:], *middle]),
-        "inside every fifth layer": [*middle[2::5], layers[-1]],
-        "whole": layers[-1:],
-    }
-    for name, ends in cuts.items():
-        program = build_program(graph, ends=ends)
-        assert len(program.sub_models) == len(ends), name
-        assert len(program.source.splitlines()) < 250, name
-        compile(program.source, name, "exec")
-
-
 def test_names_that_are_no_identifiers_or_taken() -> None:
     class Awkward(torch.nn.Module):
         def __init__(self) -> None:

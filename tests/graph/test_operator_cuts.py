@@ -101,39 +101,6 @@ def test_the_finest_legal_cut_gives_the_model_s_bits(name: str) -> None:
     verify_against_eager(model, program, MODELS[name][1](1))
 
 
-class LlamaLoss(nn.Module):
-    """A transformers Llama that returns its loss alone."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        transformers = pytest.importorskip("transformers")
-        config = transformers.LlamaConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=32,
-            attention_dropout=dropout,
-            use_cache=False,
-        )
-        self.inner = transformers.LlamaForCausalLM(config)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self.inner(input_ids=tokens, labels=targets).loss
-        return loss
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_llama_from_transformers(dropout: float) -> None:
-    torch.manual_seed(0)
-    model = LlamaLoss(dropout)
-    graph = trace(model, tokens_and_targets(0, 32))
-    legal, count = legal_ends(graph), len(graph.calls)
-    for ends in ([*legal, count], [*legal[3::7], count], [*legal[10::41], count]):
-        verify_against_eager(model, build_program(graph, ends=ends), tokens_and_targets(1, 32))
-
-
 def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() -> None:
     graph = trace(TiedGPT(layers=8), tokens_and_targets())
     layers = layers_of(graph)
@@ -162,11 +129,6 @@ def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() 
     assert "    2 … 3  blocks.1 (2/2) … blocks.5 (1/2): BlockEnd, Block, BlockStart" in lines
     paths = dict(program.sub_models[2].parameters)
     assert paths["1.norm1_weight"] == "blocks.2.norm1.weight"
-
-
-def test_without_ends_sub_models_are_layers() -> None:
-    graph = trace(TiedGPT(), tokens_and_targets())
-    assert build_program(graph, ends=layer_ends(layers_of(graph))) == build_program(graph)
 
 
 @pytest.mark.parametrize("ends", [(), (0, 80), (5,), (5, 5, 80), (9, 5, 80), (81,), (-1, 80)])
@@ -229,9 +191,6 @@ def test_masks_and_rotary_tables_are_shared() -> None:
     shared, _ = made_of_sizes_alone("side values")
     assert {"cos", "sin", "expand"} <= shared
     assert not any(name.startswith(("linear", "mul", "getitem")) for name in shared)
-    llama = build_program(trace(LlamaLoss(0.0), tokens_and_targets(0, 32)))
-    (tables,) = (set(s.outputs) & llama.shared for s in llama.sub_models[:1])
-    assert len(tables) == 2
 
 
 @pytest.mark.parametrize("indirectly", [False, True])

@@ -16,7 +16,6 @@ from traced_modules import (
     LargeTable,
     LearnedBias,
     Normalised,
-    NotALoss,
     TiedGPT,
     hidden_states,
     tokens_and_targets,
@@ -33,20 +32,17 @@ from untraceable_modules import (
     HandsAModule,
     HoldsATensor,
     KeepsATensor,
-    LazyLayer,
     Leaves,
     LosesARegion,
     MakesALayer,
     NumpyRandomness,
     OneNameForTwo,
     OwnGenerator,
-    ReadsANumber,
     ReadsData,
     RemembersShapes,
     Returns,
     ReturnsADictionary,
     SelectsByData,
-    SlicesByData,
     SparseGradient,
     SparseProduct,
     SparseTable,
@@ -57,19 +53,12 @@ from untraceable_modules import (
     accumulation_hook,
     module_backward_hook,
     parameter_hook,
-    spectral_norm,
 )
 
 from atom.base.errors import ModelError
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
-
-
-def on_meta(make: type[nn.Module]) -> nn.Module:
-    with torch.device("meta"):
-        return make()
-
 
 REFUSED = {
     "function that is handed a module": (HandsAModule, r"untraceable_modules\.Through"),
@@ -79,7 +68,6 @@ REFUSED = {
     "functions of one name": (OneNameForTwo, "Multiplied_.* has the name of another"),
     "python randomness": (DrawsInPython, "random"),
     "data-dependent": (DependsOnData, r"traced_modules\.py:\d+"),
-    "not a scalar": (NotALoss, "scalar loss"),
     "input changed": (ChangesItsInput, "batch's entry hidden in place.*traced_modules"),
     "running statistics": (lambda: Normalised(nn.BatchNorm1d(WIDTH)), "buffer norm"),
     "momentless statistics": (
@@ -87,10 +75,6 @@ REFUSED = {
         r"buffer norm\.(running_mean|num_batches_tracked)",
     ),
     "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
-    "meta parameter held aside": (
-        lambda: on_meta(HoldsAParameterAside),
-        r"traced_modules\.py:\d+ .*self\.held",
-    ),
     "large buffer": (LargeTable, "table has 262144 bytes"),
     "generator of its own": (OwnGenerator, "a Generator"),
     "numpy randomness": (NumpyRandomness, r"numpy\.random"),
@@ -100,7 +84,6 @@ REFUSED = {
     "hook on a parameter": (parameter_hook, r"parameter layer\.weight has a gradient hook"),
     "hook on a sum": (accumulation_hook, r"parameter layer\.weight has a gradient hook"),
     "hook on a module's backward": (module_backward_hook, "BackwardHookFunction"),
-    "power iteration": (spectral_norm, r"buffer layer\.parametrizations\.weight\.0\._v in place"),
     "parameter's data": (ReadsData, r"lost sight of, such as a parameter's data"),
     "a dictionary around the loss": (ReturnsADictionary, "returns a dict, not the loss"),
     "vmap": (Vectorised, r"torch\.vmap or torch\.func at \S+untraceable_modules\.py:\d+"),
@@ -114,9 +97,6 @@ REFUSED = {
     "forward ends the process": (Leaves, "cannot be traced at .*leave"),
     "region lost": (LosesARegion, r"made at \S+modules\.py:\d+ has a gradient in the graph"),
     "weight changed": (ChangesAWeight, r"parameter layer\.weight in place, at \S+modules\.py:\d+"),
-    "no shapes yet": (LazyLayer, "cannot be traced.* uninitialized parameter"),
-    "number read": (ReadsANumber, r"untraceable_modules\.py:\d+ .*values in tensors"),
-    "sliced by data": (SlicesByData, r"untraceable_modules\.py:\d+ .*data-dependent"),
     "selected by data": (SelectsByData, r"untraceable_modules\.py:\d+ .*values in tensors"),
     "checkpoint with reentry": (
         lambda: Checkpointed(use_reentrant=True),

@@ -418,11 +418,6 @@ class CountsCalls(Rounds):
         return self.layer(hidden).sum() * next(self.calls)
 
 
-class NotALoss(Rounds):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden)
-
-
 class ChangesItsInput(Rounds):
     def forward(self, hidden: Tensor) -> Tensor:
         return self.layer(hidden.mul_(2)).sum()

@@ -236,31 +236,6 @@ def module_backward_hook() -> nn.Module:
     return model
 
 
-def spectral_norm() -> nn.Module:
-    model = Two()
-    model.layer = torch.nn.utils.parametrizations.spectral_norm(model.layer)
-    return model
-
-
-class LazyLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LazyLinear(WIDTH)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden).sum()
-
-
-class ReadsANumber(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden).sum() * hidden.max().item()
-
-
-class SlicesByData(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden)[:, : int(hidden.abs().max())].sum()
-
-
 class SelectsByData(Two):
     def forward(self, hidden: Tensor) -> Tensor:
         return self.layer(hidden)[hidden > 0].sum()
