@@ -19,8 +19,6 @@ from atom.config.section import Section
 
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""
-MARK = "\ufeff"
-"""What some editors begin a file in UTF-8 with."""
 MAX_SHOWN = 5
 MAX_SENTENCE = 300
 """Characters of what is said about one key."""
@@ -121,7 +119,7 @@ def _check_length(length_bytes: int, name: str) -> None:
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     try:
-        return tomllib.loads(text.removeprefix(MARK))
+        return tomllib.loads(text.removeprefix("\ufeff"))  # with which some editors begin
     except (ValueError, RecursionError) as error:
         hint = "texts need quotes, sections brackets: https://toml.io"
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -10,10 +10,6 @@ from atom.config.address import parse_announcement, parse_host_port, parse_inter
 from atom.config.hours import Window, parse_window
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
 from atom.config.section import BitsPerSecond, Bytes, Seconds, Section, refuse
-
-
-def _auto_is_none(value: Any) -> Any:
-    return None if value == "auto" else value
 
 
 def _checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -26,7 +22,8 @@ def _checked(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
+_AUTO = BeforeValidator(lambda value: None if value == "auto" else value)
+BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, _AUTO]
 HostPortText = Annotated[str, _checked(parse_host_port)]
 InterfaceText = Annotated[str, AfterValidator(parse_interface)]
 WindowText = Annotated[str, _checked(parse_window)]

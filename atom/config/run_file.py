@@ -10,7 +10,6 @@ from atom.config.model_and_data import Data, Model
 from atom.config.section import Count, Fraction, PeerId, Section, one_of, refuse
 
 BYTE_VOCABULARY = 256
-
 MAX_MEMBERS = 64
 """Some 36 bytes each, compressed: with the rest of the run file they fit into a DHT record."""
 
