@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
 from atom.config.load import keys_of, load_run_file, parse_peer_text, parse_run_text
@@ -11,9 +10,9 @@ from atom.config.model_and_data import SizeName
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.models.data.files import stdlib_corpus, text_corpus
-from atom.models.data.samples import text_samples
-from atom.models.gpt3 import SIZES, GPT3Config
+from atom.models.data.files import text_corpus
+from atom.models.gpt3 import SIZES
+from tests.toml_text import with_key
 
 READY = Path(__file__).parents[2] / "peers"
 HERE = Path("/runs")
@@ -31,30 +30,6 @@ def small() -> RunFile:
 
 def test_sizes_are_those_of_the_models_room() -> None:
     assert list(get_args(SizeName)) == list(SIZES)
-
-
-@pytest.mark.parametrize("path", sorted(READY.glob("gpt3-*.toml")), ids=lambda path: path.stem)
-def test_a_run_file_describes_a_model(path: Path) -> None:
-    model = load_run_file(path).model
-    config = GPT3Config.build(vocabulary_size=model.vocabulary_size or 0, **model.shape())
-    assert config.layers == SIZES[path.stem.removeprefix("gpt3-")].layers
-    assert config.vocabulary_size == 50304
-
-
-def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
-    run = load_run_file(READY / "demo.toml")
-    sources = text_sources(run, PeerFile(), None)
-    dataset = text_samples(
-        stdlib_corpus(run.data.max_bytes),
-        sources.tokenizer,
-        validation_fraction=run.data.validation_fraction,
-        sequence_tokens=run.model.sequence_tokens,
-        seed=run.run.seed,
-        cache_folder=tmp_path,
-    )
-    assert run.run.rounds is not None
-    assert len(dataset.train) > 2 * run.run.rounds * run.batch.global_sequences
-    assert len(dataset.validation) > 100
 
 
 def test_a_folder_whose_name_looks_like_a_glob_is_none(tmp_path: Path) -> None:
@@ -80,68 +55,50 @@ def test_every_key_says_what_it_means(file: type) -> None:
             assert meaning, f"{section}.{key}"
 
 
-@pytest.mark.parametrize("state", ["split", "half"])
-@pytest.mark.parametrize(("precision", "hint"), [("float32", "exact"), ("float16", "bfloat16")])
-def test_only_bfloat16_weights_are_split(
-    tmp_path: Path, state: str, precision: str, hint: str
-) -> None:
-    text = (READY / "gpt3-small.toml").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(("precision", "state"))]
-    split = "\n".join(lines).replace("[optimizer]", f'[optimizer]\nstate = "{state}"')
-    (tmp_path / "run.toml").write_text(split.replace("[model]", '[model]\nprecision = "bfloat16"'))
-    assert load_run_file(tmp_path / "run.toml").optimizer.state == state
-    text = split.replace("[model]", f'[model]\nprecision = "{precision}"')
-    (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"optimizer\.state") as caught:
-        load_run_file(tmp_path / "run.toml")
-    assert hint in caught.value.hint
+def with_keys(**keys: str) -> RunFile:
+    """Shakespeare's run with other keys: `section__key`."""
+    text = (READY / "shakespeare.toml").read_text()
+    for name, value in keys.items():
+        section, _, key = name.partition("__")
+        text = with_key(text, f"{section}.{key}", value)
+    return parse_run_text(text)
 
 
 @pytest.mark.parametrize(
-    ("keys", "problem"),
+    ("keys", "place", "hint"),
     [
-        ("", "inner_sequences: is missing"),
-        ("inner_sequences = 1000000", "is more than the whole global batch"),
+        ({"optimizer__state": '"half"'}, r"optimizer\.state", "exact"),
+        ({"optimizer__state": '"split"', "model__precision": '"float16"'}, "state", "bfloat16"),
+        ({"optimizer__gradients": '"bfloat16"'}, r"optimizer\.gradients", "float32"),
+        ({"update__rule": '"local-steps"'}, "inner_sequences: is missing", "optimizer step"),
+        (
+            {"update__rule": '"local-steps"', "update__inner_sequences": "1000000"},
+            "is more than the whole global batch",
+            "lower it",
+        ),
+        *(
+            (
+                {"optimizer__gradients": '"bfloat16"', "model__precision": '"bfloat16"',
+                 "swarm__codec": f'"{codec}"'},
+                rf'optimizer\.gradients: the codec "{codec}"',
+                'codec = "bfloat16"',
+            )
+            for codec in ("int8", "int4", "sparse")
+        ),
     ],
-)
-def test_local_steps_say_how_large_a_step_is(keys: str, problem: str) -> None:
-    section = f'\n[update]\nrule = "local-steps"\n{keys}\n'
-    with pytest.raises(ConfigError, match=problem):
-        parse_run_text((READY / "shakespeare.toml").read_text() + section)
-
-
-@pytest.mark.parametrize(
-    ("precision", "codec", "hint"),
-    [
-        ("float32", "float32", "float32"),
-        ("bfloat16", "int8", 'codec = "bfloat16"'),
-        ("bfloat16", "int4", 'codec = "bfloat16"'),
-        ("bfloat16", "sparse", 'codec = "bfloat16"'),
-    ],
-)
-def test_gradients_in_sixteen_bits_go_with_what_can_take_them(
-    tmp_path: Path, precision: str, codec: str, hint: str
-) -> None:
-    def write(precision: str, codec: str) -> Path:
-        text = (READY / "shakespeare.toml").read_text()
-        keys = ("precision", "codec", "gradients")
-        lines = [line for line in text.splitlines() if not line.startswith(keys)]
-        text = "\n".join(lines).replace("[optimizer]", '[optimizer]\ngradients = "bfloat16"')
-        text = text.replace("[model]", f'[model]\nprecision = "{precision}"')
-        text = text.replace("[swarm]", "") + f'\n[swarm]\ncodec = "{codec}"\n'
-        (tmp_path / "run.toml").write_text(text)
-        return tmp_path / "run.toml"
-
-    assert load_run_file(write("bfloat16", "bfloat16")).optimizer.gradients == "bfloat16"
-    with pytest.raises(ConfigError, match=r"optimizer\.gradients") as caught:
-        load_run_file(write(precision, codec))
+)  # fmt: skip
+def test_numbers_and_rules_go_together(keys: dict[str, str], place: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=place) as caught:
+        with_keys(**keys)
     assert hint in caught.value.hint
 
 
-def test_files_are_frozen(shakespeare: RunFile) -> None:
-    with pytest.raises(ValidationError):
-        shakespeare.model.layers = 5  # type: ignore[misc]
-    assert hash(shakespeare) == hash(load_run_file(READY / "shakespeare.toml"))
+@pytest.mark.parametrize("key", ["optimizer__state", "optimizer__gradients"])
+def test_sixteen_bits_are_for_bfloat16(key: str) -> None:
+    value = "half" if key.endswith("state") else "bfloat16"
+    keys = {key: f'"{value}"', "model__precision": '"bfloat16"', "swarm__codec": '"bfloat16"'}
+    optimizer = with_keys(**keys).optimizer
+    assert value in (optimizer.state, optimizer.gradients)
 
 
 def test_pinning_fixes_what_the_tokenizer_decides(shakespeare: RunFile, small: RunFile) -> None:
@@ -153,10 +110,6 @@ def test_pinning_fixes_what_the_tokenizer_decides(shakespeare: RunFile, small: R
         pinned.pinned(256, "b" * 64)
     with pytest.raises(ConfigError, match="60000"):
         small.pinned(60_000, "a" * 64)
-
-
-def test_ones_own_run_file_names_paths_beside_it(shakespeare: RunFile, small: RunFile) -> None:
-    assert text_sources(shakespeare, PeerFile(), HERE).paths == ("/runs/input.txt",)
     sources = text_sources(small, PeerFile(), HERE)
     assert (sources.paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
 

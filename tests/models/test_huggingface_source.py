@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from atom.graph.program import compile_program
+from atom.graph.program import build_program, compile_program
+from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import (
@@ -117,15 +118,6 @@ def test_values_depend_on_seed_and_name_alone(config: dict[str, Any]) -> None:
     assert not torch.equal(other(name, shapes[name]), forwards[name])
 
 
-def test_asking_for_values_leaves_the_random_state_alone() -> None:
-    values = source(LLAMA).initial_values(5)
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    values("model.embed_tokens.weight", (64, 32))
-    assert torch.equal(torch.rand(4), expected)
-
-
 def test_the_loss_is_the_library_s_own(config: dict[str, Any]) -> None:
     own_source = source(config)
     model = materialised(own_source, torch.float32, seed=1).eval()
@@ -200,39 +192,29 @@ def test_what_cannot_be_trained_is_named(change: dict[str, Any], what: str) -> N
     assert what in refusal(config).message
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '"llama"', '{"model_type": NaN}', "[" * 5000, "\x00"])
-def test_what_is_no_config_is_named(text: str) -> None:
-    with pytest.raises(SourceError, match="the config"):
-        read_config(text)
+def nested(levels: int) -> str:
+    return f'{{"model_type": "llama", "note": {"[" * levels}1{"]" * levels}}}'
 
 
-def test_numbers_are_finite() -> None:
-    text = json.dumps(LLAMA | {"rope_theta": 5})
-    with pytest.raises(SourceError, match="the config holds inf"):
-        read_config(text.replace('"rope_theta": 5', '"rope_theta": 1e999'))
-    assert read_config(json.dumps(LLAMA | {"rope_theta": 1e10}))["rope_theta"] == 1e10
-
-
-@pytest.mark.parametrize("change", [{"architectures": ["\x1b[2J"]}, {"note": {"\x9b": 1}}])
-def test_no_text_of_a_stranger_s_is_for_the_terminal(change: dict[str, Any]) -> None:
-    with pytest.raises(SourceError, match="control characters"):
-        read_config(json.dumps(LLAMA | change))
-
-
-def test_a_config_is_bounded() -> None:
-    with pytest.raises(SourceError, match="longer than 32 KiB"):
-        read_config(json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}))
-
-
-@pytest.mark.parametrize(("opening", "end"), [('{"a": ', "}"), ("[", "]")])
-def test_a_config_is_no_well(opening: str, end: str) -> None:
-    def nested(levels: int) -> str:
-        return f'{{"model_type": "llama", "note": {opening * levels}1{end * levels}}}'
-
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "not JSON"),
+        ('{"model_type": NaN}', "not JSON"),
+        ("[" * 5000, "the config"),
+        (json.dumps(LLAMA | {"rope_theta": 5}).replace("5}", "1e999}"), "the config holds inf"),
+        (json.dumps(LLAMA | {"architectures": ["\x1b[2J"]}), "control characters"),
+        (json.dumps(LLAMA | {"note": {"\x9b": 1}}), "control characters"),
+        (json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}), "longer than 32 KiB"),
+        (nested(MAX_DEPTH), "nested more than 32 deep"),
+    ],
+    ids=range(9),
+)
+def test_what_is_no_config_is_named(text: str, what: str) -> None:
     assert "note" in read_config(nested(MAX_DEPTH - 1))
-    for levels in (MAX_DEPTH, 480):
-        with pytest.raises(SourceError, match="nested more than 32 deep"):
-            read_config(nested(levels))
+    with pytest.raises(SourceError, match=what):
+        read_config(text)
 
 
 def test_a_stranger_s_sizes_take_no_memory() -> None:
@@ -290,3 +272,68 @@ def test_without_the_library_the_command_to_install_it_is_named(
         assert refusal(LLAMA).hint == f"`{install_extra('hf')}`"
     finally:
         huggingface._library.cache_clear()
+
+
+# ---- the loss in chunks: the same loss, fewer logits
+
+VOCABULARY, TOKENS = 160, 320
+SHORT = {"num_hidden_layers": 1, "vocab_size": VOCABULARY, "max_position_embeddings": TOKENS}
+LONG = {
+    "llama": LLAMA | SHORT,
+    "gpt2": GPT2 | {"n_layer": 1, "vocab_size": VOCABULARY, "n_positions": TOKENS},
+    "mixtral": LLAMA
+    | SHORT
+    | {"model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True},
+}
+"""With dropout of 0.1 and a tied head, GPT-2."""
+CAPPED = LLAMA | SHORT | {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 30.0}
+
+
+def batch(seed: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def whole(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As the library computes it."""
+    loss: torch.Tensor = model.plain_forward(**given, use_cache=False).loss  # type: ignore[operator]
+    return loss
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_loss_and_its_gradients_are_the_librarys(name: str) -> None:
+    model = materialised(source(LONG[name], TOKENS), torch.float32, seed=1)
+    given = batch(1)
+    given["labels"][0, 40:90] = -100
+    results = []
+    for compute in (lambda: model(**given), lambda: whole(model, given)):
+        torch.manual_seed(0)
+        loss = compute()
+        results.append((loss.item(), torch.autograd.grad(loss, list(model.parameters()))))
+    (chunked, gradients), (expected, plain) = results
+    assert chunked == pytest.approx(expected, rel=1e-6)
+    for found, wanted in zip(gradients, plain, strict=True):
+        assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    assert not model.get_output_embeddings()._forward_hooks
+    assert "_loss_function" not in vars(model)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_sub_models_hold_one_chunk_and_give_the_bits(name: str) -> None:
+    model = materialised(source(LONG[name], TOKENS), torch.float32, seed=1)
+    graph = trace(model, batch(0))
+    assert len(graph.recomputed) == 2
+    logits = [spec.shape for spec in graph.specs.values() if spec.shape[-1:] == (VOCABULARY,)]
+    made = {graph.specs[call].shape for call in graph.calls if call in graph.specs}
+    assert (1, TOKENS, VOCABULARY) in logits, "the call is traced"
+    assert (1, TOKENS, VOCABULARY) not in made, "and dropped"
+    assert (TOKENS // 2, VOCABULARY) in made
+    verify_against_eager(model, build_program(graph), batch(1))
+
+
+def test_logits_that_something_is_done_to_stay_together() -> None:
+    model = materialised(source(CAPPED, TOKENS), torch.float32, seed=1)
+    assert torch.equal(model(**batch(1)), whole(model, batch(1)))
+    graph = trace(model, batch(0))
+    assert graph.recomputed == ()
+    verify_against_eager(model, build_program(graph), batch(1))
