@@ -20,14 +20,6 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     assert event["of"] == {"a": None, "b": 2}
 
 
-def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
-    log = tmp_path / "events.jsonl"
-    EventLog(log).emit("one")
-    with log.open("a") as file:
-        file.write('{"event": "tw')
-    assert [event["event"] for event in read_events(log)] == ["one"]
-
-
 @pytest.mark.parametrize("left", ['{"event": "tw', "\0" * 100_000, ""])
 def test_what_a_crash_left_of_a_line_does_not_spoil_the_next(left: str, tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"

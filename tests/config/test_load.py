@@ -42,19 +42,6 @@ def test_every_ready_file_loads(path: Path) -> None:
         assert load_peer_file(path) != PeerFile()
 
 
-def test_the_example_means_what_it_says() -> None:
-    run = parse_run_text(EXAMPLE)
-    assert (run.run.name, run.run.rounds, run.run.seed) == ("shakespeare", 2000, 1337)
-    assert run.model.shape() == {
-        "size": None, "layers": 4, "heads": 4, "model_dim": 128,
-        "sequence_tokens": 64, "dropout": 0.0,
-    }  # fmt: skip
-    assert (run.data.paths, run.data.tokenizer) == (("input.txt",), "bytes")
-    assert run.optimizer.betas == (0.9, 0.99)
-    assert run.validation is not None
-    assert (run.validation.every_rounds, run.validation.batches) == (250, 20)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "place", "hint"),
     [
@@ -79,13 +66,7 @@ def test_mistakes_in_a_run_file_are_named(old: str, new: str, place: str, hint: 
 
 
 def test_several_mistakes_are_told_at_once() -> None:
-    error = complaint("layers = 4\nheads = 4", "layers = 0\nheads = 'x'")
-    assert "model.layers" in error.message.splitlines()[0]
-    assert "model.heads" in error.message.splitlines()[1]
-
-
-def test_missing_sections_are_named() -> None:
-    with pytest.raises(ConfigError, match="run: is missing"):
+    with pytest.raises(ConfigError, match="run: is missing\nrun file: model: is missing"):
         parse_run_text("")
 
 
@@ -120,12 +101,9 @@ def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> 
     assert hint in error.hint
 
 
-def test_a_data_port_that_nothing_listens_on_may_be_any() -> None:
-    text = '[network]\nlisten = "0.0.0.0:7"\ndata_port = 7\nreachable = "no"'
-    assert parse_peer_text(text, Path("/box")).network.data_port == 7
-
-
 def test_an_empty_peer_file_is_valid_and_so_is_none() -> None:
+    text = '[network]\nlisten = "0.0.0.0:7"\ndata_port = 7\nreachable = "no"'
+    assert parse_peer_text(text, Path("/box")).network.data_port == 7, "nothing listens there"
     assert parse_peer_text("", Path("/box")) == PeerFile() == load_peer_file(None)
     assert PeerFile().network.listen == "0.0.0.0:0"
 
@@ -142,13 +120,8 @@ def test_a_full_peer_file_has_units_and_absolute_paths(
     )
     monkeypatch.setenv("HOME", "/home/me")
     peer = load_peer_file(tmp_path / "p.toml")
-    assert (peer.device.kind, peer.device.memory_bytes, peer.device.cpu_threads) == (
-        "cuda:1", 8 * 2**30, 3,
-    )  # fmt: skip
-    assert peer.host.memory_bytes is None
-    assert peer.network.listen == "[::1]:80"
+    assert (peer.device.memory_bytes, peer.host.memory_bytes) == (8 * 2**30, None)
     assert peer.network.upload_bits_per_s == 4e8
-    assert peer.network.download_bits_per_s is None
     assert peer.state.directory == str(tmp_path / "s")
     assert peer.data.paths == (str(tmp_path / "*.txt"), "/abs")
     assert peer.data.tokenizer == "/home/me/t.json"
@@ -198,16 +171,6 @@ def test_a_strangers_nonsense_is_a_plain_error(text: str) -> None:
     assert len(printed) < 2000
 
 
-def test_a_strangers_file_is_checked_like_ones_own() -> None:
-    text = normalised_run_text(parse_run_text(EXAMPLE))
-    for old, new in (
-        ('"heads":4', '"heads":3'), ("0.99", "NaN"), ("2000", "1e999"), ('"seed"', '"sead"'),
-    ):  # fmt: skip
-        assert old in text
-        with pytest.raises(ConfigError):
-            run_from_text(text.replace(old, new))
-
-
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(
@@ -230,10 +193,3 @@ def test_normalised_text_forgets_how_it_was_written() -> None:
     first, second = parse_run_text(EXAMPLE), parse_run_text(other)
     assert first == second
     assert normalised_run_text(first) == normalised_run_text(second)
-
-
-def test_sizes_travel_with_their_unit() -> None:
-    text = EXAMPLE.replace("fraction = 0.1", 'fraction = 0.1\nmax_bytes = "1.5 MiB"')
-    run = parse_run_text(text)
-    assert run.data.max_bytes == 3 * 2**19
-    assert run_from_text(normalised_run_text(run)) == run

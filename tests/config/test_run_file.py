@@ -5,17 +5,33 @@ from typing import get_args
 import pytest
 
 from atom.base.errors import ConfigError
-from atom.config.load import keys_of, load_run_file, parse_peer_text, parse_run_text
+from atom.config.load import (
+    keys_of,
+    load_run_file,
+    normalised_run_text,
+    parse_peer_text,
+    parse_run_text,
+    run_from_text,
+)
 from atom.config.model_and_data import SizeName
 from atom.config.peer_file import PeerFile
-from atom.config.run_file import RunFile
+from atom.config.run_file import MAX_MEMBERS, RunFile
 from atom.config.sources import text_sources
 from atom.models.data.files import text_corpus
 from atom.models.gpt3 import SIZES
+from atom.swarm.identity import Identity, is_peer_id
+from atom.swarm.records.manifest import (
+    MAX_RECORD_BYTES,
+    PackageVersion,
+    decode_manifest,
+    encode_manifest,
+)
+from tests.swarm.swarm_samples import a_manifest
 from tests.toml_text import with_key
 
 READY = Path(__file__).parents[2] / "peers"
 HERE = Path("/runs")
+EXAMPLE = (READY / "shakespeare.toml").read_text()
 
 
 @pytest.fixture
@@ -57,7 +73,7 @@ def test_every_key_says_what_it_means(file: type) -> None:
 
 def with_keys(**keys: str) -> RunFile:
     """Shakespeare's run with other keys: `section__key`."""
-    text = (READY / "shakespeare.toml").read_text()
+    text = EXAMPLE
     for name, value in keys.items():
         section, _, key = name.partition("__")
         text = with_key(text, f"{section}.{key}", value)
@@ -152,3 +168,153 @@ def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:
     run = load_run_file(READY / "demo.toml")
     peer = parse_peer_text('[data]\npaths = ["m"]\n', Path("/box"))
     assert text_sources(run, peer, None).paths == ()
+
+
+# ---- who may take part
+
+ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"
+BOB = "12D3KooWSn9UNA9g6Ygp9o1pCoJAxHtpT3v457ZbZ9jpcAXPqjoa"
+SLIP = ANN[:-1]
+OF_ANOTHER_KIND = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+TOO_MANY = [Identity.create().peer_id for _ in range(MAX_MEMBERS + 1)]
+
+
+def listing(members: object) -> RunFile:
+    return with_keys(swarm__members=json.dumps(members))
+
+
+def test_a_run_is_open_unless_it_lists_its_members() -> None:
+    run = parse_run_text(EXAMPLE)
+    assert run.swarm.members is None
+    assert "members" not in normalised_run_text(run), "runs founded before have the same text"
+    listed = listing([ANN, BOB])
+    assert listed.swarm.members == (ANN, BOB)
+    assert run_from_text(normalised_run_text(listed)) == listed
+
+
+@pytest.mark.parametrize(
+    ("members", "place", "hint"),
+    [
+        ([], "swarm.members: an empty list", "open run"),
+        ([ANN, BOB, ANN], f"swarm.members: {ANN} is listed more than once", "once"),
+        ([ANN, "ann"], 'swarm.members[1]: cannot be "ann"', "members: Peer ids"),
+        ([ANN + " "], "swarm.members[0]: ", ""),
+        (["0" * 52], "swarm.members[0]: ", ""),
+        (TOO_MANY, f"members: Tuple should have at most {MAX_MEMBERS} items", ""),
+    ],
+)
+def test_mistakes_in_the_list_are_named(members: object, place: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        listing(members)
+    assert place in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("text", [ANN, SLIP, ANN + "x", ANN + "\n", OF_ANOTHER_KIND, "1" * 52, ""])
+def test_the_run_file_and_the_swarm_agree_on_what_a_peer_id_is(text: str) -> None:
+    try:
+        listing([text])
+    except ConfigError:
+        assert not is_peer_id(text)
+    else:
+        assert is_peer_id(text)
+
+
+def test_the_longest_list_fits_into_a_signed_record() -> None:
+    owner = Identity.create()
+    text = normalised_run_text(listing(TOO_MANY[:MAX_MEMBERS]).pinned(256, "a" * 64))
+    versions = tuple(
+        PackageVersion(name, "2.13.0") for name in ("torch", "atom-swarm", "transformers")
+    )
+    digest = "ef" * 32
+    manifest = a_manifest(
+        owner, run="shakespeare", run_file=text, graph_hash=digest, versions=versions,
+        data_digest=digest,
+    )  # fmt: skip
+    record = encode_manifest(manifest, owner)
+    assert len(record) <= MAX_RECORD_BYTES
+    assert decode_manifest(record, "shakespeare") == manifest
+
+
+# ---- where the model and its data come from
+
+RUN = """
+[run]
+name = "r"
+[model]
+{model}
+[data]
+{data}
+[batch]
+global_sequences = 4
+micro_batch_sequences = 2
+[optimizer]
+learning_rate = 1e-3
+"""
+STDLIB = 'source = "python-stdlib"'
+OWN = 'source = "module"'
+TABLE = 'source = "datasets"\npath = "a/b"'
+CONFIG = 'huggingface = "config.json"'
+MODULE = 'module = "my.words:make"'
+FAMILY = 'family = "gpt3"\nsize = "small"'
+
+
+def parsed(model: str, data: str = STDLIB) -> RunFile:
+    return parse_run_text(RUN.format(model=model, data=data), "r.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "place", "hint"),
+    [
+        ("", STDLIB, "model.family: missing: a model comes from somewhere", "huggingface ="),
+        (f"{CONFIG}\n{MODULE}", STDLIB, "model.module: the model comes from huggingface", "remove"),
+        (f"{CONFIG}\nlayers = 2", STDLIB, "model.layers: says nothing with huggingface", "remove"),
+        (f"{MODULE}\nsize = 'small'", STDLIB, "model.size: says nothing with module", "remove"),
+        (f"{MODULE}\nvocabulary_size = 9", STDLIB, "model.vocabulary_size: says nothing", ""),
+        (f"{FAMILY}\nmodule_sha256 = '{'0' * 64}'", STDLIB, "model.module_sha256: says not", ""),
+        (f"{FAMILY}\nhuggingface_config = '1'", STDLIB, "model.huggingface_config: says", ""),
+        ('module = "my words:make"', STDLIB, "model.module: cannot be", "package.module:f"),
+        ('module = "os:a.b"', STDLIB, "model.module: cannot be", ""),
+        (FAMILY, OWN, "data.source: the model is no module", "source ="),
+        (f"{MODULE}\nsequence_tokens = 8", OWN, "model.sequence_tokens: the module brings", ""),
+        (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: says nothing with", "'text' or"),
+        (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: says nothing with", "remove"),
+        (FAMILY, 'source = "datasets"', "data.path: missing", "OWNER/NAME"),
+        (FAMILY, f"{TABLE}\npaths = ['a']", "data.paths: says nothing with", "source = 'text'"),
+        (FAMILY, f"{TABLE}\nsplit = 'train[:9]'", "data.split: cannot be", ""),
+    ],
+)
+def test_mistakes_are_named(model: str, data: str, place: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(model, data)
+    assert place in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(FAMILY, STDLIB), (FAMILY, TABLE), (CONFIG, STDLIB), (MODULE, STDLIB), (MODULE, OWN)],
+)
+def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> None:
+    run = parsed(model, data)
+    if model is CONFIG:
+        run = run.with_source(config='{"model_type":"llama"}')
+    if model is MODULE:
+        run = run.with_source(code="a" * 64)
+    if data in (STDLIB, TABLE):
+        run = run.pinned(256, "b" * 64)
+    text = normalised_run_text(run)
+    again = run_from_text(text)
+    assert again.model == run.model
+    assert again.data == run.data
+    assert normalised_run_text(again) == text
+    assert ("dropout" in text) == (model is FAMILY)
+    assert ("vocabulary_size" in text) == (model is FAMILY)
+    assert ("sequence_tokens" in text) == (data is not OWN)
+
+
+def test_a_pinned_source_is_compared() -> None:
+    run = parsed(MODULE).with_source(code="a" * 64)
+    assert run.with_source(code="a" * 64) == run
+    with pytest.raises(ConfigError, match=r"model\.module_sha256: module = .my\.words:make. is"):
+        run.with_source(code="b" * 64)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import BLOCK_BYTES, SURVEYING, Corpus, Document, Reading, row_document
+from atom.models.data.corpus import Corpus, Document, Reading, row_document
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.source import DataError
 
@@ -33,15 +33,6 @@ def test_folders_are_read_in_the_order_of_relative_paths(tmp_path: Path) -> None
     corpus = text_corpus([tmp_path])
     assert names(corpus, tmp_path) == ["a.txt", "b/a", "b/z", "c"]
     assert corpus.survey().done_bytes == 4
-
-
-def test_reading_a_text_is_told_in_bytes_of_all_there_are(tmp_path: Path) -> None:
-    write(tmp_path, a="1" * 300, b="2" * 700)
-    for most, about in ((None, 1000), (500, 500)):
-        told: list[tuple[str, int, int]] = []
-        text_corpus([tmp_path], most).survey(lambda *at, told=told: told.append(at))
-        assert told[0] == (SURVEYING, 300, about)
-        assert told[-1] == (SURVEYING, about, about)
 
 
 def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None:
@@ -101,13 +92,10 @@ def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
         content = b"".join(contents(corpus))
         assert content.decode() == text
         assert corpus.survey().done_bytes == len(content)
-
-
-@pytest.mark.parametrize("cap", [1, 2, 3, 4, 5])
-def test_no_character_is_cut_wherever_the_cap_falls(tmp_path: Path, cap: int) -> None:
-    write(tmp_path, a="a", b="\U0001f600b")
-    corpus = text_corpus([tmp_path], cap)
-    assert contents(corpus) == ([b"a"] if cap < 5 else [b"a", "\U0001f600".encode()])
+    write(tmp_path / "four", a="a", b="\U0001f600b")
+    for cap in range(1, 6):
+        expected = [b"a"] if cap < 5 else [b"a", "\U0001f600".encode()]
+        assert contents(text_corpus([tmp_path / "four"], cap)) == expected
 
 
 def test_what_lies_behind_the_limit_is_not_asked_for() -> None:
@@ -117,12 +105,6 @@ def test_what_lies_behind_the_limit_is_not_asked_for() -> None:
         raise DataError("more was asked for")
 
     assert contents(Corpus(endless, 3)) == [b"ab", b"c"]
-
-
-def test_long_files_come_in_blocks(tmp_path: Path) -> None:
-    (tmp_path / "long").write_bytes(b"x" * (BLOCK_BYTES + 5))
-    [blocks] = [list(blocks) for blocks in Reading(text_corpus([tmp_path])).texts()]
-    assert [len(block) for block in blocks] == [BLOCK_BYTES, 5]
 
 
 def test_no_file_and_no_text_are_said_so(tmp_path: Path) -> None:

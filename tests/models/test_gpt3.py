@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+import transformers
 
 from atom.models.gpt3 import (
     GPT2_VOCABULARY,
@@ -14,6 +15,8 @@ from atom.models.gpt3 import (
     loss_chunks,
     parameter_shapes,
 )
+from atom.models.gpt3_source import PREFIX, gpt2_config, gpt2_outside, require_gpt2
+from atom.models.source import SourceError
 
 TINY = GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
 PAPER_MILLIONS = {
@@ -49,14 +52,6 @@ def test_counts_are_exact_and_near_the_papers_rounded_ones(size: str) -> None:
     assert exact / 1e6 == pytest.approx(PAPER_MILLIONS[size], rel=0.02)
 
 
-def test_names_are_in_order_of_first_use_and_the_head_is_tied() -> None:
-    names = list(parameter_shapes(TINY))
-    assert names[:2] == ["embedding.tokens.weight", "embedding.positions.weight"]
-    assert "blocks.0.attention.qkv.weight" in names
-    assert names[-2:] == ["final_norm.weight", "final_norm.bias"]
-    assert len(names) == 2 + 12 * 2 + 2
-
-
 def test_a_value_depends_on_seed_name_and_shape_alone() -> None:
     name, shape = "blocks.1.feed_forward.contract.weight", (16, 64)
     before = torch.get_rng_state()
@@ -82,10 +77,6 @@ def test_initial_deviations_follow_the_paper() -> None:
     assert initial_value(wide, "final_norm.bias", (4,), 0).tolist() == [0.0] * 4
 
 
-def test_the_first_loss_is_that_of_a_guess() -> None:
-    assert tiny()(*batch(8)).item() == pytest.approx(math.log(32), abs=0.1)
-
-
 def test_no_position_sees_the_future() -> None:
     model = tiny()
     tokens, _ = batch(1)
@@ -94,13 +85,6 @@ def test_no_position_sees_the_future() -> None:
     before, after = model.logits(tokens), model.logits(changed)
     assert torch.equal(before[0, :5], after[0, :5])
     assert not torch.equal(before[0, 5:], after[0, 5:])
-
-
-def test_shorter_sequences_work_and_longer_ones_do_not() -> None:
-    model = tiny()
-    assert model.logits(batch(1, 3)[0]).shape == (1, 3, 32)
-    with pytest.raises(RuntimeError):
-        model(*batch(1, 9))
 
 
 def test_loss_is_float32_for_bfloat16_weights() -> None:
@@ -141,11 +125,6 @@ def test_the_loss_in_chunks_is_the_loss(dtype: torch.dtype, tolerance: float) ->
         assert (found - expected).norm() <= tolerance * expected.norm()
 
 
-def test_no_target_counts_is_not_a_number_in_chunks_either() -> None:
-    model, tokens, targets = wide(torch.float32)
-    assert model(tokens, torch.full_like(targets, -100)).isnan()
-
-
 @pytest.mark.parametrize(
     ("size", "tokens", "chunks"),
     [("small", 256, 1), ("small", 2048, 8), ("small", 32768, 16), ("2.7b", 2048, 4)],
@@ -155,15 +134,84 @@ def test_chunks_are_as_many_as_save_memory(size: str, tokens: int, chunks: int) 
     assert loss_chunks(SIZES[size].model_dim, 256, tokens) == 1
 
 
-def test_dropout_only_while_training() -> None:
-    model = tiny(dropout=0.5)
-    assert not torch.equal(model(*batch()), model(*batch()))
-    model.eval()
-    assert torch.equal(model(*batch()), model(*batch()))
+# ---- as the library's GPT-2: equal in every bit; what is another model is refused
+
+CONFIG = GPT3Config(3, 4, 32, sequence_tokens=24, vocabulary_size=300)
 
 
-def test_build_takes_a_size_or_numbers() -> None:
-    small = GPT3Config.build(size="small", vocabulary_size=256, sequence_tokens=64, dropout=0.1)
-    assert small == GPT3Config(12, 12, 768, 64, 256, 0.1)
-    numbers = GPT3Config.build(layers=2, heads=2, model_dim=16, vocabulary_size=32)
-    assert numbers == dataclasses.replace(TINY, sequence_tokens=2048)
+def ours(dtype: torch.dtype) -> GPT3:
+    model = GPT3(CONFIG, dtype=dtype)
+    initialise(model, 3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms are not 0 and 1 for long
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.add_(noise.to(dtype))
+    return model.eval()
+
+
+def theirs(model: GPT3, dtype: torch.dtype) -> torch.nn.Module:
+    outside = gpt2_outside(CONFIG)
+    config = transformers.GPT2Config(**{**gpt2_config(CONFIG)})
+    twin = transformers.GPT2LMHeadModel(config).to(dtype)
+    values = dict(model.named_parameters())
+    state = {p.name: p.from_parameter(values[p.parameter]).contiguous() for p in outside.places}
+    assert all(state[place.name].shape == place.shape for place in outside.places)
+    lacking = twin.load_state_dict(state, strict=False)
+    assert lacking == ([place.name for place in outside.aliases], [])
+    twin.tie_weights()
+    return twin.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_are_equal_in_every_bit(dtype: torch.dtype) -> None:
+    model = ours(dtype)
+    tokens = torch.randint(300, (3, 24), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        logits = theirs(model, dtype)(input_ids=tokens).logits
+        assert torch.equal(model.logits(tokens), logits)
+    assert logits.std() > 0.1
+
+
+def test_every_parameter_has_one_place() -> None:
+    places = gpt2_outside(CONFIG).places
+    names = [name for name, _ in GPT3(CONFIG, device="meta").named_parameters()]
+    assert [place.parameter for place in places] == names
+    assert len({place.name for place in places}) == len(places)
+    assert all(place.name.startswith(PREFIX) for place in places)
+
+
+def test_masks_of_early_versions_are_no_weights() -> None:
+    ignored = gpt2_outside(CONFIG).ignored
+    assert ignored("h.0.attn.bias")
+    assert ignored("transformer.h.11.attn.masked_bias")
+    assert not ignored("transformer.h.0.attn.c_attn.bias")
+    assert not ignored("transformer.h.0.crossattention.bias")
+
+
+def test_a_config_of_the_same_model_is_taken() -> None:
+    require_gpt2(CONFIG, gpt2_config(CONFIG))
+    require_gpt2(CONFIG, transformers.GPT2Config(**gpt2_config(CONFIG)).to_dict())
+    sparse = {"model_type": "gpt2", "activation_function": "gelu_new"}
+    require_gpt2(GPT3Config(12, 12, 768, sequence_tokens=1024), sparse)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama', and gpt3 is gpt2 there"),
+        ({"n_layer": 2}, "n_layer = 2, the run's 3"),
+        ({"n_inner": 100}, "n_inner = 100, the run's 128"),
+        ({"n_inner": None, "n_embd": {}}, "n_embd = {}"),
+        ({"activation_function": []}, "activation_function = []"),
+        ({"n_positions": 1024}, "n_positions = 1024, the run's 24"),
+        ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
+    ],
+)
+def test_another_model_is_refused_by_its_key(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        require_gpt2(CONFIG, {**gpt2_config(CONFIG), **changed})
+    assert said in caught.value.message
+    assert caught.value.hint

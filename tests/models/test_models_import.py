@@ -1,5 +1,10 @@
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from atom.models.installing import install_extra, install_package, install_version
 
 BLOCKED = "numpy pyarrow datasets pydantic tokenizers blake3 hivemind grpc safetensors psutil"
 BLOCKED += " atom.base.errors atom.config"
@@ -22,5 +27,13 @@ assert dataset.batch([0, 1])["tokens"].shape == (2, 64)
 """
 
 
-def test_models_and_data_run_with_torch_alone(tmp_path) -> None:
+def test_models_and_data_run_with_torch_alone(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True, timeout=60)
+
+
+def test_commands_to_paste_name_the_python_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/my box/python")
+    pip = "'/my box/python' -m pip install"
+    assert install_extra("hf") == f"{pip} 'atom-swarm[hf]'"
+    assert install_package("torch>=2.9") == f"{pip} 'torch>=2.9'"
+    assert install_version("torch", "2.9.1") == f"{pip} torch==2.9.1"

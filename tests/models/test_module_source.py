@@ -1,5 +1,6 @@
 """Anybody's module: what a factory may return, what it is asked, and how it is told off."""
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -87,6 +88,11 @@ WORDS = """
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "words.py").write_text(textwrap.dedent(WORDS))
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def code(folder: Path, factory: str = "make") -> OwnCode:
@@ -192,12 +198,7 @@ def test_data_and_text_go_with_what_the_run_says(folder: Path) -> None:
 # ---- the file
 
 
-def test_code_is_found_beside_the_run_file_and_named_by_its_bytes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_code_is_found_beside_the_run_file_and_named_by_its_bytes(folder: Path) -> None:
     inner = folder / "atom_test_inner"
     inner.mkdir()
     (inner / "__init__.py").write_text("")
@@ -212,12 +213,7 @@ def test_code_is_found_beside_the_run_file_and_named_by_its_bytes(
 
 
 @pytest.mark.parametrize("entry", ["no.such.package:make", "sys:exit"])
-def test_a_module_that_is_not_there(
-    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_module_that_is_not_there(entry: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be imported") as caught:
         find_code(entry, tmp_path)
     assert str(tmp_path) in caught.value.hint

@@ -60,36 +60,29 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "files").mkdir()
     raw = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
     (root / "files" / "train.jsonl").write_text(raw)
+    (root / "broken").mkdir()
+    (root / "broken" / "train.jsonl").write_text('{"text": "one"}\nnonsense\n')
     (root / "packed").mkdir()
     (root / "packed" / "train.jsonl.gz").write_bytes(gzip.compress(raw.encode()))
     return root
 
 
-class Hub:
-    """Stands for the hub: what is asked for, and when it breaks."""
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for the hub: what was asked for, and what ails it."""
+    played = SimpleNamespace(asked=[], files=[f"hf://datasets/owner/name@{REVISION}/a.parquet"])
+    played.download = lambda: None
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[object, ...]] = []
-        self.files = [f"hf://datasets/owner/name@{REVISION}/a.parquet"]
-        self.breaks = False
-        monkeypatch.setattr(datasets, "load_dataset_builder", self.load_dataset_builder)
-
-    def load_dataset_builder(self, path, name, revision):
-        self.asked.append((path, name, revision))
+    def builder(path: str, name: str | None, revision: str) -> SimpleNamespace:
+        played.asked.append((path, name, revision))
         return SimpleNamespace(
-            config=SimpleNamespace(data_files={"train": self.files}),
-            download_and_prepare=self._download,
+            config=SimpleNamespace(data_files={"train": played.files}),
+            download_and_prepare=lambda: played.download(),
             as_dataset=lambda split: datasets.Dataset.from_dict({"text": TEXTS}),
         )
 
-    def _download(self):
-        if self.breaks:
-            raise ConnectionError("the hub is gone")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    return Hub(monkeypatch)
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    return played
 
 
 def contents(corpus: Corpus) -> list[bytes]:
@@ -131,6 +124,7 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
         ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),
         ("saved", {"text_field": "id"}, 'row 1 of train: "id" holds int', "text_field"),
         (".", {}, "cannot be read", "save_to_disk"),
+        ("broken", {}, "JSON parse error: Invalid value", "save_to_disk"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -149,12 +143,6 @@ def test_files_without_a_byte_are_told_as_empty(tmp_path: Path, name: str) -> No
     (tmp_path / name).touch()
     with pytest.raises(DataError, match="all empty"):
         StoredDataset(str(tmp_path)).corpus().survey()
-
-
-def test_what_the_library_wraps_is_told(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "one"}\nnonsense\n')
-    with pytest.raises(DataError, match="JSON parse error: Invalid value"):
-        contents(StoredDataset(str(tmp_path)).corpus())
 
 
 def test_a_library_without_room_for_its_copy_is_told_as_that(
@@ -176,24 +164,27 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     assert install_extra("data") in caught.value.hint
 
 
-def test_a_commit_of_the_hub_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+def test_a_commit_of_the_hub_is_asked_for(hub: SimpleNamespace, tmp_path: Path) -> None:
     corpus = HUB.corpus(21)
     tokens = cached_tokens(corpus, ByteTokenizer(), tmp_path).tokens
     assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
     assert set(hub.asked) == {("owner/name", None, REVISION)}
 
 
-def test_a_hub_that_breaks_off_is_told_and_may_be_asked_again(hub: Hub, tmp_path: Path) -> None:
-    hub.breaks = True
+def test_a_hub_that_breaks_off_may_be_asked_again(hub: SimpleNamespace, tmp_path: Path) -> None:
+    def broken() -> None:
+        raise ConnectionError("the hub is gone")
+
+    hub.download = broken
     with pytest.raises(DataUnreachable, match="the hub is gone"):
         cached_tokens(HUB.corpus(), ByteTokenizer(), tmp_path / "c")
-    hub.breaks = False
+    hub.download = lambda: None
     tokens = cached_tokens(HUB.corpus(20), ByteTokenizer(), tmp_path / "c").tokens
     assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nline".encode()
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "hf://datasets/owner/other@x/a", "https://a/b"])
-def test_a_hubs_dataset_opens_its_own_files_only(hub: Hub, file: str) -> None:
+def test_a_hubs_dataset_opens_its_own_files_only(hub: SimpleNamespace, file: str) -> None:
     hub.files.append(file)
     with pytest.raises(DataError, match="not its own"):
         contents(HUB.corpus())

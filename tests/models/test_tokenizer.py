@@ -63,14 +63,6 @@ def test_a_text_has_the_same_tokens_every_time(tmp_path: Path) -> None:
     assert numbers(load_tokenizer(tmp_path / "t.json"), b"ab" * 200) == [2] * 200
 
 
-def test_digests_name_the_file(tmp_path: Path) -> None:
-    first = JsonTokenizer(word_file(tmp_path / "a.json"))
-    same = JsonTokenizer(word_file(tmp_path / "b.json"))
-    other = JsonTokenizer(word_file(tmp_path / "c.json", "</s>"))
-    assert first.digest == same.digest != other.digest
-    assert first.separator == ()
-
-
 def test_pieces_lose_nothing_however_the_blocks_fall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PIECE_CHARACTERS", 4)
     monkeypatch.setattr(module, "_LINE_CHARACTERS", 10)
@@ -95,6 +87,8 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"t\.json is not a tokenizer"):
         load_tokenizer(path)
+    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
+        load_tokenizer(tmp_path / "gone.json")
 
 
 def changed(path: Path, **parts: object) -> Path:
@@ -151,8 +145,3 @@ def test_a_number_that_no_file_holds_is_refused(tmp_path: Path) -> None:
     vocabulary["hello"] -= 1
     coder = load_tokenizer(changed(tmp_path / "t.json", model=model))
     assert numbers(coder, b"hello") == [2**31 - 1]
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
-        load_tokenizer(tmp_path / "gone.json")
