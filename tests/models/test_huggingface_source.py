@@ -54,13 +54,6 @@ def source(config: dict[str, Any], tokens: int = SEQUENCE) -> HuggingFaceSource:
     return HuggingFaceSource.of_text(json.dumps(config), tokens)
 
 
-def refusal(config: dict[str, Any], tokens: int = SEQUENCE) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        source(config, tokens)
-    assert caught.value.hint
-    return caught.value
-
-
 def windows(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, targets) as a run's text gives them."""
     generator = torch.Generator().manual_seed(seed)
@@ -262,7 +255,9 @@ def test_without_the_library_the_command_to_install_it_is_named(
     huggingface._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     try:
-        assert refusal(LLAMA).hint == f"`{install_extra('hf')}`"
+        with pytest.raises(SourceError) as caught:
+            source(LLAMA)
+        assert caught.value.hint == f"`{install_extra('hf')}`"
     finally:
         huggingface._library.cache_clear()
 
@@ -287,19 +282,13 @@ def batch(seed: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def whole(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """As the library computes it."""
-    loss: torch.Tensor = model.plain_forward(**given, use_cache=False).loss  # type: ignore[operator]
-    return loss
-
-
 @pytest.mark.parametrize("name", LONG)
 def test_the_loss_and_its_gradients_are_the_librarys(name: str) -> None:
     model = materialised(source(LONG[name], TOKENS), torch.float32, seed=1)
     given = batch(1)
     given["labels"][0, 40:90] = -100
     results = []
-    for compute in (lambda: model(**given), lambda: whole(model, given)):
+    for compute in (lambda: model(**given), lambda: model.plain_forward(**given).loss):
         torch.manual_seed(0)
         loss = compute()
         results.append((loss.item(), torch.autograd.grad(loss, list(model.parameters()))))
@@ -326,7 +315,7 @@ def test_sub_models_hold_one_chunk_and_give_the_bits(name: str) -> None:
 
 def test_logits_that_something_is_done_to_stay_together() -> None:
     model = materialised(source(CAPPED, TOKENS), torch.float32, seed=1)
-    assert torch.equal(model(**batch(1)), whole(model, batch(1)))
+    assert torch.equal(model(**batch(1)), model.plain_forward(**batch(1)).loss)
     graph = trace(model, batch(0))
     assert graph.recomputed == ()
     verify_against_eager(model, build_program(graph), batch(1))

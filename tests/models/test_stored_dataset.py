@@ -124,7 +124,7 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
         ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),
         ("saved", {"text_field": "id"}, 'row 1 of train: "id" holds int', "text_field"),
         (".", {}, "cannot be read", "save_to_disk"),
-        ("broken", {}, "JSON parse error: Invalid value", "save_to_disk"),
+        ("broken", {}, "JSON parse error: Invalid value", "[data] split"),
     ],
 )
 def test_what_is_wrong_is_named(
