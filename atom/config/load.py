@@ -29,7 +29,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def load_run_file(path: Path | str) -> RunFile:
-    """Reads a run file. Paths in it stay as written: see `atom.config.places`.
+    """Reads a run file. Paths in it stay as written: see `atom.config.sources`.
 
     Raises: ConfigError naming the file, the key and what to do.
     """
