@@ -36,9 +36,7 @@ class BoundaryMemory:
         host = max((shape.host_bytes for shape in shapes), default=0)
         places = ring_slots(micro_batches) if place else 0
         ring = tuple(device.slot_memory(place, torch.uint8) for _ in range(places))
-        # Last: the device keeps it until it is given back, also if there was no room for the ring.
-        none = torch.empty(0, dtype=torch.uint8)
-        return cls(device.host_memory(host, torch.uint8) if host else none, ring, micro_batches)
+        return cls(device.host_memory(host, torch.uint8), ring, micro_batches)
 
 
 def boundary_shape(program: Program, arrangement: Arrangement, micro_batches: int) -> Shape:

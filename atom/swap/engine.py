@@ -49,10 +49,6 @@ class PassCancelled(AtomError):
     """`should_stop` said so in the middle of a pass."""
 
 
-def _never() -> bool:
-    return False
-
-
 class Engine:
     """Runs one program's passes. One thread; the host store must not change meanwhile.
 
@@ -114,7 +110,7 @@ class Engine:
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
-        should_stop: Callable[[], bool] = _never,
+        should_stop: Callable[[], bool] = lambda: False,
         first: bool = False,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
@@ -141,7 +137,7 @@ class Engine:
     def evaluate(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
-        should_stop: Callable[[], bool] = _never,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> list[float]:
         """Mean loss of each micro-batch, finite or not, without gradients. Raises: as `run_pass`.
 

@@ -112,13 +112,9 @@ class Shape:
         if self.sub_models < 1 or self.micro_batches < 1 or unknown:
             raise ValueError(f"no schedule exists for {self}")
 
-    @property
-    def slots(self) -> int:
-        """Weight slots: the shared ones (which stay empty if nothing is swapped), then one per
-        resident sub-model, in their order."""
-        return self.arrangement.slots + len(self.arrangement.resident)
-
     def slot_of(self, sub_model: int) -> int:
+        """The shared slots come first (and stay empty if nothing is swapped), then one for each
+        resident sub-model, in their order."""
         return self._slots[sub_model]
 
     def keeps_graph(self, sub_model: int) -> bool:

@@ -33,11 +33,6 @@ SHAPES = {"odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long":
 SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 64)
-
-
 def filled_store(
     precision: torch.dtype = torch.float32, form: StateForm = StateForm.EXACT
 ) -> HostStore:
@@ -69,7 +64,6 @@ def plain_steps(steps: int, rate: float, coefficient: float, settings: AdamW) ->
     return plain
 
 
-@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("settings", "coefficient", "threads"),
@@ -89,6 +83,7 @@ def test_weights_are_torchs_and_nothing_else_is_changed(
     precision: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 64)
     monkeypatch.setattr(stepper_module, "step_threads", lambda *given: threads)
     store, view = filled_store(precision), ParameterLayout.of(SHAPES).view
     for step in range(1, 6):

@@ -16,7 +16,7 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.memory import Limits, Piece, Reckoning, crossings_of, pieces_of
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import Crossing, held_bytes, ring_slots
+from atom.swap.crossing import ring_slots
 from atom.swap.schedule import Shape
 
 
@@ -96,15 +96,6 @@ def test_offloading_takes_micro_batches_off_the_device(model: str, share: float)
     assert offloaded < share * each
 
 
-def test_a_value_of_several_users_lives_together_with_its_gradient() -> None:
-    plain = [Crossing(s, (s + 1,), 8, 8) for s in range(4)]
-    skip = Crossing(0, (1, 4), 100, 100)
-    none = frozenset[int]()
-    assert held_bytes(plain, none, 5, 3) == 3 * 4 * 8
-    assert held_bytes([*plain, replace(skip, used_by=(4,))], none, 5, 3) == 3 * (4 * 8 + 100)
-    assert held_bytes([*plain, skip], none, 5, 3) == 3 * (4 * 8 + 200)
-
-
 def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:
     parts, program = pieces("masked", "layers"), build_program(graph_of("masked"))
     shared = sum(program.values[name].size_bytes for name in program.shared)
@@ -113,13 +104,3 @@ def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:
     each = two.boundary_bytes - one.boundary_bytes
     assert three.boundary_bytes - two.boundary_bytes == each
     assert one.boundary_bytes == each + shared
-
-
-def test_a_part_of_a_tensor_counts_as_all_of_it() -> None:
-    graph = graph_of("viewing")
-    chain = operation_chain(graph, assume_graph(graph, "rtx3060-12g").operations)
-    position = {call: n for n, call in enumerate(graph.calls)}
-    thirds = [call for call in graph.calls if "getitem" in call.name][:3]
-    users = {position[user] for third in thirds for user in third.users}
-    base = 2 * 6 * 3 * 16 * 4
-    assert [v.size_bytes for v in chain.values if users <= set(v.used_by)] == [base]

@@ -84,7 +84,7 @@ def test_loads_are_issued_in_the_order_in_which_they_are_needed(
 def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
     resident = sorted(shape.arrangement.resident)
     own = [shape.slot_of(s) for s in resident]
-    assert own == list(range(shape.arrangement.slots, shape.slots))
+    assert own == [shape.arrangement.slots + n for n in range(len(resident))]
     swapped = [s for s in range(shape.sub_models) if s not in shape.arrangement.resident]
     shared = [n % shape.arrangement.slots for n in range(len(swapped))]
     assert [shape.slot_of(s) for s in swapped] == shared

@@ -204,11 +204,8 @@ def test_a_recording_begins_with_its_first_span() -> None:
 
 
 def test_figures_in_one_line() -> None:
-    spans = (
-        Span(Load(0, 0), 0.0, 1.0),
-        Span(Forward(0, 0), 1.0, 9.0),
-        Span(GradientOut(0), 9.0, 10.0),
-    )
+    at_work = {Load(0, 0): (0.0, 1.0), Forward(0, 0): (1.0, 9.0), GradientOut(0): (9.0, 10.0)}
+    spans = tuple(Span(event, *times) for event, times in at_work.items())
     figures = PassShares.of(Timeline(spans))
     assert figures.text() == ("the device computes 80.0% of 10.000 s; waits: link 10.0%, end 10.0%")
     shown = figures.to_json()
