@@ -1,1 +1,1 @@
-"""A swarm from outside: status, watch, plots, contributions, the dashboard."""
+"""A swarm from outside: status, watch, contributions, the dashboard."""

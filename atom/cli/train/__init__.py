@@ -1,1 +1,1 @@
-"""Before and at the start of training: plans, charts, bootstrap nodes, daemons."""
+"""Before and at the start of training: plans, bootstrap nodes, daemons."""
