@@ -31,7 +31,6 @@ from atom.models.gpt3_source import GPT3Source
 from atom.placement.choosing import Question, enough_bytes
 from atom.placement.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
-from tests.toml_text import with_key
 
 START_S = 150.0
 """For importing PyTorch, tracing and tokenising on a machine with better things to do."""
@@ -146,12 +145,6 @@ class Peer:
         path = self.root / f"{self.name}.toml"
         text = path.read_text(encoding="utf-8").replace("127.0.0.1", listen)
         path.write_text(f"{text}{more}\n", encoding="utf-8")
-
-    def change(self, key: str, value: str | None) -> list[dict[str, Any]]:
-        """While it runs: "section.key" of its peer file, as TOML. What it says has changed."""
-        path = self.root / f"{self.name}.toml"
-        path.write_text(with_key(path.read_text(encoding="utf-8"), key, value), encoding="utf-8")
-        return self.control.reload()
 
     def give_gpu(self) -> None:
         """Before it starts: it trains on the first GPU, not on the CPU."""
