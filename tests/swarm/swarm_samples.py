@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from atom.swarm import schema
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import Manifest, PackageVersion
+from atom.swarm.records.manifest import Manifest, PackageVersion, SignedRecord
 
 INCARNATION = bytes(range(16))
 HEAD = bytes(32)
@@ -61,3 +62,12 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
         founder_incarnation=INCARNATION,
     )
     return replace(manifest, **changes)
+
+
+def signed(kind: str, payload: bytes, identity: Identity, domain: str = "") -> bytes:
+    """A record, whatever is in it."""
+    return schema.encode(SignedRecord(kind, payload, identity.sign(domain or kind, payload)))
+
+
+def payload_of(record: bytes) -> bytes:
+    return schema.decode(SignedRecord, record, len(record)).payload

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from swarm_samples import a_lease, a_manifest
+from swarm_samples import a_lease, a_manifest, payload_of, signed
 
 from atom.base.errors import ConfigError
 from atom.base.reasons import Reason
@@ -30,7 +30,6 @@ from atom.swarm.records.manifest import (
     MAX_RECORD_BYTES,
     DataAmount,
     LeaseBody,
-    SignedRecord,
     decode_lease,
     decode_manifest,
     encode_lease,
@@ -50,14 +49,6 @@ LINK = Link(NAME, 1.0, 1e9)
 
 def encoded(expires_at: float = 100.0, **changes: Any) -> bytes:
     return encode_lease(a_lease(PEER.peer_id, **changes), *PLACE, PEER, expires_at)
-
-
-def signed(kind: str, payload: bytes, identity: Identity, domain: str = "") -> bytes:
-    return schema.encode(SignedRecord(kind, payload, identity.sign(domain or kind, payload)))
-
-
-def payload_of(record: bytes) -> bytes:
-    return schema.decode(SignedRecord, record, len(record)).payload
 
 
 LEASE = encoded()

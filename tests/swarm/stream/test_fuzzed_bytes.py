@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from swarm_samples import a_lease, a_manifest
+from swarm_samples import a_lease, a_manifest, payload_of, signed
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -17,7 +17,6 @@ from atom.swarm.chain.messages import Accept
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import (
     LEASE_DOMAIN,
-    SignedRecord,
     decode_lease,
     encode_lease,
     encode_manifest,
@@ -58,16 +57,6 @@ BLOB = schema.encode(
 LEASE = encode_lease(a_lease(OWNER.peer_id), RUN, OWNER.peer_id, OWNER, 1e9)
 FOUNDED = encode_manifest(a_manifest(OWNER), OWNER)
 CHAIN = record_of(COMMIT) * 3
-
-
-def payload_of(record: bytes) -> bytes:
-    return schema.decode(SignedRecord, record, len(record)).payload
-
-
-def signed(payload: bytes) -> bytes:
-    """Damaged inside, and properly signed: the signature alone protects nobody."""
-    signature = OWNER.sign(LEASE_DOMAIN, payload)
-    return schema.encode(SignedRecord(LEASE_DOMAIN, payload, signature))
 
 
 def spoken(kind: Kind, raw: bytes) -> tuple[Channel, Channel]:
@@ -115,7 +104,7 @@ DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "message": (messages.encode(Accept(b"p" * 32, COMMIT.ballot, COMMIT.value)), messages.decode),
     "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),
     "lease": (LEASE, decode_lease),
-    "lease, signed": (payload_of(LEASE), lambda raw: read_claim(signed(raw))),
+    "lease, signed": (payload_of(LEASE), lambda raw: read_claim(signed(LEASE_DOMAIN, raw, OWNER))),
     "run": (FOUNDED, lambda raw: decode_run(raw, RUN)),
     "claim": (LEASE, read_claim),
     "chain": (CHAIN, parse_commits),
