@@ -53,9 +53,9 @@ def run_start(
     _raise_file_limit()
     chunk_kernels()  # or not at all: said now, and not when there is a replica
     run = load_run(options.run_file)
+    name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
     if options.listen is not None:
         parse_listen(options.listen)  # as all arguments, before anything is touched
-    name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
     box = open_box(name, options.peer_file, options.state, console, options.listen)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)

@@ -224,19 +224,18 @@ def test_a_tokenizer_larger_than_the_model_is_named(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("model", "what", "hint"),
     [
-        ('huggingface = "nothing.json"', r"model\.huggingface: .*nothing\.json cannot be read", ""),
-        ('huggingface = "text.txt"', r"model\.huggingface: the config is not JSON", ""),
-        ('huggingface = "."', r"model\.huggingface: .*Is a directory", "the config.json in it"),
-        ('module = "no_such_module_here:make"', r"model\.module: .* cannot be imported", ""),
-        (own("Words"), r"model\.module: .*own_models:Words returned", ""),
+        ('huggingface = "nothing.json"', "nothing.json cannot be read", "relative to the run file"),
+        ('huggingface = "text.txt"', "the config is not JSON", "check its commas and quotes"),
+        ('huggingface = "."', "Is a directory", "name the config.json in it"),
+        ('module = "no_such_module_here:make"', "cannot be imported", "it is looked for in"),
+        (own("Words"), "own_models:Words returned", "return module, example_batch"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_named(
     folder: Folder, model: str, what: str, hint: str
 ) -> None:
-    with pytest.raises(ConfigError, match=what) as caught:
+    with pytest.raises(ConfigError, match=rf"^model\.{model.split()[0]}: .*{what}") as caught:
         folder.found(model)
-    assert caught.value.hint
     assert hint in caught.value.hint
 
 

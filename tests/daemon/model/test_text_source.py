@@ -95,7 +95,7 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
     [
         (DataUnreachable("the stream broke", "again"), AddressError, "the stream broke", "again"),
         (NoRoomForData("no copy", "set HF_HOME"), StorageError, "no copy", "set HF_HOME"),
-        (OSError(ENOSPC, "full"), StorageError, "tokens of the text into .*: the disk is full", ""),
+        (OSError(ENOSPC, "full"), StorageError, "into .*: the disk is full", "--state DIR"),
     ],
 )
 def test_text_that_cannot_be_had_now_may_be_later(
@@ -106,8 +106,6 @@ def test_text_that_cannot_be_had_now_may_be_later(
     said: str,
     hint: str,
 ) -> None:
-    """A service starts again after these."""
-
     def failing(*arguments: object, **named: object) -> None:
         raise problem
 

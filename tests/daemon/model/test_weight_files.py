@@ -48,12 +48,6 @@ def test_what_is_written_is_read(tmp_path: Path, shard_bytes: int, files: list[s
     assert told[-1] == (total, total)
 
 
-def test_a_tensor_may_have_two_names(tmp_path: Path) -> None:
-    write_weights(tmp_path, pieces({"one": ARENA, "other": ARENA}))
-    read = WeightFiles.open(tmp_path)
-    assert torch.equal(read.value("one"), read.value("other"))
-
-
 def test_of_one_file_and_an_index_the_same_counts_as_for_transformers(tmp_path: Path) -> None:
     """As where a model was saved again, in another number of files, into the same folder."""
     settings = {"n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 3, "n_positions": 2}

@@ -39,11 +39,6 @@ def test_state_of_the_lease(facts: Facts, state: PeerState) -> None:
     assert peer_state(facts) is state
 
 
-def test_lives_on_by_default() -> None:
-    assert ending(LIVING) is None
-    assert ending(replace(LIVING, paused=True, sequences=5)) is None
-
-
 def test_after_the_last_round_it_waits_for_laggards_but_not_for_ever() -> None:
     done = replace(LIVING, finished_at=95.0)
     assert ending(done) is Ending.ROUNDS_REACHED
