@@ -10,7 +10,6 @@ from torch import Tensor
 
 from atom.optim.gradients import FlatNumbers
 from atom.swap.engine import PassCancelled
-from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Head
 from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.passes import PassWatch
@@ -163,14 +162,13 @@ class WorkerScene:
     def __init__(self, global_batch: int) -> None:
         self.replica, self.loader, self.clock = CountingReplica(), SmallLoader(), ManualClock(100.0)
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
         self.passed = threading.Event()
         """The global batch is worked off."""
         self._global_batch = global_batch
         replica: Any = self.replica
         loader: Any = self.loader
         policy = GlobalBatch(global_batch)
-        tells = (self._pass, self.voided.put, self.failures.put)
+        tells = (self._pass, lambda void: None, self.failures.put)
         self.worker = Worker(replica, loader, policy, self.clock, *tells)
         self.worker.start()
 

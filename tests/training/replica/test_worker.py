@@ -13,7 +13,6 @@ from atom.base.errors import ModelError, ShortageError
 from atom.models.data.sampler import Sampler
 from atom.models.source import SourceError
 from atom.swap.readiness import StepFailed
-from atom.swap.voided import Cause, PassVoided
 from atom.training.replica import worker as worker_module
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
@@ -187,21 +186,6 @@ def test_a_failure_ends_the_thread_and_what_the_user_can_mend_is_named(
     assert isinstance(named, kind)
     assert hint in getattr(named, "hint", "")
     assert failure in (named, named.__cause__)
-
-
-def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene: Scene) -> None:
-    void = PassVoided(Cause.MEMORY, "scripted")
-
-    def first_fails(should_stop: ShouldStop) -> None:
-        if len(scene.replica.passes) == 1:
-            scene.replica.micro_batches = 2
-            raise void
-
-    scene.replica.during_pass = first_fails
-    scene.train()
-    assert scene.voided.get(timeout=WAIT_S) is void
-    assert scene.replica.passes == [6, 2, 2, 2]
-    assert scene.loader.back == [], "the next one takes the samples that follow"
 
 
 # ---- which samples it draws, from one round to the next
