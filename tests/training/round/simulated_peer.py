@@ -272,7 +272,7 @@ class Process:
     def end_ring(self, start: StartExchange, event: Event, result: Result | None = None) -> None:
         if result is not None:
             self.results[result.digest] = result
-        if self.ring == start:
+        if self.ring is not None and self.ring.ballot == start.ballot:
             self.ring = None
             self.later(self.dice.uniform(0.0, 0.05), lambda: self.handle(event))
 
