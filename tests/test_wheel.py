@@ -23,9 +23,9 @@ PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
 LOADS = """
 from atom.swap.host_kernels import host_kernels
 from atom.swarm.exchange.codec import chunk_kernels
-from atom.swarm.exchange.sparse import sparse_kernels
+from atom.swarm.exchange.sparse import highest_level
 import atom
-host_kernels(), chunk_kernels(), sparse_kernels()
+host_kernels(), chunk_kernels(), highest_level()
 print(atom.__file__)
 """
 COMMAND_S = 100.0
