@@ -148,21 +148,16 @@ def pieces_of(graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> tup
 
 def _check_ends(graph: Graph, ends: Sequence[int]) -> None:
     calls = graph.calls
-    for before, end in pairwise([0, *ends]):
-        if not before < end <= len(calls):
-            raise ModelError(
-                f"the cut's end {end} does not follow {before}",
-                f"ends grow from 1 to {len(calls)}, the number of the model's operations",
-            )
-        if end < len(calls) and end in graph.forbidden_cuts:
-            raise ModelError(
-                f"the cut at {end} separates {calls[end - 1].name} from {calls[end].name}, "
-                "which belong together",
-                "cut at a position that the graph does not forbid",
-            )
-    if not ends or ends[-1] != len(calls):
+    if not ends or ends[-1] != len(calls) or any(a >= b for a, b in pairwise([0, *ends])):
         raise ModelError(
-            f"the cut ends at {ends[-1] if ends else 0}, the model's last operation at {len(calls)}"
+            f"the cut's ends {list(ends)} do not grow from 1 to {len(calls)}, the number of the "
+            "model's operations"
+        )
+    for end in graph.forbidden_cuts.intersection(ends[:-1]):
+        raise ModelError(
+            f"the cut at {end} separates {calls[end - 1].name} from {calls[end].name}, "
+            "which belong together",
+            "cut at a position that the graph does not forbid",
         )
 
 

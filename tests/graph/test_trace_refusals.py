@@ -91,7 +91,7 @@ REFUSED = {
     "sparse gradient": (SparseGradient, r"gradient of aten\.embedding\S* at .* is sparse.*dense"),
     "sparse value": (SparseProduct, r"to_sparse.* at \S+untraceable_modules\.py:\d+ is sparse"),
     "sparse buffer": (SparseTable, "the buffer table is sparse"),
-    "complex weights": (ComplexWeights, "parameter mixing is complex64"),
+    "complex weights": (ComplexWeights, "parameters mixing is complex64"),
     "weights across memory": (Transposed, "parameter across is not contiguous"),
     "parameters made in forward": (MakesALayer, "has no gradient in the graph, and one in the"),
     "forward ends the process": (Leaves, "cannot be traced at .*leave"),

@@ -148,16 +148,11 @@ def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
     """The one of all parameters, which are given by name. Raises: ModelError."""
     if not dtypes:
         raise Refusal.NO_PARAMETER.error()
-    first: dict[torch.dtype, str] = {}
-    for name, dtype in dtypes.items():
-        first.setdefault(dtype, name)
-    if len(first) > 1:
+    first = {dtype: name for name, dtype in reversed(list(dtypes.items()))}
+    if len(first) > 1 or not all(dtype.is_floating_point for dtype in first):
         kinds = ", ".join(f"{name} is {_short(dtype)}" for dtype, name in first.items())
         raise Refusal.DTYPES.error(kinds=kinds)
-    ((dtype, name),) = first.items()
-    if not dtype.is_floating_point:
-        raise Refusal.NOT_REAL.error(name=name, dtype=_short(dtype))
-    return dtype
+    return next(iter(first))
 
 
 def _refuse_unfaithful(node: fx.Node) -> None:

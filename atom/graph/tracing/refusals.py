@@ -29,10 +29,9 @@ class Refusal(enum.Enum):
         "return the mean loss of the micro-batch as one floating-point scalar",
     )
     NO_PARAMETER = ("the loss depends on no parameter", "use the model's parameters in forward")
-    DTYPES = ("parameters have different dtypes: {kinds}", "convert the model to one dtype")
-    NOT_REAL = (
-        "the parameter {name} is {dtype}; weights are real floating-point numbers",
-        "hold it as real numbers (torch.view_as_real) and make it complex in forward",
+    DTYPES = (
+        "of the parameters {kinds}; weights have one dtype of real floating-point numbers",
+        "convert the model to one; hold complex numbers as real ones (torch.view_as_real)",
     )
     ACROSS_MEMORY = (
         "the parameter {name} is not contiguous; sub-models hold it contiguously, and other "
