@@ -40,8 +40,8 @@ test: $(TOOLS)
 gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 
-# The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
-# restarts with damaged disks, parts that went on alone; and those again with local steps.
+# The model's long bounds, 200,000 simulated rounds, then two hundred faults of real daemons: kills, freezes,
+# restarts with damaged disks, parts that went on alone, wires in trouble; and those again with local steps.
 chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
 	ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest tests/chaos/test_faults.py -s

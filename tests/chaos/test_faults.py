@@ -1,6 +1,7 @@
-"""Kill, freeze and restart real daemons during rounds: no divergence, no stuck swarm, no orphan.
+"""Kill, freeze and restart real daemons during rounds, and trouble their wires: no divergence, no
+stuck swarm, no orphan.
 
-Twice each here. The long form is the same tests under
+Twice each here, wires once. The long form is the same tests under
 `ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10` (see the Makefile).
 """
 
@@ -8,7 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -23,9 +24,11 @@ from swarm_of_processes import (
     Peer,
     Swarm,
     endless,
+    free_port,
     gather,
     swarm_in,
 )
+from wire import Trouble, Wire
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
 FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
@@ -79,9 +82,17 @@ def deal(damage: Damage, state: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def wire() -> Iterator[Wire]:
+    """To bob, for whoever dials it: it announces a host of its own, where the wire begins."""
+    with closing(Wire("127.0.0.2", free_port())) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, wire: Wire) -> Iterator[Swarm]:
     names = ("ada", "bob", "cyd")
     with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10), names) as swarm:
+        swarm.peers[1].configure(f'data_port = {wire.port}\nannounce = ["{wire.host}"]')
         swarm.peers[2].configure('reachable = "no"')  # it takes part by dialling out
         swarm.found(standing=True)
         gather(swarm)
@@ -136,6 +147,23 @@ def test_during_a_round(three: Swarm, fault: Fault, attempt: int) -> None:
         mark = len(victim.rounds)
     three.until(lambda: contributes(three, victim, mark), "its part in a round", BOUND_S)
     assert victim.exit_code is None, victim.story()
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(TIMES - 1))
+@pytest.mark.parametrize("trouble", [Trouble.CUT, Trouble.DEAD])
+def test_a_wire_in_trouble(three: Swarm, wire: Wire, trouble: Trouble, attempt: int) -> None:
+    """The others' rounds go on meanwhile, and bob has a part in them when it is sound again."""
+    bob = three.peers[1]
+    three.until(lambda: all_in(three), "a round of all three", 2 * BOUND_S)
+    assert wire.chunks > 0, "nobody uses this wire"
+    wire.trouble = trouble
+    try:
+        others_go_on(three, bob)
+    finally:
+        wire.trouble = Trouble.NONE
+    mark = len(bob.rounds)
+    three.until(lambda: contributes(three, bob, mark), "its part again", 2 * BOUND_S)
 
 
 @pytest.mark.timeout(PATIENCE_S)
