@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from atom.base.units import parse_bytes
 from atom.daemon.fitting.device_choice import (
-    BOUNDARY_SHARE,
     ends_alike,
     free_host_bytes,
     question,
@@ -238,9 +237,8 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
     device_bytes = capped_bytes or usable_device_bytes(kind, left)
-    waiting_bytes = int(left * BOUNDARY_SHARE)
     most = MAX_MICRO_BATCHES_PER_PASS
-    return choose(question(graph, profile, device_bytes, most, on_gpu, waiting_bytes))
+    return choose(question(graph, profile, device_bytes, most, on_gpu, left))
 
 
 def _evaluation(
@@ -250,7 +248,7 @@ def _evaluation(
     evaluated = trace(whole, batch, training=False)
     if evaluated.graph_hash == graph.graph_hash:
         return None
-    return build_program(evaluated, ends=ends_alike(graph, evaluated, choice))
+    return build_program(evaluated, ends=ends_alike(graph, evaluated, choice.cut.ends))
 
 
 def _names(model: nn.Module, whole: nn.Module, graph: Graph) -> dict[str, str]:

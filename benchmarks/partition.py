@@ -31,8 +31,9 @@ from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
-from atom.placement.choice import Choice, Cut
+from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
+from atom.placement.memory import Cut
 from atom.placement.residency import arrangements
 
 MEMORY_BYTES = {"rtx3060-12g": 11 << 30, "rtx4090-24g": 22 << 30, "h200": 138 << 30}
@@ -84,7 +85,7 @@ def _figures(choice: Choice | None) -> dict[str, Any] | None:
     return {
         "seconds": choice.seconds_per_micro_batch,
         "micro_batches": choice.micro_batches,
-        "sub_models": len(choice.pieces),
+        "sub_models": len(choice.cut.pieces),
     }
 
 
@@ -137,8 +138,7 @@ def _arranged(problem: Problem, ends: Sequence[int], micro_batches: int) -> Iter
         return
     asked = problem.question.allowing(micro_batches=micro_batches)
     cut = Cut.of(asked.chain, asked.machine, asked.limits, ends)
-    for arrangement in arrangements(cut.reckoning):
-        yield cut.timed(arrangement)
+    yield from (Choice(cut, arrangement) for arrangement in arrangements(cut))
 
 
 def _even_ends(chain: Chain, places: Sequence[int], parts: int) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ class Row:
         return [
             self.model,
             self.memory,
-            str(len(self.choice.pieces)),
+            str(len(self.choice.cut.pieces)),
             f"{len(self.choice.arrangement.resident)}/{len(self.choice.arrangement.kept)}",
             str(self.choice.micro_batches),
             f"{median(self.foretold_s):.4f}",
@@ -114,7 +114,7 @@ class Row:
         return {
             "model": self.model,
             "memory": self.memory,
-            "sub_models": len(self.choice.pieces),
+            "sub_models": len(self.choice.cut.pieces),
             "resident": sorted(self.choice.arrangement.resident),
             "kept": sorted(self.choice.arrangement.kept),
             "micro_batches": self.choice.micro_batches,

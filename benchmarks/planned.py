@@ -11,9 +11,9 @@ from atom.graph.costs.operations import operation_chain
 from atom.graph.layers import layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.placement.choice import Choice, Cut
+from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
-from atom.placement.memory import Limits, Reckoning, pieces_of
+from atom.placement.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 
 UNLIMITED_BYTES = 1 << 50
@@ -39,19 +39,18 @@ class Planner:
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""
         chain = self._chain(profile.operations)
-        chain = chain.remembering if choice.remembers and chain.remembering else chain
+        chain = chain.remembering if choice.cut.remembers and chain.remembering else chain
         limits = replace(self._limits(0), micro_batches=choice.micro_batches)
-        cut = Cut.of(chain, profile.link, limits, choice.ends)
-        return replace(cut.timed(choice.arrangement), remembers=choice.remembers)
+        cut = Cut.of(chain, profile.link, limits, choice.cut.ends)
+        return replace(choice, cut=replace(cut, remembers=choice.cut.remembers))
 
     def budgets(self, profile: Profile) -> dict[str, int]:
         """Device bytes by their name in `BUDGETS`."""
         chain, ends = self._chain(profile.operations), layer_ends(self.graph)
-        pieces = pieces_of(chain, ends)
-        everything = frozenset(range(len(pieces)))
-        reckoning = Reckoning(pieces, self._limits(0))
+        cut = Cut.of(chain, profile.link, self._limits(0), ends)
+        everything = frozenset(range(len(ends)))
         least, most = (
-            reckoning.memory(each).total_bytes
+            cut.memory(each).total_bytes
             for each in (Arrangement(), Arrangement(resident=everything, kept=everything))
         )
         return dict(zip(BUDGETS, (least, (least + most) // 2, UNLIMITED_BYTES), strict=True))

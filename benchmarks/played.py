@@ -13,7 +13,6 @@ from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
-from atom.placement.memory import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,
@@ -51,8 +50,7 @@ class Stand:
         settings = ReplicaSettings(
             rate, AdamW(), 1.0, precision, choice.arrangement, choice.micro_batches
         )
-        crossings = crossings_of(choice.pieces)
-        self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement, crossings)
+        self._shape = choice.shape
         self._events = _Events()
         self._device = _device(device, precision)
         program = choice.program(graph)

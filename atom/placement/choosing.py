@@ -1,12 +1,12 @@
-"""Chooses how a model goes through a device: cut, accumulation, slots, what stays.
+"""Chooses how a model goes through a device: cut, accumulation, what stays.
 
 Nobody should have to set any of these, so they are searched. For every number of micro-batches that
 a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a few ways to spend
 the memory that is left (`residency.py`). The schedule of each candidate that fits is timed event by
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
-equals the shortest pass. Cuts fall where layers end; other places are tried only where none of
-those fits, fewer before more, until one fits; where that leaves no room for all micro-batches, the
-next as well.
+equals the shortest pass. Cuts fall where layers end, and within those layers alone that do not fit
+by themselves. Other places make the search longer and the plan hardly better: they are tried only
+where none of those fits.
 """
 
 import math
@@ -17,17 +17,15 @@ from itertools import accumulate, pairwise
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.graph.chain import Chain, Machine
-from atom.placement.choice import Choice, Cut
-from atom.placement.cuts import Charges, Ends, fastest_cut, parts_of
-from atom.placement.memory import Limits, Piece, Reckoning, piece_of
+from atom.placement.choice import Choice
+from atom.placement.cuts import Ends, fastest_cut, parts_of
+from atom.placement.memory import Cut, Limits, alone_bytes, piece_of
 from atom.placement.residency import arrangements, offloaded
 from atom.swap.arrangement import Arrangement
 
-KEPT = (0.001, 1.0, 1000.0)
-"""Charges for a byte kept between sub-models, in the seconds in which the link carries one. The
-first only decides between equals; the others are tried where its cut keeps too much."""
-WIDTHS = (1, 2, 4, math.inf)
-"""Times the narrowest legal cut: what may lie between sub-models where a layer has to be cut."""
+NARROW = 2
+"""Times the narrowest legal cut: what may lie between sub-models where a layer has to be cut, if
+that makes the model fit."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
 _WHAT_HELPS = (
@@ -44,9 +42,7 @@ class Question:
     machine: Machine
     limits: Limits
     layer_ends: tuple[int, ...] = ()
-    """Positions where layers end: cuts fall there, and within those layers alone that do not fit by
-    themselves. Other positions make the search longer and the plan hardly better. Empty: cuts may
-    fall anywhere."""
+    """Positions where layers end. Empty: cuts may fall anywhere."""
 
     def allowing(self, **limits: int) -> "Question":
         return replace(self, limits=replace(self.limits, **limits))
@@ -60,72 +56,46 @@ def choose(asked: Question) -> Choice:
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
-    places = _places(asked)
-    for tried in places:
-        found = _fastest(asked, tried)
-        if found is None:
-            continue
-        is_tight = found.micro_batches < asked.limits.micro_batches
-        if is_tight and not set(tried) <= set(asked.layer_ends) and (more := next(places, None)):
-            roomier = _fastest(asked, more, beyond=found.micro_batches)
-            return min(
-                (each for each in (found, roomier) if each is not None),
-                key=lambda choice: choice.seconds_per_micro_batch,
-            )
-        return found
-    raise _refusal(asked, enough_bytes(asked))
+    for places in _places(asked):
+        ways = list(_ways(asked, places))
+        if (remembering := asked.chain.remembering) is not None:
+            ways += _ways(replace(asked, chain=remembering), places, remembers=True)
+        if ways:
+            return _best(ways)
+    raise _refusal(asked)
 
 
-def _fastest(asked: Question, places: Ends, beyond: int = 0) -> Choice | None:
-    """With cuts at `places`, and more micro-batches than `beyond` in a pass."""
-    ways = list(_ways(asked, places, beyond))
-    if (remembering := asked.chain.remembering) is not None:
-        others = _ways(replace(asked, chain=remembering), places, beyond)
-        ways += [(replace(cut, remembers=True), each) for cut, each in others]
-    return _best(ways) if ways else None
-
-
-_Way = tuple[Cut, Arrangement]
-
-
-def _best(ways: Sequence[_Way]) -> Choice:
+def _best(ways: Sequence[Choice]) -> Choice:
     """Only those are timed that may be among the fastest."""
-    least_s = [cut.least_s(each) / cut.reckoning.limits.micro_batches for cut, each in ways]
-    choices, enough_s = list[Choice](), math.inf
-    for n in sorted(range(len(ways)), key=least_s.__getitem__):
-        if least_s[n] > enough_s:
+    timed, enough_s = list[Choice](), math.inf
+    for way in sorted(ways, key=lambda way: way.least_s / way.micro_batches):
+        if way.least_s / way.micro_batches > enough_s:
             break
-        cut, arrangement = ways[n]
-        choices.append(cut.timed(arrangement))
-        enough_s = min(enough_s, (1 + NEARLY) * choices[-1].seconds_per_micro_batch)
-    good = [c for c in choices if c.seconds_per_micro_batch <= enough_s]
+        timed.append(way)
+        enough_s = min(enough_s, (1 + NEARLY) * way.seconds_per_micro_batch)
+    good = [way for way in timed if way.seconds_per_micro_batch <= enough_s]
     return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
 
 
 def _places(asked: Question) -> Iterator[Ends]:
     """Where cuts may fall: more and more, for as long as there is no cut that fits."""
-    count, forbidden = len(asked.chain.operations), asked.chain.forbidden
-    legal = [*(p for p in range(1, count) if p not in forbidden), count]
-    if asked.layer_ends:
-        yield from dict.fromkeys(_within_layers(asked, legal))
+    chain, ends = asked.chain, asked.layer_ends
+    count = len(chain.operations)
+    legal = [*(p for p in range(1, count) if p not in chain.forbidden), count]
+    if ends:
+        crossing = _crossing_bytes(chain)
+        narrow = NARROW * min((crossing[p] for p in legal if crossing[p]), default=0)
+        inner = [
+            position
+            for begin, end in pairwise((0, *ends))
+            if alone_bytes(piece_of(chain.operations[begin:end]), asked.limits)
+            > asked.limits.device_bytes
+            for position in legal
+            if begin < position < end
+        ]
+        few = (position for position in inner if crossing[position] <= narrow)
+        yield from dict.fromkeys(tuple(sorted({*ends, *more})) for more in ((), few, inner))
     yield tuple(legal)
-
-
-def _within_layers(asked: Question, legal: Sequence[int]) -> Iterator[Ends]:
-    """Where layers end, and within those that do not fit alone where little crosses."""
-    chain, limits, ends = asked.chain, asked.limits, asked.layer_ends
-    crossing = _crossing_bytes(chain)
-    narrowest = min((crossing[p] for p in legal if crossing[p]), default=0)
-    inner = [
-        position
-        for begin, end in pairwise((0, *ends))
-        if _alone_bytes(piece_of(chain.operations[begin:end]), limits) > limits.device_bytes
-        for position in legal
-        if begin < position < end
-    ]
-    for width in WIDTHS:
-        narrow = (position for position in inner if crossing[position] <= width * narrowest)
-        yield tuple(sorted({*ends, *narrow}))
 
 
 def _crossing_bytes(chain: Chain) -> list[int]:
@@ -138,93 +108,58 @@ def _crossing_bytes(chain: Chain) -> list[int]:
     return list(accumulate(change))
 
 
-def _alone_bytes(piece: Piece, limits: Limits) -> int:
-    return Reckoning([piece], limits).bytes_at_work(Arrangement())
+def _ways(asked: Question, places: Ends, remembers: bool = False) -> Iterator[Choice]:
+    """All that fit."""
+    for cut in _cuts(asked, places):
+        cut = replace(cut, remembers=remembers)
+        yield from (Choice(cut, each) for each in arrangements(cut))
 
 
-def _ways(asked: Question, places: Ends, beyond: int) -> Iterator[_Way]:
-    """All that fit, with more micro-batches than `beyond` in a pass."""
-    for cut in _cuts(asked, places, beyond):
-        yield from ((cut, each) for each in arrangements(cut.reckoning))
-
-
-def _cuts(asked: Question, places: Ends, beyond: int = 0) -> Iterator[Cut]:
+def _cuts(asked: Question, places: Ends) -> Iterator[Cut]:
     """Good ones, each with the micro-batches of a pass that it is good for. Some keep too much."""
-    limits, most_bytes = asked.limits, asked.limits.device_bytes
-    parts = parts_of(asked.chain, places, most_bytes, lambda piece: _alone_bytes(piece, limits))
+    limits, machine = asked.limits, asked.machine
+    parts = parts_of(asked.chain, places, limits)
     if parts is None:
         return
-    for micro_batches in _accumulations(limits.micro_batches, beyond):
-        of, seen = asked.allowing(micro_batches=micro_batches), set[Ends]()
-        for bound in parts.bounds(most_bytes):
-            for kept in KEPT:
-                ends = fastest_cut(parts, _charges(of, kept), bound)
-                if ends in seen:
-                    continue
-                seen.add(ends)
-                cut = Cut.of(of.chain, of.machine, of.limits, ends)
-                yield cut
-                if cut.reckoning.takes(Arrangement()):
-                    break
-
-
-def _charges(asked: Question, kept: float) -> Charges:
-    limits, machine = asked.limits, asked.machine
-    return Charges(
-        micro_batches=limits.micro_batches,
-        load_s=limits.element_bytes / machine.load_bytes_per_s,
-        gradient_s=limits.gradient_element_bytes / machine.gradient_bytes_per_s,
-        kept_s=kept / machine.load_bytes_per_s,
-    )
-
-
-def _accumulations(most: int, beyond: int) -> list[int]:
-    powers = [2**n for n in range(most.bit_length()) if beyond < 2**n < most]
-    return [*powers, most]
+    most = limits.micro_batches
+    for micro_batches in (*(2**n for n in range(most.bit_length()) if 2**n < most), most):
+        allowed = replace(limits, micro_batches=micro_batches)
+        bounds = parts.bounds(limits.device_bytes)
+        found = (fastest_cut(parts, machine, allowed, bound) for bound in bounds)
+        for ends in dict.fromkeys(found):
+            yield Cut.of(asked.chain, machine, allowed, ends)
 
 
 def enough_bytes(asked: Question) -> int:
     """Device memory with which there is a way, and not much more than the least."""
-    operations, limits = asked.chain.operations, asked.limits
-    device_bytes = max(_alone_bytes(piece_of([operation]), limits) for operation in operations)
-    single = asked.allowing(micro_batches=1)
-    while True:
-        needs = _needs(single.allowing(device_bytes=device_bytes))
-        if needs:
-            fewer = min(needs)
-            return fewer if _needs(single.allowing(device_bytes=fewer)) else device_bytes
+    operations, single = asked.chain.operations, asked.allowing(micro_batches=1)
+    device_bytes = max(alone_bytes(piece_of([each]), asked.limits) for each in operations)
+    while not (needs := _needs(single.allowing(device_bytes=device_bytes))):
         device_bytes = device_bytes * 5 // 4
+    fewer = min(needs)
+    return fewer if _needs(single.allowing(device_bytes=fewer)) else device_bytes
 
 
 def _needs(asked: Question) -> list[int]:
     """Device memory of the ways that fit."""
     return [
-        cut.reckoning.memory(plain).total_bytes
+        cut.memory(plain).total_bytes
         for places in _places(asked)
         for cut in _cuts(asked, places)
-        for plain in (Arrangement(), offloaded(cut.reckoning))
-        if cut.reckoning.takes(plain)
+        for plain in (Arrangement(), offloaded(cut))
+        if cut.fits(plain)
     ]
 
 
-def _refusal(asked: Question, enough_bytes: int) -> DeviceError:
-    operations, limits = asked.chain.operations, asked.limits
-    alone = [_alone_bytes(piece_of([operation]), limits) for operation in operations]
-    hungriest = max(range(len(alone)), key=alone.__getitem__)
+def _refusal(asked: Question) -> DeviceError:
+    limits, enough = asked.limits, enough_bytes(asked)
+    alone = {each.name: alone_bytes(piece_of([each]), limits) for each in asked.chain.operations}
+    hungriest = max(alone, key=alone.__getitem__)
     fits = alone[hungriest] <= limits.device_bytes
     what = ", and values between sub-models more than is left" if fits else " even alone"
     return DeviceError(
-        f"{operations[hungriest].name} needs {format_bytes(alone[hungriest])} of device "
+        f"{hungriest} needs {format_bytes(alone[hungriest])} of device "
         f"memory{what}; there are {format_bytes(limits.device_bytes)}, and "
-        f"{_at_least(enough_bytes)} ({enough_bytes} bytes) would do, with 1 micro-batch per pass",
+        f"{-(-enough // 2**20)} MiB ({enough} bytes) would do, with 1 micro-batch per pass",
         _WHAT_HELPS,
     )
-
-
-def _at_least(size_bytes: int) -> str:
-    """Rounded up, so that who gives as much gives enough."""
-    for unit_bytes in (1, 2**10, 2**20, 2**30, 2**40):
-        tenths = -(-10 * size_bytes // unit_bytes)
-        if tenths < 10 * 1000:
-            break
-    return format_bytes(tenths * unit_bytes / 10)

@@ -13,23 +13,23 @@ computing covers every load; here what is not covered costs the time it takes. A
 
 seconds. Waiting concerns neighbours only, so one pass over the positions from right to left finds
 the cut that takes least, of those whose sub-models need at most so many bytes one by one. What is
-kept between sub-models is not limited here: each of its bytes is charged some seconds, so that a
-cut keeps few. Whether a cut fits as a whole is reckoned by who asked, and the timeline says which
-is fastest: several bounds and several charges make a handful of good cuts.
+kept between sub-models is not limited here: each of its bytes is charged the seconds in which the
+link carries it, so that a cut keeps few. Whether a cut fits as a whole is reckoned by who asked,
+and the timeline says which is fastest: several bounds make a handful of good cuts.
 
 Only sums, differences and comparisons of single numbers: every machine finds the same cuts.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atom.graph.chain import Chain
-from atom.placement.memory import Piece, piece_of
+from atom.graph.chain import Chain, Machine
+from atom.placement.memory import Limits, Piece, alone_bytes, piece_of
 
 LONGEST = 64
 """Positions that a sub-model spans, at most: the search grows with its square."""
@@ -73,16 +73,14 @@ class Parts:
         return [bound for bound in (*(s for s in steps if s < most), most) if bound <= most_bytes]
 
 
-def parts_of(
-    chain: Chain, ends: Ends, most_bytes: int, alone_bytes: Callable[[Piece], int]
-) -> Parts | None:
-    """Those between `ends`, the last of which is the chain's, that need at most `most_bytes` by
-    `alone_bytes`. None if there is no cut into such."""
+def parts_of(chain: Chain, ends: Ends, limits: Limits) -> Parts | None:
+    """Those between `ends`, the last of which is the chain's, that fit the device one by one. None
+    if there is no cut into such."""
     pieces = [piece_of(chain.operations[begin:end]) for begin, end in pairwise((0, *ends))]
     moves, rows = _moves(chain, ends), list[list[_Row]]()
     for begin in range(len(ends)):
-        grown = _grown(pieces, moves, begin, alone_bytes)
-        rows.append(list(takewhile(lambda row: row[0] <= most_bytes, grown)))
+        grown = _grown(pieces, moves, begin, limits)
+        rows.append(list(takewhile(lambda row: row[0] <= limits.device_bytes, grown)))
         if not rows[-1]:
             return None
     table = np.full((3, len(ends), max(map(len, rows))), _TOO_MUCH, dtype=np.int64)
@@ -95,7 +93,7 @@ def parts_of(
         need_bytes=table[0],
         elements=table[1],
         kept_bytes=table[2],
-        whole_bytes=alone_bytes(piece_of(chain.operations)),
+        whole_bytes=alone_bytes(piece_of(chain.operations), limits),
     )
 
 
@@ -114,9 +112,7 @@ def _moves(chain: Chain, ends: Ends) -> _Moves:
     return moves
 
 
-def _grown(
-    pieces: list[Piece], moves: _Moves, begin: int, alone_bytes: Callable[[Piece], int]
-) -> Iterator[_Row]:
+def _grown(pieces: list[Piece], moves: _Moves, begin: int, limits: Limits) -> Iterator[_Row]:
     """Bytes needed, elements, and bytes kept, of ever longer parts."""
     parameters, working, transient, kept = dict[str, int](), 0, 0, 0
     for number in range(begin, min(begin + LONGEST, len(pieces))):
@@ -126,29 +122,18 @@ def _grown(
         transient = max(transient, piece.transient_bytes)
         kept += sum(size for size, maker in moves[number] if maker >= begin)
         longer = Piece(parameters, 0.0, 0.0, working, transient)
-        yield alone_bytes(longer), longer.elements, kept
+        yield alone_bytes(longer, limits), longer.elements, kept
 
 
-@dataclass(frozen=True)
-class Charges:
-    """What a pass pays for."""
-
-    micro_batches: int
-    load_s: float
-    """Per parameter element."""
-    gradient_s: float
-    """Per parameter element."""
-    kept_s: float
-    """Per byte kept between sub-models, of one micro-batch."""
-
-
-def fastest_cut(parts: Parts, charges: Charges, most_bytes: int) -> Ends:
-    """Into parts that need at most `most_bytes` each, which is one of the `bounds`."""
+def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int) -> Ends:
+    """Into parts that need at most `most_bytes` each, which is one of the `bounds`. A pass has as
+    many micro-batches as `limits` allow."""
     fits = parts.need_bytes <= most_bytes
     assert fits[:, 0].all(), "what one position holds is within every bound"
     fits = fits[:, : int(fits.sum(axis=1).max())]
     count, width = fits.shape
-    kept_s, seconds = parts.kept_bytes * charges.kept_s, _Seconds.of(parts, charges)
+    kept_s = parts.kept_bytes / machine.load_bytes_per_s
+    seconds = _Seconds.of(parts, machine, limits)
     cost_s, following = np.full((count, width), np.inf), np.zeros((count, width), dtype=np.int64)
     """Of what begins with a part, from there on; and the column of the part behind it."""
     for begin in range(max(0, count - width), count):
@@ -178,11 +163,13 @@ class _Seconds:
     gradient: _Numbers
 
     @classmethod
-    def of(cls, parts: Parts, charges: Charges) -> "_Seconds":
-        forward = parts.forward_s * charges.micro_batches
-        again = forward + parts.backward_s * charges.micro_batches
+    def of(cls, parts: Parts, machine: Machine, limits: Limits) -> "_Seconds":
+        forward = parts.forward_s * limits.micro_batches
+        again = forward + parts.backward_s * limits.micro_batches
         elements = parts.elements.astype(np.float64)
-        return cls(forward, again, elements * charges.load_s, elements * charges.gradient_s)
+        load = elements * (limits.element_bytes / machine.load_bytes_per_s)
+        gradient = elements * (limits.gradient_element_bytes / machine.gradient_bytes_per_s)
+        return cls(forward, again, load, gradient)
 
     def computing(self, begins: _Table, end: int) -> _Numbers:
         both = self.forward + self.again

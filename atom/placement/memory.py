@@ -1,18 +1,18 @@
 """A cut as numbers: what its sub-models weigh and take, and the memory that all of it needs.
 
-Device memory of a cut, an arrangement and an accumulation is reckoned as the engine allocates it.
+Device memory of a cut and an arrangement is reckoned here alone, as the engine allocates it.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from atom.graph.chain import Chain, Operation, Value
+from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
+from atom.swap.timeline import Durations
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,6 @@ class Piece:
     """What its forward keeps for its backward."""
     transient_bytes: int
     """The most that an operation of it takes besides."""
-    out_bytes: int = 0
-    """Values it makes that later sub-models take."""
     batch_bytes: int = 0
     """Batch entries that no later sub-model takes."""
     crossings: tuple[Crossing, ...] = ()
@@ -42,6 +40,11 @@ class Piece:
         return sum(self.parameters.values())
 
     @property
+    def out_bytes(self) -> int:
+        """Values it makes that later sub-models take."""
+        return self.shared_bytes + sum(crossing.value_bytes for crossing in self.crossings)
+
+    @property
     def activation_bytes(self) -> int:
         """On the device while its backward recomputes it, its inputs aside."""
         return self.working_bytes + self.transient_bytes
@@ -49,39 +52,28 @@ class Piece:
 
 def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
     """One piece per end; piece s is operations [ends[s-1], ends[s])."""
-    starts = [0, *ends[:-1]]
-    made: Counter[int] = Counter()
-    batch: Counter[int] = Counter()
-    spans = enumerate(zip(starts, ends, strict=True))
-    piece_at = [s for s, (start, end) in spans for _ in range(start, end)]
-    crossings = [list[Crossing]() for _ in ends]
-    shared: Counter[int] = Counter()
+    spans = list(zip((0, *ends[:-1]), ends, strict=True))
+    piece_at = [s for s, (start, end) in enumerate(spans) for _ in range(start, end)]
+    batch_bytes, shared_bytes = [0] * len(spans), [0] * len(spans)
+    crossings = [list[Crossing]() for _ in spans]
     for value in chain.values:
         maker = piece_at[value.made_by] if value.made_by >= 0 else -1
         last = piece_at[value.last_used_by]
         if maker < 0:
-            batch[last] += value.size_bytes
+            batch_bytes[last] += value.size_bytes
+        elif last > maker and value.shared:
+            shared_bytes[maker] += value.size_bytes
         elif last > maker:
-            made[maker] += value.size_bytes
-            if value.shared:
-                shared[maker] += value.size_bytes
-            else:
-                crossings[maker].append(_crossing(value, maker, piece_at))
+            crossings[maker].append(_crossing(value, maker, piece_at))
     return tuple(
         replace(
             piece_of(chain.operations[start:end]),
-            out_bytes=made[s],
-            batch_bytes=batch[s],
+            batch_bytes=batch_bytes[s],
             crossings=tuple(crossings[s]),
-            shared_bytes=shared[s],
+            shared_bytes=shared_bytes[s],
         )
-        for s, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for s, (start, end) in enumerate(spans)
     )
-
-
-def crossings_of(pieces: Sequence[Piece]) -> tuple[Crossing, ...]:
-    """All that lies between sub-models, in the order in which it is made."""
-    return tuple(crossing for piece in pieces for crossing in piece.crossings)
 
 
 def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
@@ -135,7 +127,7 @@ class DeviceMemory:
     holds in the parameters' precision until they are added to the float32 slot."""
     kept_bytes: int
     """Activations that stay from forward to backward, of all micro-batches."""
-    boundary_bytes: int
+    boundary_bytes: int = 0
     """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
     Of those that wait on the host, what is here at a time, and the ring."""
 
@@ -144,61 +136,111 @@ class DeviceMemory:
         return sum(vars(self).values())
 
 
-@dataclass
-class Reckoning:
-    """Of one cut, for many arrangements."""
+def device_memory(
+    pieces: Sequence[Piece], limits: Limits, arrangement: Arrangement, carried_elements: int = 0
+) -> DeviceMemory:
+    """But for what lies between sub-models. `carried_elements`: of sums that go on from one to the
+    next."""
+    element_bytes = limits.element_bytes
+    swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
+    resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
+    largest = max(piece.elements for piece in pieces)
+    working = [
+        piece.elements * element_bytes
+        + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
+        for s, piece in enumerate(pieces)
+    ]
+    return DeviceMemory(
+        slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
+        resident_bytes=sum(resident) * element_bytes,
+        gradient_bytes=gradient_slot_bytes(largest, limits.gradient_element_bytes)
+        + carried_elements * FLOAT32_BYTES,
+        activation_bytes=max(working),
+        kept_bytes=limits.micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
+    )
 
-    pieces: Sequence[Piece]
+
+def alone_bytes(piece: Piece, limits: Limits) -> int:
+    """Device memory for a sub-model that is swapped, were it the largest."""
+    return device_memory([piece], limits, Arrangement()).total_bytes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Sub-models on a machine, for many arrangements."""
+
+    ends: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    machine: Machine
     limits: Limits
     """A pass has as many micro-batches as they allow."""
-    _held: dict[frozenset[int], int] = field(default_factory=dict)
+    remembers: bool = False
+    """Whether the model's own checkpoints are left out: there is memory enough without them."""
+    _held: dict[frozenset[int], int] = field(default_factory=dict, init=False, compare=False)
 
-    def takes(self, arrangement: Arrangement) -> bool:
+    @classmethod
+    def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
+        return cls(tuple(ends), pieces_of(chain, ends), machine, limits)
+
+    def fits(self, arrangement: Arrangement) -> bool:
         """Whether device and host have room for it."""
-        room = self.limits.device_bytes - self.bytes_at_work(arrangement)
+        room = self.limits.device_bytes - self._at_work(arrangement).total_bytes
         # What lies between sub-models takes longest to find: only if it can matter.
         if room < 0 or self._boundary_bytes(arrangement) > room:
             return False
         most_bytes = self.limits.host_bytes
-        return most_bytes is None or self.host_bytes(arrangement) <= most_bytes
-
-    def bytes_at_work(self, arrangement: Arrangement) -> int:
-        """Without what lies between sub-models."""
-        return self._memory(arrangement, boundary_bytes=0).total_bytes
+        return most_bytes is None or self.shape(arrangement).host_bytes <= most_bytes
 
     def memory(self, arrangement: Arrangement) -> DeviceMemory:
-        return self._memory(arrangement, self._boundary_bytes(arrangement))
+        between = self._boundary_bytes(arrangement)
+        return replace(self._at_work(arrangement), boundary_bytes=between)
 
-    def _memory(self, arrangement: Arrangement, boundary_bytes: int) -> DeviceMemory:
-        pieces, element_bytes = self.pieces, self.limits.element_bytes
-        swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
-        resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
-        working = [
-            piece.elements * element_bytes
-            + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
-            for s, piece in enumerate(pieces)
-        ]
-        kept = sum(pieces[s].working_bytes for s in arrangement.kept)
-        return DeviceMemory(
-            slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
-            resident_bytes=sum(resident) * element_bytes,
-            gradient_bytes=self._carried_bytes
-            + gradient_slot_bytes(
-                max(p.elements for p in pieces), self.limits.gradient_element_bytes
+    def shape(self, arrangement: Arrangement) -> Shape:
+        return Shape(len(self.pieces), self.limits.micro_batches, arrangement, self._crossings)
+
+    @cached_property
+    def durations(self) -> Durations:
+        """What each event of a pass takes."""
+        pieces, limits, machine = self.pieces, self.limits, self.machine
+        leaving = [piece.elements for piece in pieces]
+        if self._carries:
+            leaving = [sum(new.values()) for new in self.first_uses]
+        parameter_bytes, gradient_bytes = limits.element_bytes, limits.gradient_element_bytes
+        return Durations(
+            load_s=tuple(p.elements * parameter_bytes / machine.load_bytes_per_s for p in pieces),
+            forward_s=tuple(piece.forward_s for piece in pieces),
+            backward_s=tuple(piece.backward_s for piece in pieces),
+            gradient_out_s=tuple(
+                n * gradient_bytes / machine.gradient_bytes_per_s for n in leaving
             ),
-            activation_bytes=max(working),
-            kept_bytes=self.limits.micro_batches * kept,
-            boundary_bytes=boundary_bytes,
+            value_in_s=1 / machine.load_bytes_per_s,
+            value_out_s=1 / machine.load_bytes_per_s,
         )
 
     @cached_property
-    def _carried_bytes(self) -> int:
-        """Of sums that go on from one sub-model to the next: of what several use, in float32."""
-        if self.limits.element_bytes != FLOAT32_BYTES:
+    def first_uses(self) -> list[dict[str, int]]:
+        """Per sub-model, its parameters that none before has."""
+        seen, found = set[str](), list[dict[str, int]]()
+        for piece in self.pieces:
+            found.append({name: n for name, n in piece.parameters.items() if name not in seen})
+            seen |= piece.parameters.keys()
+        return found
+
+    @property
+    def _carries(self) -> bool:
+        """In float32 the sum of what several use goes on from one to the next, on the device."""
+        return self.limits.element_bytes == FLOAT32_BYTES
+
+    @cached_property
+    def _carried_elements(self) -> int:
+        if not self._carries:
             return 0
-        uses = Counter(name for piece in self.pieces for name in piece.parameters)
-        sizes = {name: n for piece in self.pieces for name, n in piece.parameters.items()}
-        return sum(sizes[name] for name, count in uses.items() if count > 1) * FLOAT32_BYTES
+        both = zip(self.pieces, self.first_uses, strict=True)
+        again = {n: p.parameters[n] for p, new in both for n in p.parameters.keys() - new.keys()}
+        return sum(again.values())
+
+    def _at_work(self, arrangement: Arrangement) -> DeviceMemory:
+        return device_memory(self.pieces, self.limits, arrangement, self._carried_elements)
 
     def _boundary_bytes(self, arrangement: Arrangement) -> int:
         once = sum(piece.shared_bytes for piece in self.pieces)
@@ -208,14 +250,7 @@ class Reckoning:
             self._held[shape.moving] = shape.held_bytes
         return once + batch + self._held[shape.moving]
 
-    def host_bytes(self, arrangement: Arrangement) -> int:
-        """Of values that wait on the host."""
-        return self.shape(arrangement).host_bytes
-
-    def shape(self, arrangement: Arrangement) -> Shape:
-        count = len(self.pieces)
-        return Shape(count, self.limits.micro_batches, arrangement, self._crossings)
-
     @cached_property
     def _crossings(self) -> tuple[Crossing, ...]:
-        return crossings_of(self.pieces)
+        """All that lies between sub-models, in the order in which it is made."""
+        return tuple(crossing for piece in self.pieces for crossing in piece.crossings)

@@ -15,7 +15,7 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Work:
-    """What a round asks of this peer."""
+    """What a round asks of this peer, and with what besides its device."""
 
     parameters: int
     round_sequences: int
@@ -24,20 +24,14 @@ class Work:
     sequence_tokens: int
     peers: int
     """That share the global batch and average with each other, this one included."""
-    inner_sequences: int | None = None
+    inner_sequences: int | None
     """Of an inner step, with local steps; None: a round is one optimizer step of the swarm."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What is not the device's."""
-
     optimizer_elements_per_s: float
     network_bytes_per_s: float
     """The slowest peer's, each way."""
     gradient_element_bytes: float
     """On the wire."""
-    steps_beside: bool = True
+    steps_beside: bool
     """Whether the device computes while the host steps: not if it computes on the host's cores."""
 
 
@@ -87,7 +81,7 @@ class RoundPrediction:
         return self.line_bytes / self.round_s * DAY_S
 
 
-def predict(choice: Choice, work: Work, surroundings: Surroundings) -> RoundPrediction:
+def predict(choice: Choice, work: Work) -> RoundPrediction:
     """Reckons a round from the chosen pass: the share of the batch, the exchange, the steps.
 
     Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
@@ -97,11 +91,11 @@ def predict(choice: Choice, work: Work, surroundings: Surroundings) -> RoundPred
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
     inner = work.inner_sequences
-    average_bytes = work.parameters * surroundings.gradient_element_bytes
+    average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes
-    optimizer = waits = work.parameters / surroundings.optimizer_elements_per_s
-    if surroundings.steps_beside:
-        under_step = choice.seconds_under_step(surroundings.optimizer_elements_per_s)
+    optimizer = waits = work.parameters / work.optimizer_elements_per_s
+    if work.steps_beside:
+        under_step = choice.seconds_under_step(work.optimizer_elements_per_s)
         waits = min(under_step - choice.timeline.seconds, optimizer)
     return RoundPrediction(
         passes=math.ceil(micro_batches / choice.micro_batches),
@@ -110,7 +104,7 @@ def predict(choice: Choice, work: Work, surroundings: Surroundings) -> RoundPred
         optimizer_s=optimizer,
         optimizer_wait_s=waits,
         line_bytes=line_bytes,
-        all_reduce_s=line_bytes / surroundings.network_bytes_per_s,
+        all_reduce_s=line_bytes / work.network_bytes_per_s,
         overlapped=inner is not None,
         tokens=work.round_sequences * work.sequence_tokens,
     )
@@ -132,9 +126,9 @@ class Gain:
         return self.swarm / self.alone
 
 
-def gain(choice: Choice, work: Work, surroundings: Surroundings) -> Gain:
+def gain(choice: Choice, work: Work) -> Gain:
     def tokens_per_s(peers: int) -> float:
-        return predict(choice, replace(work, peers=peers), surroundings).swarm_tokens_per_s
+        return predict(choice, replace(work, peers=peers)).swarm_tokens_per_s
 
     without = tokens_per_s(work.peers - 1) if work.peers > 1 else 0.0
     return Gain(tokens_per_s(work.peers), without, tokens_per_s(1))

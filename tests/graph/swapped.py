@@ -85,7 +85,7 @@ def planned(graph: Graph) -> Program:
     limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
     enough = enough_bytes(Question(chain, machine, limits))
     choice = choose(Question(chain, machine, replace(limits, device_bytes=int(SPARE * enough))))
-    return build_program(graph, ends=choice.ends)
+    return build_program(graph, ends=choice.cut.ends)
 
 
 CUTS = {"finest": finest, "planned": planned}

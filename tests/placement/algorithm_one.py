@@ -9,15 +9,17 @@ that a slow link still has a best answer. Exponential in operations.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from atom.graph.chain import Chain
-from atom.placement.cuts import Charges, Ends
-from atom.placement.memory import Piece, piece_of, pieces_of
+from atom.graph.chain import Chain, Machine
+from atom.placement.cuts import Ends
+from atom.placement.memory import Cut, Limits, Piece, piece_of
 
 
-def algorithm_one(chain: Chain, charges: Charges, fits: Callable[[Piece], bool]) -> Ends | None:
+def algorithm_one(
+    chain: Chain, machine: Machine, limits: Limits, fits: Callable[[Piece], bool]
+) -> Ends:
     """The cut into sub-models that fit, one by one, for which a pass is charged least."""
-    found = ((charged_s(chain, charges, ends), ends) for ends in _completions(chain, 0, fits))
-    return min(found, default=(0.0, None))[1]
+    found = _completions(chain, 0, fits)
+    return min(found, key=lambda ends: charged_s(chain, machine, limits, ends))
 
 
 def _completions(chain: Chain, begin: int, fits: Callable[[Piece], bool]) -> Iterator[Ends]:
@@ -31,14 +33,15 @@ def _completions(chain: Chain, begin: int, fits: Callable[[Piece], bool]) -> Ite
             yield from ((end, *rest) for rest in _completions(chain, end, fits))
 
 
-def charged_s(chain: Chain, charges: Charges, ends: Sequence[int]) -> float:
+def charged_s(chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> float:
     """Of a pass with this cut, straight from the definitions."""
-    pieces = pieces_of(chain, ends)
-    forward = [charges.micro_batches * piece.forward_s for piece in pieces]
-    backward = [charges.micro_batches * piece.backward_s for piece in pieces]
+    pieces = Cut.of(chain, machine, limits, ends).pieces
+    forward = [limits.micro_batches * piece.forward_s for piece in pieces]
+    backward = [limits.micro_batches * piece.backward_s for piece in pieces]
     again = [f + b for f, b in zip(forward, backward, strict=True)]
-    load = [piece.elements * charges.load_s for piece in pieces]
-    out = [piece.elements * charges.gradient_s for piece in pieces]
+    load = [p.elements * limits.element_bytes / machine.load_bytes_per_s for p in pieces]
+    out = [p.elements * limits.gradient_element_bytes for p in pieces]
+    out = [size / machine.gradient_bytes_per_s for size in out]
     seconds = load[0] + out[0] + again[-1] + sum(forward[:-1]) + sum(again[:-1])
     for s, following in pairwise(range(len(pieces))):
         seconds += max(0.0, load[following] - forward[s])
@@ -46,4 +49,4 @@ def charged_s(chain: Chain, charges: Charges, ends: Sequence[int]) -> float:
         if following < len(pieces) - 1:
             seconds += max(0.0, load[s] - again[following])
     kept = sum(crossing.value_bytes for piece in pieces for crossing in piece.crossings)
-    return seconds + charges.kept_s * kept
+    return seconds + kept / machine.load_bytes_per_s

@@ -1,10 +1,11 @@
 """Random models small enough to try everything on them, and a second opinion on their memory."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 from atom.graph.chain import Chain, Machine, Operation, Value
+from atom.placement.choice import Choice
 from atom.placement.memory import Limits
 
 MACHINE = Machine(load_bytes_per_s=1e6, gradient_bytes_per_s=1.5e6)
@@ -65,34 +66,26 @@ def plenty(chain: Chain, limits: Limits) -> int:
     return per_element * elements + (limits.micro_batches + 1) * (activations + values)
 
 
-def held_bytes(
-    chain: Chain,
-    ends: Sequence[int],
-    resident: frozenset[int],
-    kept: frozenset[int],
-    slots: int,
-    micro_batches: int,
-    element_bytes: int,
-) -> int:
+def held_bytes(chain: Chain, choice: Choice) -> int:
     """Bytes at the peak, counted operation by operation: an upper bound of no less than needed."""
-    starts = [0, *ends[:-1]]
-    pieces = [chain.operations[a:b] for a, b in zip(starts, ends, strict=True)]
-    elements = [sum({k: v for o in p for k, v in o.parameters.items()}.values()) for p in pieces]
+    arrangement, limits, ends = choice.arrangement, choice.cut.limits, choice.cut.ends
+    element_bytes, resident, kept = limits.element_bytes, arrangement.resident, arrangement.kept
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    pieces = [chain.operations[a:b] for a, b in spans]
+    names = [{k: v for o in p for k, v in o.parameters.items()} for p in pieces]
+    elements = [sum(each.values()) for each in names]
     swapped = [elements[s] for s in range(len(pieces)) if s not in resident]
-    held = slots * max([0, *swapped]) * element_bytes
+    held = arrangement.slots * max([0, *swapped]) * element_bytes
     held += sum(elements[s] for s in resident) * element_bytes
     held += 2 * max(elements) * 4
     if element_bytes == 4:  # sums that go on from one to the next
-        names = [{k: v for o in p for k, v in o.parameters.items()} for p in pieces]
         sizes = {k: v for each in names for k, v in each.items()}
         held += sum(4 * v for k, v in sizes.items() if sum(k in each for each in names) > 1)
     for value in chain.values:
-        home = [
-            s for s, (a, b) in enumerate(zip(starts, ends, strict=True)) if a <= value.made_by < b
-        ]
+        home = [s for s, (a, b) in enumerate(spans) if a <= value.made_by < b]
         if not home or value.last_used_by >= ends[home[0]]:  # of the batch, or across a cut
-            held += micro_batches * value.size_bytes
-    held += micro_batches * sum(o.working_bytes for s in kept for o in pieces[s])
+            held += limits.micro_batches * value.size_bytes
+    held += limits.micro_batches * sum(o.working_bytes for s in kept for o in pieces[s])
     at_work = []
     for s, piece in enumerate(pieces):
         again = 0 if s in kept else sum(o.working_bytes for o in piece)

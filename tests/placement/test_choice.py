@@ -11,12 +11,12 @@ from small_chains import MACHINE, every_cut, held_bytes, layer_ends, plenty, ran
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Machine, Operation, Value
-from atom.placement.choice import Choice, Cut
+from atom.placement.choice import Choice
 from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
-from atom.placement.memory import Limits, Reckoning, pieces_of
+from atom.placement.memory import Cut, Limits, pieces_of
 from atom.placement.residency import arrangements
 from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import Load, Shape, training_pass
+from atom.swap.schedule import Load, training_pass
 from tests.swap.schedule_check import check
 
 SEEDS = range(40)
@@ -44,32 +44,23 @@ def answers(seed: int) -> tuple[Choice, ...]:
 def test_it_fits_however_its_bytes_are_counted(seed: int) -> None:
     chain, limits, least, most = question(seed)
     for step, choice in enumerate(answers(seed)):
-        arrangement = choice.arrangement
-        held = held_bytes(
-            chain,
-            choice.ends,
-            arrangement.resident,
-            arrangement.kept,
-            arrangement.slots,
-            choice.micro_batches,
-            limits.element_bytes,
-        )
+        arrangement, count = choice.arrangement, len(choice.cut.pieces)
+        held = held_bytes(chain, choice)
         assert held == choice.memory.total_bytes
         assert held <= least + (most - least) * step // 4
         assert choice.micro_batches <= limits.micro_batches
-        assert arrangement.kept <= arrangement.resident <= set(range(len(choice.pieces)))
-        assert len(choice.pieces) - 1 not in arrangement.kept
-        assert not chain.forbidden.intersection(choice.ends[:-1])
+        assert arrangement.kept <= arrangement.resident <= set(range(count))
+        assert count - 1 not in arrangement.kept
+        assert not chain.forbidden.intersection(choice.cut.ends[:-1])
 
 
 @cache
-def plain_ways(seed: int) -> tuple[tuple[Cut, int], ...]:
-    """Every cut there is, with what it takes where it is swapped plainly, one micro-batch at a
-    time."""
+def plain_ways(seed: int) -> tuple[Choice, ...]:
+    """Every cut there is, swapped plainly, one micro-batch at a time."""
     chain, limits, _, _ = question(seed)
     single = replace(limits, micro_batches=1)
     cuts = [Cut.of(chain, MACHINE, single, ends) for ends in every_cut(chain)]
-    return tuple((cut, cut.reckoning.memory(Arrangement()).total_bytes) for cut in cuts)
+    return tuple(Choice(cut, Arrangement()) for cut in cuts)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -78,11 +69,9 @@ def test_what_a_refusal_names_is_enough_and_hardly_more_than_it_takes(seed: int)
     with pytest.raises(DeviceError) as caught:
         choose(Question(chain, MACHINE, replace(limits, device_bytes=1)))
     named = int(re.search(r"\((\d+) bytes\) would do", caught.value.message)[1])
-    assert (
-        choose(Question(chain, MACHINE, replace(limits, device_bytes=named))).memory.total_bytes
-        <= named
-    )
-    assert named <= 1.15 * min(need for _, need in plain_ways(seed))
+    found = choose(Question(chain, MACHINE, replace(limits, device_bytes=named)))
+    assert found.memory.total_bytes <= named
+    assert named <= 1.15 * min(way.memory.total_bytes for way in plain_ways(seed))
 
 
 @pytest.mark.parametrize("more", [1.0, 1.002, 1.01, 1.05])
@@ -104,8 +93,8 @@ def test_at_most_a_twentieth_slower_than_the_best_of_all_cuts_swapped_plainly(se
     _, _, least, most = question(seed)
     for step, choice in enumerate(answers(seed)):
         device_bytes = least + (most - least) * step // 4
-        plain = [cut for cut, need in plain_ways(seed) if need <= device_bytes]
-        best = min(cut.timed(Arrangement()).timeline.seconds for cut in plain)
+        plain = [way for way in plain_ways(seed) if way.memory.total_bytes <= device_bytes]
+        best = min(way.timeline.seconds for way in plain)
         assert choice.seconds_per_micro_batch <= 1.05 * best
 
 
@@ -144,9 +133,8 @@ def test_where_few_places_leave_little_room_more_are_tried(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_plenty_of_memory_nothing_is_loaded_twice(seed: int) -> None:
     choice = answers(seed)[-1]
-    shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement)
-    loads = [e.sub_model for e in training_pass(shape) if isinstance(e, Load)]
-    assert sorted(loads) == list(range(len(choice.pieces)))
+    loads = [e.sub_model for e in training_pass(choice.shape) if isinstance(e, Load)]
+    assert sorted(loads) == list(range(len(choice.cut.pieces)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -161,7 +149,7 @@ def test_cuts_fall_between_layers_where_these_fit(seed: int) -> None:
     chain, limits, least, most = question(seed)
     ends = layer_ends(chain, random.Random(seed))
     roomy = choose(Question(chain, MACHINE, replace(limits, device_bytes=most), ends))
-    assert set(roomy.ends) <= set(ends)
+    assert set(roomy.cut.ends) <= set(ends)
     tight = choose(Question(chain, MACHINE, replace(limits, device_bytes=least), ends))
     assert tight.memory.total_bytes <= least
 
@@ -172,12 +160,12 @@ def test_every_arrangement_fits_and_has_a_sound_schedule(seed: int) -> None:
     for choice in answers(seed):
         device_bytes = (least + most) // 2
         allowed = Limits(device_bytes, limits.element_bytes, choice.micro_batches)
-        reckoning = Reckoning(choice.pieces, allowed)
-        found = list(arrangements(reckoning))
+        cut = replace(choice.cut, limits=allowed)
+        found = arrangements(cut)
         assert len(set(found)) == len(found)
         for arrangement in found:
-            assert reckoning.memory(arrangement).total_bytes <= device_bytes
-            shape = Shape(len(choice.pieces), choice.micro_batches, arrangement)
+            assert cut.memory(arrangement).total_bytes <= device_bytes
+            shape = cut.shape(arrangement)
             check(training_pass(shape), shape)
 
 
@@ -185,7 +173,7 @@ def test_pieces_add_up() -> None:
     for seed in SEEDS:
         chain = question(seed)[0]
         for choice in answers(seed):
-            pieces = pieces_of(chain, choice.ends)
+            pieces = choice.cut.pieces
             whole = pieces_of(chain, (len(chain.operations),))[0]
             assert sum(p.forward_s for p in pieces) == pytest.approx(whole.forward_s)
             assert sum(p.working_bytes for p in pieces) == whole.working_bytes

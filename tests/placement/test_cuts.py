@@ -7,24 +7,25 @@ import pytest
 from algorithm_one import algorithm_one, charged_s
 from small_chains import random_chain
 
-from atom.graph.chain import Chain, Operation, Value
+from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.placement import cuts
-from atom.placement.cuts import Charges, Parts, fastest_cut, parts_of
-from atom.placement.memory import Piece, piece_of, pieces_of
+from atom.placement.cuts import Ends, Parts, fastest_cut, parts_of
+from atom.placement.memory import Limits, Piece, alone_bytes, piece_of, pieces_of
 
-PLENTY = 1 << 40
-
-
-def need_bytes(piece: Piece) -> int:
-    return 14 * piece.elements + piece.activation_bytes
+PLENTY = Limits(1 << 40, element_bytes=4, micro_batches=4)
+LINK = Machine(100.0, 200.0)
 
 
-def all_parts(chain: Chain, most_bytes: int = PLENTY) -> Parts:
+def all_parts(chain: Chain, limits: Limits = PLENTY) -> Parts:
     count = len(chain.operations)
     places = (*(p for p in range(1, count) if p not in chain.forbidden), count)
-    parts = parts_of(chain, places, most_bytes, need_bytes)
+    parts = parts_of(chain, places, limits)
     assert parts is not None
     return parts
+
+
+def fastest(chain: Chain, limits: Limits = PLENTY, machine: Machine = LINK) -> Ends:
+    return fastest_cut(all_parts(chain, limits), machine, limits, limits.device_bytes)
 
 
 def repeated(pick: random.Random) -> Chain:
@@ -46,10 +47,10 @@ def repeated(pick: random.Random) -> Chain:
     return Chain(operations, tuple(values))
 
 
-def random_charges(pick: random.Random) -> Charges:
-    rates = (1e-8, 1e-7, 1e-6, 4e-6)
-    kept = pick.choice((0.0, 1e-9, 1e-6, 1e-3))
-    return Charges(pick.randint(1, 8), pick.choice(rates), pick.choice(rates), kept)
+def random_terms(pick: random.Random) -> tuple[Machine, Limits]:
+    rates = (1e8, 1e7, 1e6, 2e5)
+    limits = replace(PLENTY, element_bytes=pick.choice((2, 4)), micro_batches=pick.randint(1, 8))
+    return Machine(pick.choice(rates), pick.choice(rates)), limits
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
@@ -57,31 +58,36 @@ def test_it_finds_what_algorithm_one_finds(first: int) -> None:
     for seed in range(first, first + 40):
         pick = random.Random(seed)
         chain = random_chain(pick, 9) if seed % 2 else repeated(pick)
-        charges, parts = random_charges(pick), all_parts(chain)
-        for bound in parts.bounds(PLENTY):
-            found = fastest_cut(parts, charges, bound)
-            assert all(need_bytes(piece) <= bound for piece in pieces_of(chain, found)), seed
+        machine, limits = terms = random_terms(pick)
+        parts = all_parts(chain, limits)
+        for bound in parts.bounds(limits.device_bytes):
+
+            def fits(piece: Piece) -> bool:
+                return alone_bytes(piece, limits) <= bound  # noqa: B023
+
+            found = fastest_cut(parts, machine, limits, bound)
+            assert all(map(fits, pieces_of(chain, found))), seed
             assert not chain.forbidden.intersection(found), seed
-            best = algorithm_one(chain, charges, lambda piece: need_bytes(piece) <= bound)  # noqa: B023
-            assert best is not None, seed
-            expected = pytest.approx(charged_s(chain, charges, best), rel=1e-9)
-            assert charged_s(chain, charges, found) == expected, seed
+            best = charged_s(chain, *terms, algorithm_one(chain, *terms, fits))
+            assert charged_s(chain, *terms, found) == pytest.approx(best, rel=1e-9), seed
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bounds_reach_from_the_least_that_works_to_the_whole(seed: int) -> None:
-    chain = random_chain(random.Random(seed))
-    parts = all_parts(chain)
-    bounds = parts.bounds(PLENTY)
+    pick = random.Random(seed)
+    chain = random_chain(pick)
+    machine, limits = random_terms(pick)
+    parts = all_parts(chain, limits)
+    bounds = parts.bounds(limits.device_bytes)
     assert bounds == sorted(set(bounds))
-    assert bounds[-1] == need_bytes(piece_of(chain.operations)), "the model as one"
-    assert parts_of(chain, parts.ends, bounds[0] - 1, need_bytes) is None
+    assert bounds[-1] == alone_bytes(piece_of(chain.operations), limits), "the model as one"
+    assert parts_of(chain, parts.ends, replace(limits, device_bytes=bounds[0] - 1)) is None
     for most in (bounds[0], sum(bounds) // len(bounds)):
-        fewer = all_parts(chain, most)
+        fewer = all_parts(chain, replace(limits, device_bytes=most))
         assert fewer.bounds(most) == [bound for bound in bounds if bound <= most]
-        charges = random_charges(random.Random(seed))
         for bound in fewer.bounds(most):
-            assert fastest_cut(fewer, charges, bound) == fastest_cut(parts, charges, bound)
+            found = fastest_cut(fewer, machine, limits, bound)
+            assert found == fastest_cut(parts, machine, limits, bound)
 
 
 def line(count: int, elements: int = 100, seconds: float = 1.0) -> Chain:
@@ -95,17 +101,17 @@ def line(count: int, elements: int = 100, seconds: float = 1.0) -> Chain:
 
 
 def test_seconds_of_a_cut_by_hand() -> None:
-    charges = Charges(micro_batches=2, load_s=0.04, gradient_s=0.02, kept_s=0.001)
     compute = (2 + 6) + (2 + 6) + 6  # forward and recompute twice, the turn once
     load, gradients_out = 4.0, 2.0
     waits = (load - 2) + (load - 2)  # forward; gradients and the load backward are covered
-    charged = load + compute + waits + gradients_out + 20 * 0.001
-    assert charged_s(line(3), charges, (1, 2, 3)) == pytest.approx(charged)
+    charged = load + compute + waits + gradients_out + 20 / 100
+    found = charged_s(line(3), LINK, replace(PLENTY, micro_batches=2), (1, 2, 3))
+    assert found == pytest.approx(charged)
 
 
 def test_with_room_to_spare_little_is_computed_twice() -> None:
     """A short first sub-model shortens the wait for the first load; the rest is the turn."""
-    found = fastest_cut(all_parts(line(40)), Charges(4, 0.02, 0.02, 1e-6), PLENTY)
+    found = fastest(line(40))
     assert found[0] <= 3
     assert found[-1] - (found[-2] if len(found) > 1 else 0) >= 30
 
@@ -113,16 +119,17 @@ def test_with_room_to_spare_little_is_computed_twice() -> None:
 def test_equal_seconds_keep_the_fewest_bytes() -> None:
     chain = line(6, elements=0)
     narrow = replace(chain, values=tuple(Value(1 if i == 2 else 10, i, i + 1) for i in range(5)))
-    assert fastest_cut(all_parts(narrow), Charges(1, 1.0, 1.0, 1e-6), 3 * 50 + 5) == (3, 6)
+    assert fastest(narrow, replace(PLENTY, device_bytes=3 * 50 + 5)) == (3, 6)
 
 
 def test_a_tied_parameter_is_held_once() -> None:
-    operations = tuple(Operation(f"op{i}", {"tied": 100}, 0.0, 0.0, 0, 0) for i in range(5))
-    assert all_parts(Chain(operations, ()), 1400).elements[0].tolist() == 5 * [100]
-    assert fastest_cut(all_parts(Chain(operations, ())), Charges(1, 1.0, 1.0, 0.0), 1400) == (5,)
+    chain = Chain(tuple(Operation(f"op{i}", {"tied": 100}, 0.0, 0.0, 0, 0) for i in range(5)), ())
+    limits = replace(PLENTY, device_bytes=100 * (2 * 4 + 2 * 4 + 4))
+    assert all_parts(chain, limits).elements[0].tolist() == 5 * [100]
+    assert fastest(chain, limits) == (5,)
 
 
 def test_no_sub_model_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuts, "LONGEST", 3)
-    found = fastest_cut(all_parts(line(40)), Charges(4, 1e-6, 1e-6, 0.0), PLENTY)
+    found = fastest(line(40), machine=Machine(1e9, 1e9))
     assert max(b - a for a, b in zip((0, *found), found, strict=False)) == 3

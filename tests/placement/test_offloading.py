@@ -8,12 +8,12 @@ from small_chains import MACHINE
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Chain, Operation, Value
-from atom.placement.choice import Choice, Cut
+from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose, enough_bytes
-from atom.placement.memory import Limits, Reckoning, crossings_of, pieces_of
+from atom.placement.memory import Cut, Limits, alone_bytes, pieces_of
 from atom.placement.residency import arrangements, offloaded, waiting
 from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import Shape, ValuesIn, ValuesOut, training_pass
+from atom.swap.schedule import ValuesIn, ValuesOut, training_pass
 from tests.swap.schedule_check import check
 
 LAYERS = 24
@@ -42,8 +42,8 @@ LAYER_ENDS = tuple(range(2, 2 * LAYERS + 1, 2))
 @cache
 def staying_bytes(skip: bool = False) -> int:
     """Enough for whole layers, with all values on the device."""
-    pieces = pieces_of(chain(skip=skip), LAYER_ENDS)
-    return Reckoning(pieces, Limits(0, 4, 1)).memory(Arrangement()).total_bytes
+    cut = Cut.of(chain(skip=skip), MACHINE, Limits(0, 4, 1), LAYER_ENDS)
+    return cut.memory(Arrangement()).total_bytes
 
 
 @cache
@@ -73,10 +73,8 @@ def test_whatever_is_chosen_fits_and_is_sound(share: float, skip: bool) -> None:
     staying = staying_bytes(skip)
     choice = answer(int(share * staying), skip=skip)
     assert choice.memory.total_bytes <= share * staying
-    crossings = crossings_of(choice.pieces)
-    shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement, crossings)
-    events = training_pass(shape)
-    check(events, shape)
+    events = training_pass(choice.shape)
+    check(events, choice.shape)
     moves = any(isinstance(event, ValuesIn | ValuesOut) for event in events)
     assert moves == (choice.host_bytes > 0)
     spans = [s for s in choice.timeline.spans if isinstance(s.event, ValuesIn | ValuesOut)]
@@ -88,31 +86,31 @@ def test_it_leaves_room_for_more_micro_batches() -> None:
     device_bytes = int(1.3 * staying)
     choice = answer(device_bytes, micro_batches=8)
     assert choice.arrangement.offloaded
-    alone = Reckoning(choice.pieces, Limits(device_bytes, 4, choice.micro_batches))
-    assert not alone.takes(Arrangement())
+    assert not choice.cut.fits(Arrangement())
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
     """With a little more memory, a few less: down to none."""
-    reckoning = Reckoning(pieces_of(chain(skip=skip), LAYER_ENDS), Limits(0, 4, 4))
-    every = offloaded(reckoning)
-    least = reckoning.memory(every).total_bytes
-    most = reckoning.memory(Arrangement()).total_bytes
+    cut = Cut.of(chain(skip=skip), MACHINE, LIMITS, LAYER_ENDS)
+    every = offloaded(cut)
+    least = cut.memory(every).total_bytes
+    most = cut.memory(Arrangement()).total_bytes
     counts = list[int]()
     for step in range(9):
         limits = replace(LIMITS, device_bytes=least + (most - least) * step // 8)
-        reckoning = replace(reckoning, limits=limits)
-        found = list(arrangements(reckoning))
-        assert all(reckoning.takes(each) for each in found)
-        plain = [each for each in found if not each.resident and each.slots == 2]
-        few = plain[-1]
-        shape = reckoning.shape(few)
+        cut = replace(cut, limits=limits)
+        found = arrangements(cut)
+        assert all(cut.fits(each) for each in found)
+        few = min(
+            (each for each in found if not each.resident), key=lambda each: len(each.offloaded)
+        )
+        shape = cut.shape(few)
         counts.append(len(waiting(shape)))
         check(training_pass(shape), shape)
         if counts[-1]:
             one_less = replace(few, offloaded=frozenset(waiting(shape)[:-1]))
-            assert not reckoning.takes(one_less), "one more would have stayed"
+            assert not cut.fits(one_less), "one more would have stayed"
     assert counts == sorted(counts, reverse=True)
     assert counts[0] >= LAYERS - 4
     assert counts[-1] == 0
@@ -122,11 +120,10 @@ def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
 def test_values_that_stay_make_a_pass_shorter() -> None:
     limits = replace(LIMITS, micro_batches=8)
     cut = Cut.of(chain(), MACHINE, limits, LAYER_ENDS)
-    every = offloaded(cut.reckoning)
-    both = (cut.reckoning.memory(each).total_bytes for each in (every, Arrangement()))
-    allowed = replace(cut.reckoning, limits=replace(limits, device_bytes=sum(both) // 2))
-    plain = [each for each in arrangements(allowed) if not each.resident]
-    everything, few = cut.timed(every), cut.timed(plain[-1])
+    both = (cut.memory(each).total_bytes for each in (offloaded(cut), Arrangement()))
+    allowed = replace(cut, limits=replace(limits, device_bytes=sum(both) // 2))
+    plain = [Choice(cut, each) for each in arrangements(allowed) if not each.resident]
+    everything, few = plain
     assert 0 < len(few.waiting) < len(everything.waiting)
     assert few.timeline.seconds < everything.timeline.seconds
     assert few.host_bytes < everything.host_bytes
@@ -154,9 +151,9 @@ def test_a_layer_that_does_not_fit_is_cut_where_little_crosses() -> None:
     values = tuple(Value(LARGE * (4 if n % 4 == 1 else 1), n, n + 1, (n + 1,)) for n in range(31))
     model, ends = Chain(tuple(operations), values), tuple(range(4, 33, 4))
     limits = replace(LIMITS, micro_batches=1)
-    halves = Reckoning(pieces_of(model, range(2, 33, 2)), limits).bytes_at_work(Arrangement())
+    halves = max(alone_bytes(each, limits) for each in pieces_of(model, range(2, 33, 2)))
     choice = choose(
         Question(model, MACHINE, replace(limits, device_bytes=2 * halves - 200_000), ends)
     )
-    assert set(choice.ends) - set(ends), "no layer fits"
-    assert not any(end % 4 == 2 for end in choice.ends), "much crosses there"
+    assert set(choice.cut.ends) - set(ends), "no layer fits"
+    assert not any(end % 4 == 2 for end in choice.cut.ends), "much crosses there"

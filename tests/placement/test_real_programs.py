@@ -66,7 +66,7 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
     for budget in budgets(precision):
         choice = answer(precision, budget)
         memory = choice.memory
-        program = build_program(graph, ends=choice.ends)
+        program = build_program(graph, ends=choice.cut.ends)
         held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
         assert held == device_bytes(program, precision, choice.arrangement)
         assert memory.total_bytes <= budget
@@ -77,29 +77,33 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     budget = 2 * least_bytes(narrow)
     limits = replace(of.limits, device_bytes=budget, gradient_element_bytes=narrow.itemsize)
     choice, wide = choose(replace(of, limits=limits)), answer(narrow, budget)
-    program = build_program(graph_of(narrow), ends=choice.ends)
+    program = build_program(graph_of(narrow), ends=choice.cut.ends)
     held = sum(
         getattr(choice.memory, name) for name in ("slot_bytes", "resident_bytes", "gradient_bytes")
     )
     assert held == device_bytes(program, narrow, choice.arrangement, gradients=narrow)
     assert choice.memory.total_bytes <= budget
     rate = of.machine.gradient_bytes_per_s
-    assert choice.durations.gradient_out_s == tuple(2 * p.elements / rate for p in choice.pieces)
-    assert wide.durations.gradient_out_s == tuple(4 * p.elements / rate for p in wide.pieces)
+    assert choice.cut.durations.gradient_out_s == tuple(
+        2 * p.elements / rate for p in choice.cut.pieces
+    )
+    assert wide.cut.durations.gradient_out_s == tuple(
+        4 * p.elements / rate for p in wide.cut.pieces
+    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_with_all_the_memory_there_is_all_weights_stay(precision: torch.dtype) -> None:
     choice = answer(precision, 1 << 40)
-    assert choice.arrangement.resident == frozenset(range(len(choice.pieces)))
+    assert choice.arrangement.resident == frozenset(range(len(choice.cut.pieces)))
     assert choice.memory.slot_bytes == 0
 
 
 def test_with_the_least_memory_cuts_fall_inside_layers() -> None:
     least, _, _, _, most = budgets(torch.float32)
     layers = set(asked(torch.float32).layer_ends)
-    assert not set(answer(torch.float32, least).ends) <= layers
-    assert set(answer(torch.float32, most).ends) <= layers
+    assert not set(answer(torch.float32, least).cut.ends) <= layers
+    assert set(answer(torch.float32, most).cut.ends) <= layers
 
 
 class Noisy(nn.Module):
@@ -130,13 +134,11 @@ def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
     middle = sorted(pick.sample(legal, pick.randint(1, 4)))
     wanted = [*of.layer_ends, *middle] if seed % 2 else [*middle, len(graph.calls)]
     cut = tuple(sorted(set(wanted)))
-    choice = replace(choose(of), ends=cut)
-    assert ends_alike(graph, graph, choice) == cut
-    ends = ends_alike(graph, plain, choice)
+    assert ends_alike(graph, graph, cut) == cut
+    ends = ends_alike(graph, plain, cut)
     program = build_program(plain, ends=ends)  # refuses what is not legal
     assert len(program.sub_models) == len(ends) <= len(cut)
-    layers = replace(choice, ends=of.layer_ends)
-    assert len(ends_alike(graph, plain, layers)) == len(of.layer_ends)
+    assert len(ends_alike(graph, plain, of.layer_ends)) == len(of.layer_ends)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -144,9 +146,9 @@ def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
     graph, chain = graph_of(precision), asked(precision).chain
     for budget in budgets(precision):
         choice = answer(precision, budget)
-        document = choice.to_json(build_program(graph, ends=choice.ends))
+        document = choice.to_json(build_program(graph, ends=choice.cut.ends))
         assert json.loads(json.dumps(document, allow_nan=False)) == document
-        assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.ends)
+        assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.cut.ends)
         assert sum(s["forward_s"] for s in document["sub_models"]) == pytest.approx(
             sum(operation.forward_s for operation in chain.operations)
         )

@@ -14,7 +14,7 @@ from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose
-from atom.placement.memory import Limits, Reckoning, pieces_of
+from atom.placement.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=1024, vocabulary_size=512)
@@ -39,8 +39,8 @@ def asked() -> Question:
 
 def least_bytes(chain: Chain) -> int:
     """In which it goes through the device layer by layer."""
-    pieces = pieces_of(chain, asked().layer_ends)
-    return Reckoning(pieces, Limits(0, 4, 1)).memory(Arrangement()).total_bytes
+    cut = Cut.of(chain, asked().machine, Limits(0, 4, 1), asked().layer_ends)
+    return cut.memory(Arrangement()).total_bytes
 
 
 @cache
@@ -50,12 +50,12 @@ def answer(device_bytes: int) -> Choice:
 
 def test_with_memory_to_spare_nothing_is_computed_twice() -> None:
     choice = answer(PLENTY)
-    assert choice.remembers
+    assert choice.cut.remembers
     assert choice.to_json(choice.program(graph()))["remembers"]
     assert "checkpoint(" not in choice.program(graph()).source
-    assert "its own checkpoints left out" in choice_text(choice, PLENTY)
+    assert "its own checkpoints left out" in choice_text(choice)
     alone = choose(replace(asked(), chain=replace(asked().chain, remembering=None)))
-    assert not alone.remembers
+    assert not alone.cut.remembers
     assert choice.timeline.seconds < alone.timeline.seconds
     assert choice.memory.activation_bytes > alone.memory.activation_bytes
 
@@ -64,9 +64,9 @@ def test_with_little_memory_the_checkpoints_are_what_makes_it_fit() -> None:
     assert asked().chain.remembering is not None
     least = least_bytes(asked().chain)
     choice = answer(least)
-    assert not choice.remembers
+    assert not choice.cut.remembers
     assert "checkpoint.checkpoint(" in choice.program(graph()).source
-    assert choice.ends == asked().layer_ends
+    assert choice.cut.ends == asked().layer_ends
     logits = 4 * CONFIG.sequence_tokens * CONFIG.vocabulary_size
     # Else the logarithms of all four chunks wait for the backward, not of one.
     assert least_bytes(asked().chain.remembering) > least + logits / 2

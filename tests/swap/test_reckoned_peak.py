@@ -1,5 +1,6 @@
 """What a plan reckons is never less than what really lives on the device, nor much more."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,24 +14,27 @@ from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
+from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.placement.memory import Limits, Piece, Reckoning, crossings_of, pieces_of
+from atom.placement.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import ring_slots
-from atom.swap.schedule import Shape
 
 
-def pieces(model: str, cut: str) -> tuple[Piece, ...]:
-    graph = graph_of(model)
-    chain = operation_chain(graph, assume_graph(graph, "rtx3060-12g").operations)
-    return pieces_of(chain, ends_of(model, cut))
+def reckoned(graph: Graph, ends: Sequence[int], count: int, remembered: bool = False) -> Cut:
+    """With `count` micro-batches in a pass."""
+    profile = assume_graph(graph, "rtx3060-12g")
+    chain = operation_chain(graph, profile.operations)
+    if remembered:
+        assert chain.remembering is not None
+        chain = chain.remembering
+    return Cut.of(chain, profile.link, Limits(0, 4, count), ends)
 
 
 def reckoned_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -> int:
     """All but slots and the ring, which are allocated once."""
-    parts = pieces(model, cut)
-    memory = Reckoning(parts, Limits(0, 4, count)).memory(arrangement)
-    shape = Shape(len(parts), count, arrangement, crossings_of(parts))
+    found = reckoned(graph_of(model), ends_of(model, cut), count)
+    memory, shape = found.memory(arrangement), found.shape(arrangement)
     ring = ring_slots(count) * shape.ring_slot_bytes
     return memory.activation_bytes + memory.kept_bytes + memory.boundary_bytes - ring
 
@@ -65,13 +69,9 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
     data = {n: torch.randint(500, (2, 512), generator=generator) for n in ("tokens", "targets")}
     traced = trace(GPT3(config), data)
     assert len(traced.recomputed) > 2
-    chain = operation_chain(traced, assume_graph(traced, "rtx3060-12g").operations)
-    if remembered:
-        assert chain.remembering is not None
-        traced, chain = traced.remembering(), chain.remembering
-    program = build_program(traced)
-    parts = pieces_of(chain, layer_ends(layers_of(traced)))
-    memory = Reckoning(parts, Limits(0, 4, 1)).memory(Arrangement())
+    program = build_program(traced.remembering() if remembered else traced)
+    ends = layer_ends(layers_of(traced))
+    memory = reckoned(traced, ends, 1, remembered).memory(Arrangement())
     rig = Rig(program, Arrangement())
     rig.engine.run_pass([data], [0])
     with allocations() as sizes:
@@ -97,10 +97,12 @@ def test_offloading_takes_micro_batches_off_the_device(model: str, share: float)
 
 
 def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:
-    parts, program = pieces("masked", "layers"), build_program(graph_of("masked"))
+    graph = graph_of("masked")
+    program = build_program(graph)
     shared = sum(program.values[name].size_bytes for name in program.shared)
-    assert sum(part.shared_bytes for part in parts) == shared > 0
-    one, two, three = (Reckoning(parts, Limits(0, 4, c)).memory(Arrangement()) for c in (1, 2, 3))
+    cuts = [reckoned(graph, ends_of("masked", "layers"), count) for count in (1, 2, 3)]
+    assert sum(part.shared_bytes for part in cuts[0].pieces) == shared > 0
+    one, two, three = (cut.memory(Arrangement()) for cut in cuts)
     each = two.boundary_bytes - one.boundary_bytes
     assert three.boundary_bytes - two.boundary_bytes == each
     assert one.boundary_bytes == each + shared

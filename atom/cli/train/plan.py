@@ -79,12 +79,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},
         "device": {
             "title": plan.device,
-            "budget_bytes": plan.question.limits.device_bytes,
+            "budget_bytes": plan.choice.cut.limits.device_bytes,
             "seconds_from": plan.profile.source,
             "link_bytes_per_s": plan.profile.link.load_bytes_per_s,
         },
         "work": dataclasses.asdict(plan.work),
-        "surroundings": dataclasses.asdict(plan.surroundings),
         "round": _round_json(plan),
         "recommendation": {
             "keys": plan.recommendation.keys,

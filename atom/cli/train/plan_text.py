@@ -63,7 +63,7 @@ def _fit(plan: Plan) -> RenderableType:
     per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
     table.add_row("", Text("needs", "quiet"), Text("has", "quiet"), "")
     rows = [
-        (f"device ({plan.device})", memory.total_bytes, plan.question.limits.device_bytes, ""),
+        (f"device ({plan.device})", memory.total_bytes, plan.choice.cut.limits.device_bytes, ""),
         ("host memory", host.total_bytes, host.have_bytes, per_parameter),
         ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
     ]
@@ -83,7 +83,7 @@ def _fit(plan: Plan) -> RenderableType:
         count = len(plan.choice.waiting)
         waiting = (
             f"{format_bytes(plan.choice.host_bytes)} of values between sub-models, "
-            f"what {count} of {len(plan.choice.pieces)} hand on"
+            f"what {count} of {len(plan.choice.cut.pieces)} hand on"
         )
         lines.append(Text(f"on the host while nobody needs them: {waiting}", "quiet"))
     return Group(table, *lines)
@@ -98,7 +98,7 @@ def _verdict(need_bytes: int, have_bytes: int, remark: str) -> Text:
 
 
 def _cut_title(plan: Plan) -> str:
-    arrangement, count = plan.choice.arrangement, len(plan.choice.pieces)
+    arrangement, count = plan.choice.arrangement, len(plan.choice.cut.pieces)
     title = f"{count} sub-model{'' if count == 1 else 's'}"
     if len(arrangement.resident) == count:
         return f"{title}: all weights stay on the device"
@@ -109,7 +109,7 @@ def _cut_title(plan: Plan) -> str:
 
 def _sub_models(plan: Plan, columns: int) -> RenderableType:
     """Of many the first ones and the last."""
-    count = len(plan.choice.pieces)
+    count = len(plan.choice.cut.pieces)
     shown = [*range(min(count, MAX_SUB_MODELS) - 1), count - 1]
     rows = [_cells(plan, s) for s in shown]
     if count > MAX_SUB_MODELS:
@@ -119,12 +119,12 @@ def _sub_models(plan: Plan, columns: int) -> RenderableType:
 
 
 def _cells(plan: Plan, s: int) -> dict[str, str]:
-    arrangement, piece = plan.choice.arrangement, plan.choice.pieces[s]
+    arrangement, piece = plan.choice.arrangement, plan.choice.cut.pieces[s]
     stays = "with its activations" if s in arrangement.kept else "yes"
     return {
         "#": str(s),
         "what": plan.program.sub_models[s].name,
-        "weights": format_bytes(piece.elements * plan.question.limits.element_bytes),
+        "weights": format_bytes(piece.elements * plan.choice.cut.limits.element_bytes),
         "forward": _seconds(piece.forward_s),
         "backward": _seconds(piece.backward_s),
         "activations": format_bytes(piece.activation_bytes),
@@ -164,8 +164,8 @@ def _round_title(plan: Plan) -> str:
 
 
 def _round(plan: Plan) -> RenderableType:
-    round_, around = plan.prediction, plan.surroundings
-    network = f"{around.network_bytes_per_s * 8 / 1e6:,.0f} Mbit/s each way"
+    round_ = plan.prediction
+    network = f"{plan.work.network_bytes_per_s * 8 / 1e6:,.0f} Mbit/s each way"
     table = _grid()
     passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
     table.add_row("accumulates", _seconds(round_.passes_s), passes)

@@ -13,16 +13,13 @@ from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Progress
 from atom.daemon.fitting.device_choice import (
-    BOUNDARY_SHARE,
     choice_text,
     cut_arenas,
     ends_alike,
     free_host_bytes,
-    most_micro_batches,
     peer_bytes,
-    question,
+    question_of_run,
     usable_device_bytes,
-    whole_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.recipe import (
@@ -39,7 +36,7 @@ from atom.graph.program import build_program
 from atom.models.data.samples import Samples
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
+from atom.placement.choosing import choose
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.replica import Replica, ReplicaSettings
 
@@ -93,14 +90,14 @@ def build_replica(
         callbacks.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    asked, choice = _choose(recipe, profile, peer, kind, have_bytes - need_bytes)
+    choice = _choose(recipe, profile, peer, kind, have_bytes)
     training = choice.program(graph)
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
     require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
-    note(choice_text(choice, asked.limits.device_bytes))
+    note(choice_text(choice))
     evaluating = None
     if evaluation is not None:
-        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice))
+        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice.cut.ends))
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
         replica = Replica(training, evaluating, _settings(recipe, choice, dropout_seed), device)
@@ -112,45 +109,30 @@ def build_replica(
 
 
 def _choose(
-    recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device, left_bytes: int
-) -> tuple[Question, Choice]:
-    """`left_bytes`: of host memory, beside the replica. Raises: DeviceError; ShortageError if it
+    recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device, have_bytes: int
+) -> Choice:
+    """`have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
     would fit, were nobody else there."""
-    device_bytes = peer.device.memory_bytes or usable_device_bytes(kind, left_bytes)
-    asked = _question(recipe, profile, kind, device_bytes, left_bytes)
+    run, graph, cap_bytes = recipe.run, recipe.graph, peer.device.memory_bytes
+
+    def choice(host_bytes: int, alone: bool) -> Choice:
+        left_bytes = host_bytes - peer_bytes(run, graph.layout)
+        device_bytes = cap_bytes or usable_device_bytes(kind, left_bytes, alone)
+        on_gpu = kind.type == "cuda"
+        return choose(question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes))
+
     try:
-        return asked, choose(asked)
+        return choice(have_bytes, alone=False)
     except DeviceError as problem:
-        if peer.device.memory_bytes is not None or not _fits_alone(recipe, profile, peer, kind):
+        if cap_bytes is not None:
             raise
+        try:
+            choice(peer.host.memory_bytes or usable_memory().total_bytes, alone=True)
+        except DeviceError:
+            raise problem from None
         raise ShortageError(
             f"{problem.message}; other programs have the rest", "end them, then try again"
         ) from problem
-
-
-def _fits_alone(recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device) -> bool:
-    host_bytes = peer.host.memory_bytes or usable_memory().total_bytes
-    left_bytes = host_bytes - peer_bytes(recipe.run, recipe.graph.layout)
-    device_bytes = whole_device_bytes(kind, left_bytes)
-    try:
-        choose(_question(recipe, profile, kind, device_bytes, left_bytes))
-    except DeviceError:
-        return False
-    return True
-
-
-def _question(
-    recipe: Recipe, profile: Profile, kind: torch.device, device_bytes: int, left_bytes: int
-) -> Question:
-    return question(
-        recipe.graph,
-        profile,
-        device_bytes,
-        most_micro_batches(recipe.run),
-        on_gpu=kind.type == "cuda",
-        host_bytes=int(left_bytes * BOUNDARY_SHARE),
-        gradients=gradients(recipe.run),
-    )
 
 
 def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSettings:

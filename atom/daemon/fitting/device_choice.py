@@ -21,8 +21,8 @@ from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
-"""Of the device memory that is free or ours, where the peer file names no cap: the rest is the
-driver's."""
+"""Of the device memory that is free or ours, or of an assumed device's, where the peer file names
+no cap: the rest is the driver's and the display's."""
 HOST_SHARE = 0.5
 """Where the device is the host: of the memory left beside the replica. The rest is for people."""
 BOUNDARY_SHARE = 0.8
@@ -37,55 +37,70 @@ def question(
     device_bytes: int,
     micro_batches: int,
     on_gpu: bool,
-    host_bytes: int | None = None,
+    host_left_bytes: int = -1,
     gradients: torch.dtype = torch.float32,
 ) -> Question:
-    """`micro_batches`: the most that one pass may accumulate. `host_bytes`: for values between
-    sub-models, if they wait there; None: as much as it takes. `gradients`: how they leave."""
+    """`micro_batches`: the most that one pass may accumulate. `host_left_bytes`: beside the
+    replica; where not even that fits, values between sub-models take what they need: only the
+    verdict matters. `gradients`: how they leave."""
     element_bytes = graph.parameter_dtype.itemsize
+    waiting_bytes = int(host_left_bytes * BOUNDARY_SHARE) if host_left_bytes >= 0 else None
     return Question(
         chain=operation_chain(graph, profile.operations, fused=on_gpu),
         machine=profile.link,
-        limits=Limits(device_bytes, element_bytes, micro_batches, host_bytes, gradients.itemsize),
+        limits=Limits(
+            device_bytes, element_bytes, micro_batches, waiting_bytes, gradients.itemsize
+        ),
         layer_ends=layer_ends(layers_of(graph)),
     )
 
 
-def most_micro_batches(run: RunFile) -> int:
-    """Of a pass when this peer trains alone: with others it may be fewer."""
+def question_of_run(
+    run: RunFile,
+    graph: Graph,
+    profile: Profile,
+    device_bytes: int,
+    on_gpu: bool,
+    host_left_bytes: int,
+) -> Question:
+    """With as many micro-batches as this peer has when it trains alone: with others it may be
+    fewer."""
     whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
-    return min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
+    most = min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
+    leaving = gradients(run)
+    return question(graph, profile, device_bytes, most, on_gpu, host_left_bytes, leaving)
 
 
-def ends_alike(graph: Graph, other: Graph, choice: Choice) -> tuple[int, ...]:
-    """Cuts `other`, the same layers with other calls in them, as `choice` cuts `graph`: at the
-    same layers; a cut within a layer falls as far into it, at the next legal place. If the layers
+def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, ...]:
+    """Cuts `other`, the same layers with other calls in them, as `ends` cut `graph`: at the same
+    layers; a cut within a layer falls as far into it, at the next legal place. If the layers
     are not the same, at every one."""
-    ends = []
+    found = []
     borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
     if len(borders) != len(others):
         return others
-    for end in choice.ends:
+    for end in ends:
         layer = next(n for n, border in enumerate(borders) if end <= border)
         start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])
         there, width = ([0, *others][layer], others[layer] - [0, *others][layer])
         place = there + -(-(end - start) * width // length)
         while place in other.forbidden_cuts:
             place += 1
-        ends.append(min(place, len(other.calls)))
-    return tuple(dict.fromkeys(ends))
+        found.append(min(place, len(other.calls)))
+    return tuple(dict.fromkeys(found))
 
 
-def choice_text(choice: Choice, budget_bytes: int) -> str:
+def choice_text(choice: Choice) -> str:
     """One line for the log of a daemon."""
-    count, kept = len(choice.pieces), len(choice.arrangement.kept)
+    count, kept = len(choice.cut.pieces), len(choice.arrangement.kept)
     resident = len(choice.arrangement.resident)
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
     waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
-    checkpoints = ", its own checkpoints left out" if choice.remembers else ""
+    budget = format_bytes(choice.cut.limits.device_bytes)
+    checkpoints = ", its own checkpoints left out" if choice.cut.remembers else ""
     return (
         f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}{checkpoints}), "
-        f"{format_bytes(choice.memory.total_bytes)} of {format_bytes(budget_bytes)}{waiting}, "
+        f"{format_bytes(choice.memory.total_bytes)} of {budget}{waiting}, "
         f"up to {choice.micro_batches} micro-batch"
         f"{'' if choice.micro_batches == 1 else 'es'} per pass"
     )
@@ -128,20 +143,13 @@ def cut_arenas(
     return [(what, size) for what, size in arenas if size > 0]
 
 
-def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
-    """Where the peer file says nothing. On a CPU, of what the peer leaves of the host."""
+def usable_device_bytes(device: torch.device, host_left_bytes: int, alone: bool = False) -> int:
+    """Where the peer file says nothing. On a CPU, of what the peer leaves of the host. `alone`:
+    were no other program there; on a CPU `host_left_bytes` says so."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int((free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        return int((total if alone else free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
     return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
-
-
-def whole_device_bytes(device: torch.device, host_left_bytes: int) -> int:
-    """The same, were no other program there. On a CPU `host_left_bytes` says so."""
-    if device.type == "cuda":
-        _, total = torch.cuda.mem_get_info(device)
-        return int(total * GPU_SHARE)
-    return usable_device_bytes(device, host_left_bytes)
 
 
 def free_host_bytes(cap: int | None) -> int:

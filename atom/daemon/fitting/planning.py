@@ -20,16 +20,15 @@ from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.fitting.device_choice import (
-    BOUNDARY_SHARE,
+    GPU_SHARE,
     cut_arenas,
     free_host_bytes,
-    most_micro_batches,
     peer_bytes,
-    question,
+    question_of_run,
     replica_arenas,
     usable_device_bytes,
 )
-from atom.daemon.fitting.profiling import profile_of, step_elements_per_s, with_products
+from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
 from atom.daemon.model.model_source import open_source, pin_source, source_errors
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
@@ -44,18 +43,16 @@ from atom.daemon.model.run_optimizer import (
 )
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
-from atom.graph.profile.seconds import Profile, assumed_device
+from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
-from atom.placement.prediction import Gain, RoundPrediction, Surroundings, Work, gain, predict
+from atom.placement.choosing import choose
+from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
-GPU_RESERVE = 0.9
-"""Of an assumed device's memory: the rest is the driver's and the display's."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +107,14 @@ class Plan:
     model: str
     precision: str
     parameters: int
-    graph: Graph
     program: Program
     profile: Profile
-    question: Question
     host: HostPlan
     disk: DiskPlan
     device: str
     """What computes."""
     choice: Choice
     work: Work
-    surroundings: Surroundings
     prediction: RoundPrediction
     gain: Gain
     recommendation: Recommendation
@@ -144,40 +138,29 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
-    host = HostPlan(tuple(replica_arenas(run, graph.layout)), have_bytes)
-    device, device_bytes, profile = _device(request, peer, graph, host, note)
+    arenas = replica_arenas(run, graph.layout)
+    left_bytes = have_bytes - sum(size for _, size in arenas)
+    device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)
     on_gpu = request.assume is not None or device != "cpu"
-    most, leaving = most_micro_batches(run), gradients(run)
-    left = host.have_bytes - host.total_bytes
-    # Where not even the replica fits, only the verdict matters.
-    waiting_bytes = int(left * BOUNDARY_SHARE) if left > 0 else None
-    asked = question(graph, profile, device_bytes, most, on_gpu, waiting_bytes, leaving)
-    choice = choose(asked)
+    choice = choose(question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes))
     program = choice.program(graph)
-    arenas = (*host.arenas, *cut_arenas(program, choice, on_gpu, leaving))
-    work = work_of(run, graph, request)
-    numbers = graph.parameter_dtype, state_form(run)
-    stepping = step_elements_per_s(optimizer(run), *numbers)
-    stepping = with_products(stepping, optimizer(run), graph.layout, *numbers)
-    surroundings = _surroundings(run, peer, request, stepping, on_gpu)
+    arenas += cut_arenas(program, choice, on_gpu, gradients(run))
+    work = _work(run, peer, graph, request, on_gpu)
     return Plan(
         run=run.run.name,
         model=model,
         precision=run.model.precision,
         parameters=sum(spec.numel for spec in graph.layout.specs),
-        graph=graph,
         program=program,
         profile=profile,
-        question=asked,
-        host=replace(host, arenas=arenas),
+        host=HostPlan(tuple(arenas), have_bytes),
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
         choice=choice,
         work=work,
-        surroundings=surroundings,
-        prediction=predict(choice, work, surroundings),
-        gain=gain(choice, work, surroundings),
-        recommendation=_recommended(choice, run, graph, request, surroundings),
+        prediction=predict(choice, work),
+        gain=gain(choice, work),
+        recommendation=_recommended(choice, run, graph, work),
     )
 
 
@@ -211,7 +194,7 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 
 
 def _device(
-    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Callable[[str], None]
+    request: PlanRequest, peer: PeerFile, graph: Graph, left_bytes: int, note: Callable[[str], None]
 ) -> tuple[str, int, Profile]:
     """What computes, how much of its memory may be used, and its seconds."""
     cap = request.device_bytes or peer.device.memory_bytes
@@ -224,20 +207,20 @@ def _device(
                 f"{format_bytes(has)}",
                 "ask for less, or assume another device",
             )
-        budget, title = cap or int(has * GPU_RESERVE), assumed.title
-        profile = profile_of(graph, torch.device("cpu"), request.assume, note)
-    else:
-        opened = open_device(peer.device.kind, graph.parameter_dtype)
-        try:
-            kind = opened.torch_device
-            budget = cap or usable_device_bytes(kind, host.have_bytes - host.total_bytes)
-        finally:
-            opened.close()
-        profile, title = profile_of(graph, kind, None, note), str(kind)
-    return title, budget, profile
+        return assumed.title, cap or int(has * GPU_SHARE), assume_graph(graph, request.assume)
+    opened = open_device(peer.device.kind, graph.parameter_dtype)
+    try:
+        kind = opened.torch_device
+        budget = cap or usable_device_bytes(kind, left_bytes)
+    finally:
+        opened.close()
+    return str(kind), budget, profile_of(graph, kind, note)
 
 
-def work_of(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
+def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_gpu: bool) -> Work:
+    caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
+    capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
+    numbers = graph.layout, graph.parameter_dtype, state_form(run)
     return Work(
         parameters=graph.layout.total_elements,
         round_sequences=run.batch.global_sequences,
@@ -245,37 +228,29 @@ def work_of(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
         sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
         peers=request.peers,
         inner_sequences=run.update.inner_sequences,
-    )
-
-
-def _recommended(
-    choice: Choice, run: RunFile, graph: Graph, request: PlanRequest, around: Surroundings
-) -> Recommendation:
-    offered = list(run_variants(run, request.peers))
-    rounds = [
-        predict(
-            choice,
-            work_of(each, graph, request),
-            replace(around, gradient_element_bytes=number_bytes(each)),
-        )
-        for each in offered
-    ]
-    own_bytes = peer_bytes(run, graph.layout)
-    more_bytes = [peer_bytes(each, graph.layout) - own_bytes for each in offered]
-    return recommend(offered, [each.utilisation for each in rounds], more_bytes)
-
-
-def _surroundings(
-    run: RunFile, peer: PeerFile, request: PlanRequest, optimizer_per_s: float, on_gpu: bool
-) -> Surroundings:
-    caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
-    capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
-    return Surroundings(
-        optimizer_elements_per_s=optimizer_per_s,
+        optimizer_elements_per_s=step_elements_per_s(optimizer(run), *numbers),
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=number_bytes(run),
         steps_beside=on_gpu,
     )
+
+
+def work_of_variant(work: Work, run: RunFile) -> Work:
+    """The same peers and lines, by the rule and the codec of `run`."""
+    return replace(
+        work,
+        round_sequences=run.batch.global_sequences,
+        inner_sequences=run.update.inner_sequences,
+        gradient_element_bytes=number_bytes(run),
+    )
+
+
+def _recommended(choice: Choice, run: RunFile, graph: Graph, work: Work) -> Recommendation:
+    offered = list(run_variants(run, work.peers))
+    rounds = [predict(choice, work_of_variant(work, each)) for each in offered]
+    own_bytes = peer_bytes(run, graph.layout)
+    more_bytes = [peer_bytes(each, graph.layout) - own_bytes for each in offered]
+    return recommend(offered, [each.utilisation for each in rounds], more_bytes)
 
 
 def number_bytes(run: RunFile) -> float:

@@ -21,12 +21,7 @@ from atom.graph.profile.measured import (
     measure_layers,
     measure_link,
 )
-from atom.graph.profile.seconds import (
-    Profile,
-    assume_graph,
-    largest_layer_bytes,
-    typical_graph,
-)
+from atom.graph.profile.seconds import Profile, largest_layer_bytes, typical_graph
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
@@ -40,31 +35,24 @@ PATIENCE_S = 30.0
 """A daemon does not measure for longer than about this before it begins to train."""
 
 
-class TooLong(Exception):
-    """Measuring would take longer than anyone wants to wait."""
-
-
 def profile_of(
     graph: Graph,
     device: torch.device,
-    assume: str | None,
     note: Callable[[str], None],
     patience_s: float = math.inf,
     told: Told = lambda done, total: None,
 ) -> Profile:
-    """With `assume`, of that device from a table; else measured here, layer by layer, and kept in
-    the user's cache for the next time. `told`: layers measured, and how many there are.
+    """Measured here, layer by layer, and kept in the user's cache for the next time. `told`: layers
+    measured, and how many there are.
 
-    Raises: DeviceError for an unknown device, or if a layer does not fit this one; ModelError if
-    the layers do not run on made-up inputs; TooLong.
+    Raises: DeviceError if a layer does not fit, or it would take longer than `patience_s`;
+    ModelError if the layers do not run on made-up inputs.
     """
-    if assume is not None:
-        return assume_graph(graph, assume)
 
     def measure() -> Measurement:
         seconds = _measuring_s(graph, device)
         if seconds > patience_s:
-            raise TooLong
+            raise DeviceError("measuring the model's layers would take long here")
         _require_memory(graph, device)
         about = _about(seconds)
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
@@ -92,9 +80,7 @@ def profile_or_guess(
     """For a daemon, which trains whatever the figures: where measuring is not possible or would
     take long, typical rates."""
     try:
-        return profile_of(graph, device, None, note, PATIENCE_S, told)
-    except TooLong:
-        note("planning with typical rates: measuring the model's layers would take long here")
+        return profile_of(graph, device, note, PATIENCE_S, told)
     except (ModelError, DeviceError) as problem:
         note(f"planning with typical rates: {problem}")
     return typical_graph(graph, device, measure_link(device))
@@ -128,33 +114,22 @@ def _about(seconds: float) -> str:
 
 def step_elements_per_s(
     optimizer: Optimizer,
-    precision: torch.dtype,
-    form: StateForm = StateForm.EXACT,
-    elements: int = SAMPLE_ELEMENTS,
-    now: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Parameters that a step updates per second here, in the median, but for `products`. Raises:
-    MemoryError."""
-    layout = ParameterLayout.of({"sample": (elements // 64, 64)})
-    return elements / _step_s(optimizer, layout, precision, form, now)
-
-
-def with_products(
-    elements_per_s: float,
-    optimizer: Optimizer,
     layout: ParameterLayout,
     precision: torch.dtype,
     form: StateForm,
+    now: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """The same for a model with that `layout`, with the optimizer's products of matrices: timed on
-    one of them, reckoned by their number for the others."""
-    products = sum(optimizer.products(spec) for spec in layout.specs)
-    if not products:
-        return elements_per_s
-    sample = ParameterLayout.of({"sample": SAMPLE_MATRIX}, {"sample"})
-    sample_s = _step_s(optimizer, sample, precision, form, time.perf_counter)
-    products_s = products / optimizer.products(sample.specs[0]) * sample_s
-    return layout.total_elements / (layout.total_elements / elements_per_s + products_s)
+    """Parameters of a model with that `layout` that a step updates per second here, in the median:
+    as timed on a sample. Its products of matrices are timed on one of them, and reckoned by their
+    number. Raises: MemoryError."""
+    sample = ParameterLayout.of({"sample": (SAMPLE_ELEMENTS // 64, 64)})
+    seconds = _step_s(optimizer, sample, precision, form, now)
+    seconds *= layout.total_elements / sample.total_elements
+    if products := sum(map(optimizer.products, layout.specs)):
+        matrix = ParameterLayout.of({"sample": SAMPLE_MATRIX}, {"sample"})
+        share = products / optimizer.products(matrix.specs[0])
+        seconds += share * _step_s(optimizer, matrix, precision, form, now)
+    return layout.total_elements / seconds
 
 
 def _step_s(

@@ -58,11 +58,11 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(told) == {
         "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
-        "work", "surroundings", "round", "recommendation", "plan",
+        "work", "round", "recommendation", "plan",
     }  # fmt: skip
     assert told["host"]["total_bytes"] == sum(told["host"]["arenas"].values())
     assert told["device"]["budget_bytes"] == 2 * 2**30
-    assert told["surroundings"]["network_bytes_per_s"] == 2.5e6
+    assert told["work"]["network_bytes_per_s"] == 2.5e6
     assert told["round"]["round_s"] > told["round"]["accumulate_s"] > 0
     assert 0 < told["round"]["utilisation"] < 1
     assert told["recommendation"].keys() == {"keys", "utilisation", "reason"}

@@ -123,10 +123,10 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     arenas = planned.host.total_bytes - landing[1]
     assert arenas == pytest.approx(24 * planned.parameters, rel=0.01)
     assert not planned.fits
-    assert planned.question.limits.device_bytes == 600_000
+    assert planned.choice.cut.limits.device_bytes == 600_000
     assert planned.choice.memory.total_bytes <= 600_000
     names = [s.name for s in planned.program.sub_models]
-    assert len(names) == len(planned.choice.pieces) > 1
+    assert len(names) == len(planned.choice.cut.pieces) > 1
     assert names[0].startswith("embedding")
     assert names[-1].endswith("head")
     assert planned.work.round_sequences == 10
@@ -168,7 +168,7 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
 def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:
     caps = '[network]\nupload = "20 Mbit/s"\ndownload = "100 Mbit/s"\n'
     planned = plan(tmp_path, caps)
-    assert planned.surroundings.network_bytes_per_s == 2.5e6
+    assert planned.work.network_bytes_per_s == 2.5e6
     assert planned.work.peers == 4
 
 
@@ -279,6 +279,6 @@ def test_the_boxes_that_ship_hold_what_they_say(size: str) -> None:
     peer = PEERS / f"{size}.toml"
     request = PlanRequest(PEERS / f"{runs[size]}.toml", peer, assume="rtx4090-24g")
     planned = plan_run(request, lambda _: None)
-    assert planned.question.limits.device_bytes == load_peer_file(peer).device.memory_bytes
-    assert planned.choice.memory.total_bytes <= planned.question.limits.device_bytes
+    assert planned.choice.cut.limits.device_bytes == load_peer_file(peer).device.memory_bytes
+    assert planned.choice.memory.total_bytes <= planned.choice.cut.limits.device_bytes
     assert planned.host.total_bytes <= planned.host.have_bytes

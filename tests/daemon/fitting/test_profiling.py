@@ -66,7 +66,7 @@ def test_who_asks_for_a_plan_is_told_how_long_it_takes(
 ) -> None:
     monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
     notes: list[str] = []
-    profile_of(graph, CPU, None, notes.append)
+    profile_of(graph, CPU, notes.append)
     assert "--assume" in notes[0]
 
 
@@ -81,7 +81,7 @@ def test_layers_that_do_not_run_on_made_up_inputs(
     assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
     assert "index out of range" in notes[-1]
     with pytest.raises(ModelError, match="made-up inputs"):
-        profile_of(graph, CPU, None, notes.append)
+        profile_of(graph, CPU, notes.append)
 
 
 def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(

@@ -9,10 +9,10 @@ import pytest
 from atom.config.load import parse_run_text
 from atom.config.run_file import RunFile
 from atom.daemon.fitting import planning
-from atom.daemon.fitting.planning import PlanRequest, number_bytes, plan_run, work_of
+from atom.daemon.fitting.planning import PlanRequest, plan_run, work_of_variant
 from atom.daemon.fitting.run_variants import recommend, run_variants
 from atom.placement.choice import Choice
-from atom.placement.prediction import Surroundings, Work, gain, predict
+from atom.placement.prediction import Work, gain, predict
 
 ROOT = Path(__file__).parents[3]
 RUN = """
@@ -129,25 +129,24 @@ def test_the_table_of_plans_is_what_the_plan_says(
     plan = plan_run(request, lambda _: None)
     local = plan.recommendation.run
     assert (local.update.rule, local.swarm.codec) == ("local-steps", "int4")
-    numbers = replace(plan.surroundings, gradient_element_bytes=number_bytes(local))
     modes = {
-        "`every-step`, `float32`": (plan.work, plan.surroundings),
-        "`local-steps`, `int4`": (work_of(local, plan.graph, request), numbers),
+        "`every-step`, `float32`": plan.work,
+        "`local-steps`, `int4`": work_of_variant(plan.work, local),
     }
     assert table() == [
-        row(plan.choice, name, work, replace(around, network_bytes_per_s=rate / 8))
+        row(plan.choice, name, replace(work, network_bytes_per_s=rate / 8))
         for rate in RATES
-        for name, (work, around) in modes.items()
+        for name, work in modes.items()
     ]
 
 
 RATES = {20_000_000: "20 Mbit/s", 100_000_000: "100 Mbit/s", 1_000_000_000: "1 Gbit/s"}
 
 
-def row(choice: Choice, name: str, work: Work, around: Surroundings) -> list[str]:
-    round_, of = predict(choice, work, around), gain(choice, work, around)
+def row(choice: Choice, name: str, work: Work) -> list[str]:
+    round_, of = predict(choice, work), gain(choice, work)
     return [
-        RATES[round(8 * around.network_bytes_per_s)],
+        RATES[round(8 * work.network_bytes_per_s)],
         name,
         f"{round_.line_bytes / 1e9:.1f} GB",
         f"{round_.line_bytes_per_day / 1e9:,.0f} GB",

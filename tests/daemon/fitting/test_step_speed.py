@@ -1,35 +1,50 @@
 """The step's speed is elements over the median of several steps, the first one left out."""
 
+import pytest
 import torch
 
-from atom.daemon.fitting.profiling import REPEATS, step_elements_per_s, with_products
+from atom.daemon.fitting import profiling
+from atom.daemon.fitting.profiling import REPEATS, step_elements_per_s
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import AdamW
 from atom.optim.muon import Muon
 from atom.swap.state_form import StateForm
 
+SHAPES = {f"m{number}": (1024, 1024) for number in range(3)}
+LAYOUTS = [ParameterLayout.of(SHAPES, set(list(SHAPES)[:count])) for count in range(4)]
+"""Of which so many are matrices."""
+EXACT = torch.float32, StateForm.EXACT
+
+
+@pytest.fixture(autouse=True)
+def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "SAMPLE_ELEMENTS", 6400)
+    monkeypatch.setattr(profiling, "SAMPLE_MATRIX", (64, 256))
+
 
 def test_the_median_of_the_later_steps_counts() -> None:
     durations = [9.0, *(float(n) for n in range(1, REPEATS + 1))]
     ticks = iter([tick for seconds in durations for tick in (100.0, 100.0 + seconds)])
-    exact = torch.float32, StateForm.EXACT
-    speed = step_elements_per_s(AdamW(), *exact, 6400, lambda: next(ticks))
-    assert speed == 6400 / 3.0
+    speed = step_elements_per_s(AdamW(), LAYOUTS[3], *EXACT, lambda: next(ticks))
+    assert speed == pytest.approx(6400 / 3.0)
 
 
 def test_it_is_really_run_in_half_precision_too() -> None:
     for form in StateForm:
-        assert step_elements_per_s(AdamW(), torch.bfloat16, form, 6400) > 0
+        assert step_elements_per_s(AdamW(), LAYOUTS[0], torch.bfloat16, form) > 0
 
 
 def test_products_of_matrices_count_by_their_number() -> None:
-    """Twice as many matrices take twice as long; an optimizer without products is as fast."""
-    shapes = {f"m{number}": (1024, 1024) for number in range(3)}
-    layouts = [ParameterLayout.of(shapes, set(list(shapes)[:count])) for count in range(4)]
-    numbers = torch.float32, StateForm.EXACT
-    one = Muon().products(layouts[1].specs[0])
+    """A second for each step: twice as many matrices take twice as long."""
+    one = Muon().products(LAYOUTS[1].specs[0])
     assert one == 5 * (4 * 1024**3 + 2 * 1024**3)
-    assert [sum(map(Muon().products, each.specs)) for each in layouts] == [0, one, 2 * one, 3 * one]
-    assert with_products(1e9, AdamW(), layouts[3], *numbers) == 1e9
-    assert with_products(1e9, Muon(), layouts[0], *numbers) == 1e9
-    assert with_products(1e12, Muon(), layouts[3], *numbers) < 1e12 / 100
+    assert [sum(map(Muon().products, each.specs)) for each in LAYOUTS] == [0, one, 2 * one, 3 * one]
+    seconds = list[float]()
+    for layout in LAYOUTS:
+        ticks = iter(range(4 * (REPEATS + 1)))
+        per_s = step_elements_per_s(Muon(), layout, *EXACT, lambda ticks=ticks: float(next(ticks)))
+        seconds.append(layout.total_elements / per_s)
+    each = seconds[1] - seconds[0]
+    assert seconds[0] == pytest.approx(LAYOUTS[0].total_elements / 6400)
+    assert each > 0
+    assert seconds[3] - seconds[0] == pytest.approx(3 * each)
