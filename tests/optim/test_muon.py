@@ -11,6 +11,7 @@ from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import optimizer, replica_state, update_rule
 from atom.graph.ir import ParameterLayout
 from atom.optim import muon
+from atom.optim import optimizer as optimizer_module
 from atom.optim.adamw import MOMENTS, AdamW
 from atom.optim.muon import MOMENTUM, MOMENTUM_DECAY, Muon, orthogonal
 from atom.swap.state_form import StateForm
@@ -48,6 +49,8 @@ def trained(form: StateForm = StateForm.EXACT, **named: torch.dtype) -> dict[str
 
 
 def test_matrices_take_the_steps_of_pytorchs_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole ones, however small the pieces are that others' steps are divided into."""
+    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 16)
     monkeypatch.setattr(muon, "product_format", lambda: torch.bfloat16)  # as PyTorch does
     plain = {name: first_values()[name].requires_grad_() for name in ("wide", "high")}
     theirs = torch.optim.Muon(
@@ -91,12 +94,6 @@ def test_all_singular_values_become_about_one(
 
 def test_a_matrix_of_zeros_stays_where_it_is() -> None:
     assert not orthogonal(torch.zeros(8, 4)).any()
-
-
-def test_an_update_has_the_size_of_adamws() -> None:
-    before, after = first_values()["wide"], trained()["wide"]
-    moved = (after - before * (1 - RATE * DECAY) ** STEPS).square().mean().sqrt() / STEPS
-    assert 0.1 * RATE < moved < 0.3 * RATE
 
 
 def test_a_hidden_matrix_keeps_one_number_for_each_weight(

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice
 from atom.swap.engine import Engine
 from tests.one_step import take_step
 
@@ -176,32 +174,6 @@ def test_a_loss_scale_is_refused_where_it_would_change_bits() -> None:
     rig = EngineRig(WHOLE)
     with pytest.raises(ValueError, match="loss scale"):
         Engine(rig.program, rig.classes, rig.store, rig.slots, rig.device, 2.0)
-
-
-class FailingLoads(CpuDevice):
-    """Fails the n-th load, in the loader's thread."""
-
-    def __init__(self, failing: int) -> None:
-        super().__init__()
-        self.failing, self.count = failing, 0
-
-    def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
-        self.count += 1
-        if self.count == self.failing:
-            copies = [Copy(copy.destination, copy.source[:1].repeat(3)) for copy in copies]
-        super().load(slot, copies, *rest)
-
-
-@pytest.mark.parametrize("failing", [1, 3, 5])
-def test_a_failed_load_is_raised_and_its_slot_never_trusted(failing: int) -> None:
-    rig, fresh = EngineRig(FINEST, device=FailingLoads(failing)), EngineRig(FINEST)
-    with pytest.raises(RuntimeError, match="size"):
-        rig.engine.run_pass(batches([2]), [1])
-    assert rig.engine.loaded() == []
-    rig.store.gradients.zero_()
-    rig.engine.run_pass(batches([2]), [1])
-    fresh.engine.run_pass(batches([2]), [1])
-    assert torch.equal(rig.store.gradients, fresh.store.gradients)
 
 
 @pytest.mark.parametrize(

@@ -30,19 +30,6 @@ def test_every_pass_keeps_the_invariants(case: tuple[Shape, frozenset[int]]) -> 
     check(evaluation_pass(shape, loaded), shape, loaded, training=False)
 
 
-@given(shapes_with_loaded(), st.integers(1, 9))
-def test_traffic_does_not_depend_on_the_micro_batches(
-    case: tuple[Shape, frozenset[int]], micro_batches: int
-) -> None:
-    shape, loaded = case
-    other = Shape(shape.sub_models, micro_batches, shape.arrangement, shape.crossings)
-    loads, others = (
-        [event for event in training_pass(one, loaded) if isinstance(event, Load)]
-        for one in (shape, other)
-    )
-    assert loads == others
-
-
 @given(shapes())
 def test_what_fits_stays(shape: Shape) -> None:
     """Cold: every load forward, and backward all swapped but the last `slots`. Warm: no resident,
@@ -146,11 +133,6 @@ def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> No
     for event in back:
         following = events[events.index(event) + 1]
         assert following == Backward(event.sub_model + 1, event.micro_batch)
-
-
-def test_an_evaluation_moves_no_values() -> None:
-    moving = ValuesIn | ValuesOut
-    assert not any(isinstance(event, moving) for event in evaluation_pass(OFFLOADED))
 
 
 @given(shapes())

@@ -232,7 +232,10 @@ def test_out_of_memory_voids_the_pass_and_nothing_else(failing: int, failure: Ex
     assert_next_pass_is_right(rig)
 
 
-def test_other_failures_are_not_taken_for_it() -> None:
-    rig = EngineRig(FINEST, device=ShortOfMemory(3, RuntimeError("size mismatch")))
+@pytest.mark.parametrize("failing", [1, 2, 5, 14])
+def test_other_failures_are_not_taken_for_it_and_no_slot_is_trusted_then(failing: int) -> None:
+    rig = EngineRig(FINEST, device=ShortOfMemory(failing, RuntimeError("size mismatch")))
     with pytest.raises(RuntimeError, match="size mismatch"):
         run(rig)
+    assert rig.engine.loaded() == []
+    assert_next_pass_is_right(rig)
