@@ -11,7 +11,7 @@ class Clock(Protocol):
 
 
 class BootClock:
-    """The real one. CLOCK_BOOTTIME counts suspended time too, so a thaw shows as a jump."""
+    """The real one. CLOCK_BOOTTIME counts suspended time too, so a standstill shows as a jump."""
 
     def now(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -54,11 +54,11 @@ def start(
     """
     end_at_once_on_signals()
     with stderr_console().status("loading PyTorch"):
-        from atom.cli.train.daemons import found_run
+        from atom.cli.train.daemons import start_daemon
         from atom.daemon.peer.box import StartOptions
 
     addresses = tuple(initial_peers or ())
-    return found_run(StartOptions(run_file, peer, state, listen, addresses, weights))
+    return start_daemon(StartOptions(run_file, peer, state, listen, addresses, weights))
 
 
 @commands.command()
@@ -80,9 +80,9 @@ def join(
     """
     end_at_once_on_signals()
     with stderr_console().status("loading PyTorch"):
-        from atom.cli.train.daemons import join_run
+        from atom.cli.train.daemons import join_daemon
 
-    return join_run(address, peer, state, trust)
+    return join_daemon(address, peer, state, trust)
 
 
 @commands.command("id")

@@ -27,7 +27,7 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 """Of a bootstrap node: a fixed port, as people write this address down."""
 
 
-def found_run(options: StartOptions) -> ExitCode:
+def start_daemon(options: StartOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
     console = TerminalConsole()
     try:
@@ -36,7 +36,7 @@ def found_run(options: StartOptions) -> ExitCode:
         console.close()
 
 
-def join_run(
+def join_daemon(
     address: str, peer_file: Path | None, state: Path | None, trust: str | None
 ) -> ExitCode:
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""

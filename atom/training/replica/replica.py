@@ -307,7 +307,7 @@ class Replica:
             sums.div_(sequences)
             sequences = 1
         norm = gradient_norm(sums) / sequences
-        self._rule.begin_step(sums, norm, self._round + 1, sequences)
+        self._rule.optimizer_step(sums, norm, self._round + 1, sequences)
         self._round += 1
 
     def finish_step(self) -> None:

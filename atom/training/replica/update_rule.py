@@ -63,7 +63,7 @@ class UpdateRule(ABC):
         self.clip_norm = clip_norm
         self.keeps_lost = keeps_lost
 
-    def begin_step(
+    def optimizer_step(
         self, gradient: FlatNumbers, norm: float, number: int, sequences: int = 1
     ) -> None:
         """Starts optimizer step `number` on a mean of that `norm`. `gradient`: the mean, or its sum
@@ -182,5 +182,5 @@ class EveryStep(UpdateRule):
     def commit(
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
     ) -> None:
-        self.begin_step(mean, norm, round)
+        self.optimizer_step(mean, norm, round)
         self._owes = self._owes or knows_lost

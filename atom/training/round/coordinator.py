@@ -73,7 +73,7 @@ class Coordinator:
         self.election.watch(self.attempt is not None, passed)
 
     def rest(self) -> None:
-        """We were frozen: others lead by now."""
+        """We stood still: others lead by now."""
         if self.attempt is not None:
             self._give_up(Reason.SUPERSEDED)
         self.election.rest()

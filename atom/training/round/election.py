@@ -141,7 +141,7 @@ class LeaderElection:
         """
         context = self._context
         engaged = leading or context.phase in (Phase.PROMISED, Phase.HOLDING)
-        could_be = context.view.fresh and passed <= context.patience.thaw_gap
+        could_be = context.view.fresh and passed <= context.patience.standstill
         if not (could_be and context.terms.branches and (self._cause_since is not None or engaged)):
             return
         if context.phase is Phase.REDUCING or (not engaged and self._others_average()):

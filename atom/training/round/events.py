@@ -47,6 +47,8 @@ class View:
     """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
+    seen_at: float = float("-inf")
+    """When the directory was read last, by our own clock."""
 
     @property
     def leases(self) -> Mapping[str, Lease]:
@@ -57,9 +59,6 @@ class View:
     def hidden(self) -> set[str]:
         """Who says that nobody can dial it: two such peers cannot speak to each other."""
         return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
-
-    seen_at: float = float("-inf")
-    """When the directory was read last, by our own clock."""
 
 
 # ---- events

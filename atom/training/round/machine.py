@@ -181,8 +181,8 @@ class RoundMachine:
         context = self._context
         gap, self._last_tick = max(context.now - self._last_tick, 0.0), context.now
         context.view = view
-        if gap > context.patience.thaw_gap:
-            context.report("thawed", seconds=round(gap, 1))
+        if gap > context.patience.standstill:
+            context.report("stood-still", seconds=round(gap, 1))
             self._coordinator.rest()
         if self.phase is Phase.SYNCING and not self.state_digest:
             self._seek_state()

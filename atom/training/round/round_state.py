@@ -42,8 +42,8 @@ class RoundPatience:
     holding: float = 5.0
     behind: float = 0.5
     """A better head must be claimed this long: its commit notice may be under way."""
-    thaw_gap: float = 2.0
-    """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
+    standstill: float = 2.0
+    """A gap between ticks that means our process stood still: stop leading, look first."""
     retry: float = 0.5
     grace: float = 12.0
 

@@ -72,7 +72,7 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
     told = [each["event"] for each in events]
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
-    assert "thawed" not in told
+    assert "stood-still" not in told
 
 
 def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:
