@@ -73,8 +73,8 @@ class ValuesOut:
 
 @dataclass(frozen=True)
 class ValuesIn:
-    """Start bringing it back for the sub-model's backward, into a place of the ring; the visit
-    before it goes on computing."""
+    """Start bringing it back for the sub-model's backward, into one of the places that values use
+    in turn; the visit before it goes on computing."""
 
     sub_model: int
     micro_batch: int
