@@ -22,6 +22,7 @@ from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training import round_executor
+from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.worker import Pause
 from atom.training.round import RoundPatience
 from atom.training.round.events import (
@@ -284,11 +285,14 @@ def test_whoever_is_paused_or_has_no_memory_validates_another_time(new_stage: Ne
     def run_out(should_stop: ShouldStop) -> None:
         raise PassVoided(Cause.MEMORY, "scripted")
 
-    for number, meanwhile in enumerate((pause, run_out), 1):
+    def find_it_taken(should_stop: ShouldStop) -> None:
+        raise DeviceTaken("scripted")
+
+    for number, meanwhile in enumerate((pause, run_out, find_it_taken), 1):
         stage.replica.during_evaluation = meanwhile
         stage.step(stage.commit(stage.hold(float(number))))
         gate.resume(Pause.OWNER)
-    assert kinds(stage) == ["round", "pass-voided", "round"]
+    assert kinds(stage) == ["round", "pass-voided", "round", "round"]
     assert not any("validation_loss" in event for event in stage.told("round"))
 
 
