@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
-from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import MOMENTS, AdamW, noise_key, power
@@ -170,10 +169,13 @@ def rounded_with(value: Tensor, sixteen_bits: Tensor) -> Tensor:
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
+@pytest.mark.parametrize("piece", [5, 64, 2**20])
 @pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
 def test_steps_are_exact_and_half_moments_rounded_with_the_documented_noise(
-    form: StateForm, level: int
+    form: StateForm, piece: int, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: 3)
     exact, other = filled_store(torch.bfloat16), filled_store(torch.bfloat16, form)
     for step in range(1, 4):
         for name in MOMENTS:
@@ -187,23 +189,6 @@ def test_steps_are_exact_and_half_moments_rounded_with_the_documented_noise(
             moment = exact.state[name]
             expected = rounded_with(moment, share) if form is StateForm.HALF else moment
             assert torch.equal(other.state[name], expected), name
-
-
-@pytest.mark.parametrize("form", StateForm)
-def test_pieces_threads_and_levels_do_not_show(
-    form: StateForm, level: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = filled_store(torch.bfloat16, form)
-    with monkeypatch.context() as plain:
-        plain.setattr(adamw, "host_kernels", lambda: HostKernels(load(LIBRARY), 0))
-        take_step(SETTINGS, whole, mean_gradient(whole, 1), 0.01, 1)
-    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: 3)
-    for elements in (5, 64, 1024):
-        monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", elements)
-        store = filled_store(torch.bfloat16, form)
-        take_step(SETTINGS, store, mean_gradient(store, 1), 0.01, 1)
-        for name, arena in whole.state.items():
-            assert torch.equal(store.state[name], arena), name
 
 
 def test_noise_is_even_and_differs_from_step_to_step_and_from_run_to_run() -> None:

@@ -97,17 +97,6 @@ def test_every_arrangement_gives_the_same_bits(
     assert_same(story(trainer, count), swapped_story(count, precision))
 
 
-@pytest.mark.parametrize("events", range(0, 32, 6))
-def test_a_cancelled_pass_leaves_nothing_behind(events: int) -> None:
-    trainer = Trainer(arrangement(2, "middle", "all"))
-    trainer.cancelled_pass(8, 3, events)
-    assert trainer.engine.loaded() == []
-    expected = Trainer().run_pass(1, 3)
-    for _ in range(2):
-        assert_same(trainer.run_pass(1, 3), expected)
-        trainer.store.gradients.zero_()
-
-
 def test_a_resident_is_loaded_once_per_version() -> None:
     trainer = Trainer(Arrangement(2, frozenset({0, 2})))
     trainer.run_pass(1, 2)
@@ -173,18 +162,6 @@ def test_slots_of_other_programs_are_refused() -> None:
     stranger, factories = compile_by_hand(HALVES, 0.5)
     with pytest.raises(ValueError, match="not made for"):
         Engine(stranger, factories, trainer.store, trainer.slots, trainer.device)
-
-
-# --- graphs over parameters -------------------------------------------------------------------
-
-
-def test_autograd_would_notice_a_graph_over_a_slot_that_was_reloaded() -> None:
-    """What `Arrangement` refuses."""
-    arranged = Arrangement(2)
-    object.__setattr__(arranged, "kept", frozenset({1}))
-    trainer = Trainer(arranged)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        trainer.run_pass(1, 1)
 
 
 # --- background work --------------------------------------------------------------------------

@@ -143,17 +143,6 @@ def test_global_random_state_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_evaluation_is_the_plain_loss_and_changes_nothing() -> None:
-    rig = EngineRig(FINEST, dropout=0.0)
-    plain = plain_parameters(rig.program)
-    micro_batches = batches([3, 2])
-    losses = rig.engine.evaluate(micro_batches)
-    assert losses == [
-        plain_loss(batch, plain, 0.0, plain["embed.weight"]).item() for batch in micro_batches
-    ]
-    assert not rig.store.gradients.any()
-
-
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtype) -> None:
     scale = 2.0**10 if precision == torch.float16 else 1.0

@@ -106,19 +106,6 @@ def test_a_bad_gradient_below_a_finite_loss_stops_there(
     assert_next_pass_is_right(rig)
 
 
-def test_float16_that_overflows_is_void_and_a_smaller_scale_is_not() -> None:
-    rig = EngineRig(FINEST, torch.float16)
-    rig.engine.loss_scale = 2.0**30
-    with pytest.raises(PassVoided) as voided:
-        run(rig)
-    assert voided.value.cause is Cause.GRADIENTS
-    rig.store.gradients.zero_()
-    rig.engine.loss_scale = 2.0**8
-    run(rig)
-    assert rig.store.gradients.any()
-    assert torch.isfinite(rig.store.gradients).all()
-
-
 @pytest.mark.parametrize("exponents", [(6, 14), (10, 12)])
 def test_peers_with_different_loss_scales_average_the_same(exponents: tuple[int, int]) -> None:
     """Scaling by a power of two is exact, but for what leaves float16's range at the bottom."""

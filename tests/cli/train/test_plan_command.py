@@ -29,13 +29,9 @@ def test_the_text_tells_all(
     monkeypatch.setenv("COLUMNS", "120")
     lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
     text = "\n".join(lines)
-    for words in ("834,304 parameters", " bytes per parameter", "does it fit", "19.1 MiB",
-                  "the data sheet of GeForce RTX 3060", "400 Mbit/s each way",
-                  "with 3 peers like this",
-                  "tokens/s over whole rounds", " up and as much down, at 400 Mbit/s each way",
-                  "passes wait for the exchange", "of the time in passes", "this box alone",
-                  "without this peer ", "the mode for this line", 'rule = "local-steps", codec = ',
-                  "for weights"):  # fmt: skip
+    for words in ("834,304 parameters", "does it fit", "19.1 MiB", "GeForce RTX 3060",
+                  "400 Mbit/s each way", "with 3 peers like this", "tokens/s over whole rounds",
+                  'rule = "local-steps", codec = '):  # fmt: skip
         assert words in text, words
     assert not any(line != line.rstrip() for line in lines)
 

@@ -39,15 +39,6 @@ def test_daemons_of_one_run_have_their_turns_together() -> None:
     assert not must_give(late, [first], 9999.0, round_ended=True)
 
 
-def test_a_turn_ends_with_a_round_or_a_slot_later() -> None:
-    mine = has_it(ONE, 1000.0)
-    assert not must_give(mine, [TWO], 1099.0, round_ended=True)
-    assert must_give(mine, [TWO], 1100.0, round_ended=True)
-    assert not must_give(mine, [TWO], 1199.0, round_ended=False)
-    assert must_give(mine, [TWO], 1200.0, round_ended=False)
-    assert must_give(mine, [replace(TWO, slot_s=10.0)], 1020.0, round_ended=False)
-
-
 def test_while_nobody_waits_nobody_gives() -> None:
     mine, others = has_it(ONE, 1000.0), [replace(TWO, turn=NOT_NOW)]
     assert not must_give(mine, others, 9999.0, round_ended=True, idle=True)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from threaded_ring import SILENCE_S, SOON, Make, Swarm, broken, sources, spoilt
+from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.allreduce import Channels, ExchangeBroken
 from atom.swarm.exchange.codec import Codec, Float32, Int8
 from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.exchange.reduction import Reduction, Terms, hear_broken
+from atom.swarm.exchange.sparse import CHUNK, Sparse
 from atom.swarm.stream.frames import Kind, Pace, Patience, Purpose
 
 CULPRIT, QUIET, KINDS = (
@@ -144,17 +146,43 @@ def test_a_lone_member_refuses_bad_numbers(swarm_of: Make) -> None:
     assert (failure.suspect, failure.reason) == (swarm.order[0], Reason.NOT_FINITE)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("codec", [Float32(), Int8()], ids=lambda each: each.name)
-def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
-    swarm_of: Make, size: int, codec: Codec
+def of_ones(wire: Tensor) -> Tensor:
+    return wire.fill_(0xFF)
+
+
+def with_odd_levels(wire: Tensor) -> Tensor:
+    return wire.index_fill(0, torch.tensor([2, 3, 4, 5]), 0xFF)
+
+
+def too_long(wire: Tensor) -> Tensor:
+    return torch.cat([wire, torch.zeros(1, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize(
+    ("codec", "shares", "size", "means", "spoil", "reason"),
+    [
+        *((codec, (), size, True, of_ones, Reason.NOT_FINITE)
+          for codec in (Float32(), Int8()) for size in (2, 3)),
+        *((Sparse(), (1, 1, 1), 3, means, *spoilt_so) for means in (False, True)
+          for spoilt_so in ((with_odd_levels, Reason.NOT_FINITE), (too_long, Reason.MALFORMED))),
+    ],
+)  # fmt: skip
+def test_who_sends_or_passes_on_what_no_encoder_writes_is_named_by_all(
+    swarm_of: Make,
+    codec: Codec,
+    shares: tuple[int, ...],
+    size: int,
+    means: bool,
+    spoil: Callable[[Tensor], Tensor],
+    reason: Reason,
 ) -> None:
-    swarm, parts = swarm_of(size), sources(size, 16 * size)
-    with spoilt(1, True, lambda wire: wire.fill_(0xFF)):
+    """A contribution, or a mean."""
+    swarm, parts = swarm_of(size, shares), sources(size, 6 * CHUNK if shares else 16 * size)
+    with spoilt(1, means, spoil):
         work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=codec))
         for future in (*work[:1], *work[2:]):
             failure = broken(future)
-            assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
+            assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
 
 
 # ---- whose word counts

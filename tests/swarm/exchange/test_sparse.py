@@ -4,17 +4,14 @@ but what an encoder writes is decoded; and owners make the mean sparse in their 
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from threaded_ring import Make, broken, sources, spoilt
 from torch import Tensor
 
 from atom.base.build_kernels import FLAGS
-from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.sparse import CHUNK, KEPT, Sparse, highest_level
 
@@ -220,30 +217,6 @@ def test_sparse_what_no_encoder_writes_is_refused(
         codec.decode(raw, numbers)
     with pytest.raises(problem):
         codec.add(raw, numbers, 1.0, numbers)
-
-
-# ---- in an exchange
-
-
-@pytest.mark.parametrize("gather", [False, True])
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda wire: torch.cat([wire, torch.zeros(1, dtype=torch.uint8)]), Reason.MALFORMED),
-        (lambda wire: wire.index_fill(0, torch.tensor([2, 3, 4, 5]), 0xFF), Reason.NOT_FINITE),
-    ],
-    ids=["a byte too many", "levels that are not finite"],
-)
-def test_sparse_who_sends_what_no_encoder_writes_is_named_by_all(
-    swarm_of: Make, gather: bool, spoil: Callable[[Tensor], Tensor], reason: Reason
-) -> None:
-    """A contribution or a mean."""
-    swarm, parts = swarm_of(3, (1, 1, 1)), sources(3, 6 * CHUNK)
-    with spoilt(1, gather, spoil):
-        work = swarm.start(lambda rank: swarm.member(rank, parts[rank], codec=Sparse()))
-        for future in (work[0], work[2]):
-            failure = broken(future)
-            assert (failure.suspect, failure.reason) == (swarm.order[1], reason)
 
 
 # ---- mutated encodings and random bytes, in a program whose memory ends where none may be touched
