@@ -151,13 +151,15 @@ def test_a_token_that_nobody_waits_for_leads_nowhere(make_peer: Make) -> None:
 
 
 def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Make) -> None:
-    peer = make_peer(MAX_CONNECTIONS=4, MAX_CONNECTIONS_PER_PEER=2)
-    voter, *strangers = (newcomer() for _ in range(4))
-    peer.transport.known.at_head([voter.identity.peer_id])
+    peer = make_peer(MAX_CONNECTIONS=5, MAX_CONNECTIONS_PER_PEER=2)
+    voter, member, *strangers = (newcomer() for _ in range(5))
+    peer.transport.known.at_head([voter.identity.peer_id, member.identity.peer_id])
     channels = [shake(peer, local) for local in strangers[:2]]
     assert refusal(shake, peer, strangers[2]) is Reason.TOO_MANY_CONNECTIONS
     channels += [shake(peer, voter), shake(peer, voter)]
-    assert refusal(shake, peer, voter) is Reason.TOO_MANY_CONNECTIONS
+    assert refusal(shake, peer, voter) is Reason.TOO_MANY_CONNECTIONS, "two are its own"
+    channels.append(shake(peer, member))
+    assert refusal(shake, peer, member) is Reason.TOO_MANY_CONNECTIONS, "five are all"
     for channel in channels:
         channel.close()
 
