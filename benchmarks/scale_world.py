@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from scale_peer import Peer, Trigger
 
-from atom.swarm.chain import membership
+from atom.swarm.chain import commit
 from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis
 from atom.swarm.chain.messages import Message, encode
 from atom.swarm.identity import Identity, verify
@@ -25,7 +25,7 @@ from atom.training.round import RoundTerms
 from atom.training.round.batch_policy import GlobalBatch
 
 _verified = lru_cache(maxsize=65536)(verify)
-membership.verify = _verified  # a peer checks nine votes a round: here once for all
+commit.verify = _verified  # a peer checks nine votes a round: here once for all
 
 
 @dataclass
