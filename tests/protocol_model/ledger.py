@@ -6,8 +6,8 @@ from functools import cache
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Commit,
-    Contribution,
     Head,
+    MemberCount,
     Value,
     Vote,
     Voter,
@@ -91,9 +91,7 @@ class Ledger:
                 result_digest=canonical_digest("sum", [origin, sorted(units)]),
                 gradient_norm=1.0,
                 parent_state_digest=b"",
-                contributions=tuple(
-                    Contribution(v.peer_id, v.incarnation, 1, 1.0) for v in members
-                ),
+                contributions=tuple(MemberCount(v.peer_id, v.incarnation, 1, 1.0) for v in members),
                 voters_next=voters_next,
                 survivors=cast.voters(survivors),
             )

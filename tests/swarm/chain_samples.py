@@ -9,8 +9,8 @@ from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
-    Contribution,
     Head,
+    MemberCount,
     Value,
     Vote,
     Voter,
@@ -51,7 +51,7 @@ def a_commit(
         gradient_norm=0.5,
         parent_state_digest=b"d" * 32,
         contributions=tuple(
-            Contribution(peer.peer_id, INCARNATION, sequences, loss * sequences)
+            MemberCount(peer.peer_id, INCARNATION, sequences, loss * sequences)
             for peer, sequences in given.items()
         ),
         voters_next=tuple(sorted(map(voter_of, following or voters))),
@@ -80,7 +80,7 @@ PEERS = [peer_id_of(bytes([number]) * 32) for number in range(4)]
 PARENT = b"p" * 32
 VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEERS))
 BALLOT = Ballot(3, PEERS[0], b"i" * 16)
-PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
+PARTS = tuple(MemberCount(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
 VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
 VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
 COMMIT = Commit(VALUE, BALLOT, VOTES)

@@ -10,7 +10,7 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.base.reasons import Reason
 from atom.swarm.chain import messages
-from atom.swarm.chain.commit import Branch, Contribution
+from atom.swarm.chain.commit import Branch, MemberCount
 from atom.swarm.chain.messages import Accepted
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import MAX_ADDRESSES, EndedAttempt, Link
@@ -97,7 +97,7 @@ def test_no_field_that_a_stranger_sends_is_without_bounds(sent: Any) -> None:
         (replace(VALUE, gradient_norm=-1.0), Reason.MALFORMED),
         (replace(VALUE, gradient_norm=math.nan), Reason.NOT_FINITE),
         (messages.Suspect(PARENT, BALLOT, "nobody"), Reason.MALFORMED),
-        (Contribution(PEERS[0] + "\n", b"i" * 16, 8, 1.0), Reason.MALFORMED),
+        (MemberCount(PEERS[0] + "\n", b"i" * 16, 8, 1.0), Reason.MALFORMED),
         (replace(PARTS[0], sequences=2**24 + 1), Reason.MALFORMED),
     ],
 )

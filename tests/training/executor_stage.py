@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
@@ -124,7 +124,7 @@ class Stage(WorkerScene):
         return a_commit(
             self.journal.head, {}, [IDENTITY], result_digest=result, gradient_norm=1.0,
             parent_state_digest=state_digest(self.replica.arenas),
-            contributions=(Contribution(contributor, ME.incarnation, sequences, 24.0),),
+            contributions=(MemberCount(contributor, ME.incarnation, sequences, 24.0),),
         )  # fmt: skip
 
     def apply(self, commit: Commit) -> Head:

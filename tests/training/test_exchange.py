@@ -13,11 +13,10 @@ from torch import Tensor
 from atom.base.clock import BootClock
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.chain.commit import Ballot, MemberCount
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import Codec, codec_named
-from atom.swarm.exchange.contribution import Contribution as Offered
-from atom.swarm.exchange.contribution import Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
@@ -65,7 +64,7 @@ class Member:
             transport, self.results, self._read, self.outcomes.put, BootClock(), codec
         )
 
-    def _read(self, parent: bytes) -> Offered:
+    def _read(self, parent: bytes) -> Contribution:
         self.reads += 1
         self.reading.set()
         assert self.may_read.wait(WAIT_S)
@@ -77,11 +76,11 @@ class Member:
     def peer_id(self) -> str:
         return self.transport.peer_id
 
-    def part(self, sequences: int) -> Contribution:
-        return Contribution(self.peer_id, bytes(16), sequences, 1.0)
+    def part(self, sequences: int) -> MemberCount:
+        return MemberCount(self.peer_id, bytes(16), sequences, 1.0)
 
     def start(
-        self, parts: tuple[Contribution, ...], attempt: int, shares: tuple[int, ...] = ()
+        self, parts: tuple[MemberCount, ...], attempt: int, shares: tuple[int, ...] = ()
     ) -> None:
         self.exchange.start(StartExchange(PARENT, ballot(attempt), parts, shares))
 

@@ -16,7 +16,7 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import Contribution, Head
+from atom.swarm.chain.commit import Head, MemberCount
 from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
@@ -171,7 +171,7 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.executor.carry_out(Freeze(BALLOT))
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
-    part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
+    part = MemberCount(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
     stage.executor.carry_out(StartExchange(stage.start.digest, BALLOT, (part,)))
     assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"

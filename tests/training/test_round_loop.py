@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
@@ -150,7 +150,7 @@ def lease(voter: Voter, serial: int = 1, **changes: Any) -> Lease:
 
 
 def value() -> Value:
-    part = Contribution(ME.peer_id, ME.incarnation, 8, 1.0)
+    part = MemberCount(ME.peer_id, ME.incarnation, 8, 1.0)
     return Value(START.digest, 1, BALLOT, b"r" * 32, 1.0, b"s" * 32, (part,), (ME,))
 
 

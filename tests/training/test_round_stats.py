@@ -1,7 +1,7 @@
 """What a process had a part in: rounds that it saw, and rounds that others brought it."""
 
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, MemberCount, Value, Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import RoundUse
 from atom.training.round_stats import RoundStats
@@ -14,7 +14,7 @@ BALLOT = Ballot(1, OTHER.peer_id, OTHER.incarnation)
 
 def a_round(number: int, parts: dict[Voter, int]) -> Commit:
     contributions = tuple(
-        Contribution(who.peer_id, who.incarnation, sequences, 2.0 * number * sequences)
+        MemberCount(who.peer_id, who.incarnation, sequences, 2.0 * number * sequences)
         for who, sequences in parts.items()
     )
     digests = (b"r" * 32, 1.0, b"s" * 32)

@@ -79,7 +79,7 @@ Voters = Annotated[tuple[Voter, ...], MAX_VOTERS]
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class MemberCount:
     """One member's part in the average: `sequences` trained, summed loss over them (nats)."""
 
     peer_id: PeerId
@@ -88,7 +88,7 @@ class Contribution:
     loss_sum: LossSum
 
 
-Contributions = Annotated[tuple[Contribution, ...], MAX_CONTRIBUTIONS]
+Contributions = Annotated[tuple[MemberCount, ...], MAX_CONTRIBUTIONS]
 
 
 @dataclass(frozen=True)

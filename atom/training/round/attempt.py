@@ -10,8 +10,8 @@ from enum import IntEnum
 from atom.swarm.chain.commit import (
     Ballot,
     Commit,
-    Contribution,
     Head,
+    MemberCount,
     Value,
     Vote,
     Voter,
@@ -57,7 +57,7 @@ class Attempt:
     """Who promised under which peer id: one process of each peer, the first that did."""
     refused: set[str] = field(default_factory=set)
     """Who said no, or cannot be reached, by peer id."""
-    members: tuple[Contribution, ...] = ()
+    members: tuple[MemberCount, ...] = ()
     shares: tuple[int, ...] = ()
     """Of each member, the part that it sums; empty: they average in a ring."""
     testimonies: dict[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Attempt:
 
     def contributors(
         self, me: str, left_out: AbstractSet[str], salt: bytes, most: int
-    ) -> tuple[Contribution, ...]:
+    ) -> tuple[MemberCount, ...]:
         """Who averages: all that promised work but those left out, in the order that `salt` deals;
         the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
         since a result that a slow line has to fetch may not be there in time to vote. Other idle
@@ -122,7 +122,7 @@ class Attempt:
         working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
         members = working | self._idle_but_needed(working, able)
         parts = [
-            Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
+            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in able
             if v in members
             for p in [self.promises[v]]
@@ -226,7 +226,7 @@ def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> 
 
 
 def choose_exchange(
-    members: Sequence[Contribution],
+    members: Sequence[MemberCount],
     view: View,
     average_bytes: int,
     ring_possible: bool,
@@ -247,7 +247,7 @@ def choose_exchange(
 
 
 def _able_to_own(
-    members: Sequence[Contribution], hidden: set[str], apart: Collection[Way]
+    members: Sequence[MemberCount], hidden: set[str], apart: Collection[Way]
 ) -> set[str]:
     """Owners are dialled by all others: who can be, has no broken way to another member, and has
     work to give. If there is nobody like that, the last wish goes first."""
@@ -259,7 +259,7 @@ def _able_to_own(
 
 
 def _links(
-    members: Sequence[Contribution], leases: Mapping[str, Lease]
+    members: Sequence[MemberCount], leases: Mapping[str, Lease]
 ) -> dict[tuple[str, str], Link]:
     """What members measured of their ways to each other, by sender and receiver."""
     names = {short_name(member.peer_id): member.peer_id for member in members}

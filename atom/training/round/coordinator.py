@@ -11,7 +11,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     Ballot,
     Commit,
-    Contribution,
+    MemberCount,
     Value,
     Voter,
     standing,
@@ -180,7 +180,7 @@ class Coordinator:
 
     # ---- ring
 
-    def _members(self, attempt: Attempt) -> tuple[Contribution, ...]:
+    def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
         """Of an exchange of those that promised, in an order that is dealt anew by every head."""
         context = self._context
         most = MOST_IN_A_RING if context.terms.ring_possible else MOST_MEMBERS

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Voter
 from atom.swarm.chain.messages import Message
 from atom.swarm.records.lease import Lease, Reached
 
@@ -195,7 +195,7 @@ class Thaw:
 class StartExchange:
     parent: bytes
     ballot: Ballot
-    members: tuple[Contribution, ...]
+    members: tuple[MemberCount, ...]
     shares: tuple[int, ...] = ()
     keep: frozenset[bytes] | None = None
     """Before it: of results in memory nothing else is waited for here. None: all of them stay."""

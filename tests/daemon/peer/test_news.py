@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atom.daemon.peer.news import EVERY_S, LOST_S, WAITING_S, News
-from atom.swarm.chain.commit import Ballot, Contribution, Value
+from atom.swarm.chain.commit import Ballot, MemberCount, Value
 from atom.swarm.records.lease import PeerState
 
 GOODBYE: Any = SimpleNamespace(state=PeerState.LEFT)
@@ -18,7 +18,7 @@ def names(number: int, first: int = 0) -> list[str]:
 
 
 def value(number: int, *parts: tuple[str, int]) -> Value:
-    made = tuple(Contribution(peer, b"i" * 16, count, 2.5 * count) for peer, count in parts)
+    made = tuple(MemberCount(peer, b"i" * 16, count, 2.5 * count) for peer, count in parts)
     ballot = Ballot(1, ANN, b"i" * 16)
     return Value(b"h" * 32, number, ballot, b"r" * 32, 1.0, b"s" * 32, made, ())
 

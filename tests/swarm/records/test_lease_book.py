@@ -9,8 +9,8 @@ from swarm_samples import a_lease
 from atom.swarm.chain.commit import (
     Ballot,
     Branch,
-    Contribution,
     Head,
+    MemberCount,
     Value,
     Voter,
     genesis,
@@ -139,7 +139,7 @@ START = replace(genesis(b"m" * 32, b"s" * 32, PEERS[0]), voters=PEERS)
 
 def grown(head: Head, sequences: int = 8, survivors: tuple[Voter, ...] = ()) -> Head:
     """One round further; its result is named after the count, so that rivals differ."""
-    part = Contribution(PEERS[0].peer_id, PEERS[0].incarnation, sequences, 1.0)
+    part = MemberCount(PEERS[0].peer_id, PEERS[0].incarnation, sequences, 1.0)
     ballot = Ballot(1, PEERS[0].peer_id, PEERS[0].incarnation)
     digest = sequences.to_bytes(32)
     voters = survivors or head.voters

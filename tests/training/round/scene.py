@@ -10,8 +10,8 @@ from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
-    Contribution,
     Head,
+    MemberCount,
     Value,
     Vote,
     Voter,
@@ -64,7 +64,7 @@ def decided(
     parent: Head, result: bytes, *signers: Voter, survivors: tuple[Voter, ...] = ()
 ) -> Commit:
     """What the mate has worked for, signed by these."""
-    parts = (Contribution(MATE.peer_id, MATE.incarnation, BATCH, 1.0),)
+    parts = (MemberCount(MATE.peer_id, MATE.incarnation, BATCH, 1.0),)
     rest = 1.0, STATE, parts, survivors or parent.voters, survivors
     return certified(Value(parent.digest, parent.round + 1, BALLOT, result, *rest), *signers)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simulated_world import Agenda, Network
 
-from atom.swarm.chain.commit import Contribution, canonical_digest
+from atom.swarm.chain.commit import MemberCount, canonical_digest
 from atom.swarm.exchange.plans import connected
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 
@@ -52,7 +52,7 @@ class Runner:
 
 @dataclass
 class _Ring:
-    members: tuple[Contribution, ...]
+    members: tuple[MemberCount, ...]
     runners: dict[str, Runner] = field(default_factory=dict)
     result: Result | None = None
     """Of all its runners' work, once it is complete."""

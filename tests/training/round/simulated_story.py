@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Vote, Voter
+from atom.swarm.chain.commit import Ballot, Head, MemberCount, Value, Vote, Voter
 
 MOST_LINES = 4000
 _DULL = {"incarnation", "signature", "loss_sum", "gradient_norm", "norm"}
@@ -34,8 +34,8 @@ class Story:
         match what:
             case bytes():
                 return what.hex()[:4]
-            case Voter() | Contribution():
-                count = f":{what.sequences}" if isinstance(what, Contribution) else ""
+            case Voter() | MemberCount():
+                count = f":{what.sequences}" if isinstance(what, MemberCount) else ""
                 return f"{self._brief(what.peer_id)}{what.incarnation.hex()[:2]}{count}"
             case Vote(voter):
                 return self._brief(voter)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from simulated_seat import Chain
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, certificate_problem
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, certificate_problem
 
 
 class Witness:
@@ -34,7 +34,7 @@ class Witness:
         """All-reduces that were begun, those included that came to nothing."""
         return len(self._rings)
 
-    def sees_trigger(self, parent: bytes, ballot: Ballot, members: Iterable[Contribution]) -> None:
+    def sees_trigger(self, parent: bytes, ballot: Ballot, members: Iterable[MemberCount]) -> None:
         """A coordinator begins an all-reduce. It may be shown once for each whom it tells."""
         promised = sum(member.sequences for member in members)
         assert promised >= self._global_batch, "an all-reduce was begun early"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from shown_leases import A, B, C, head_of, lease, view
 
-from atom.swarm.chain.commit import Ballot, Contribution, Voter, standing
+from atom.swarm.chain.commit import Ballot, MemberCount, Voter, standing
 from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.swarm.records.lease import Reached
@@ -132,7 +132,7 @@ def test_owners_are_dialled_by_all_others(
     odds: tuple[tuple[Voter, Voter], ...],
     owners: set[Voter],
 ) -> None:
-    members = [Contribution(v.peer_id, v.incarnation, int(v not in idle), 0.0) for v in (A, B, C)]
+    members = [MemberCount(v.peer_id, v.incarnation, int(v not in idle), 0.0) for v in (A, B, C)]
     apart = [(one.peer_id, other.peer_id) for one, other in odds]
     choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart)
     assert {v for v, share in zip((A, B, C), choice.shares, strict=True) if share} == owners

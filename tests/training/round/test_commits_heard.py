@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scene import GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
 
-from atom.swarm.chain.commit import Commit, Contribution, Head, genesis
+from atom.swarm.chain.commit import Commit, Head, MemberCount, genesis
 from atom.swarm.chain.messages import CommitNotice
 from atom.training.round.events import (
     Apply,
@@ -70,7 +70,7 @@ def test_what_is_heard_ahead_is_bounded_and_the_past_forgotten() -> None:
 
 def test_when_a_result_is_nowhere_few_of_its_members_are_asked_those_in_sight_first() -> None:
     scene, crowd = Scene(), strangers(100)
-    parts = tuple(Contribution(peer, v.incarnation, 1, 1.0) for peer, v in crowd.items())
+    parts = tuple(MemberCount(peer, v.incarnation, 1, 1.0) for peer, v in crowd.items())
     commit = certified(
         replace(FIRST.value, contributions=(*parts, *FIRST.value.contributions)), MATE, GONE
     )

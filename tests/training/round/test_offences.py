@@ -26,7 +26,7 @@ from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
-    Contribution,
+    MemberCount,
     Value,
     Vote,
     signed_by,
@@ -58,8 +58,8 @@ from atom.training.round.events import (
 )
 
 PARTS = (
-    Contribution(MATE.peer_id, MATE.incarnation, 64, 1.0),
-    Contribution(ME.peer_id, ME.incarnation, 32, 1.0),
+    MemberCount(MATE.peer_id, MATE.incarnation, 64, 1.0),
+    MemberCount(ME.peer_id, ME.incarnation, 32, 1.0),
 )
 
 
@@ -125,7 +125,7 @@ def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reaso
 def a_wrong_count_of_ours(scene: Scene) -> None:
     scene.tick()
     scene.hear(Prepare(HEAD.digest, BALLOT))
-    mine = Contribution(ME.peer_id, ME.incarnation, 33, 1.0)
+    mine = MemberCount(ME.peer_id, ME.incarnation, 33, 1.0)
     scene.hear(Ring(HEAD.digest, BALLOT, (PARTS[0], mine)))
     assert not scene.done(StartExchange)
 
