@@ -99,15 +99,18 @@ def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1).decode("utf-8")
+            content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", "check the path") from None
-    except UnicodeDecodeError as error:
-        what = f"{path}: not UTF-8 text (byte {error.start})"
-        raise ConfigError(what, "save it as UTF-8, or name another file") from None
     except (OSError, ValueError) as error:
         problem = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(problem, "check its path and rights") from None
+    _check_length(len(content), str(path))  # before what may be cut within a character is decoded
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"{path}: not UTF-8 text (byte {error.start})"
+        raise ConfigError(what, "save it as UTF-8, or name another file") from None
 
 
 def _check_length(length_bytes: int, name: str) -> None:
