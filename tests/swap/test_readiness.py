@@ -1,13 +1,9 @@
 """Who waits for which piece of a step."""
 
-import queue
-import threading
-
 import pytest
 
 from atom.swap.readiness import Readiness, StepFailed
 
-WAIT_S = 20.0
 PIECES = [(0, 16), (16, 32), (40, 48), (48, 64)]
 
 
@@ -40,23 +36,6 @@ def test_a_stretch_waits_for_its_own_pieces_and_no_others(
     for piece in pieces:
         readiness.finish(piece)
     readiness.wait(start, stop)
-
-
-def test_whoever_waits_is_woken() -> None:
-    readiness, passed = Readiness(PIECES), queue.SimpleQueue[int]()
-
-    def reader(piece: int) -> None:
-        readiness.wait(*PIECES[piece])
-        passed.put(piece)
-
-    threads = [threading.Thread(target=reader, args=(piece,)) for piece in range(4)]
-    for thread in threads:
-        thread.start()
-    for piece in (2, 0, 3, 1):
-        readiness.finish(piece)
-        assert passed.get(timeout=WAIT_S) == piece
-    for thread in threads:
-        thread.join()
 
 
 def test_each_who_waits_gets_the_failure_as_an_exception_of_its_own() -> None:

@@ -301,20 +301,6 @@ def test_a_validation_that_breaks_off_leaves_the_weights(new_replica: NewReplica
     assert torch.equal(weights_in_place(replica), before)
 
 
-def test_validation_sees_what_is_shared(new_replica: NewReplica) -> None:
-    """A peer that is on its way to the next round validates as one that is not."""
-    moved, other = new_replica(), new_replica()
-    train(moved, 1, 0, 2)
-    mean = mean_of([moved])
-    train_on(moved, 1, (2, 3))
-    take(moved, mean, 1, ours=2 * SEQUENCES)
-    take(other, mean, 1, ours=0)
-    before = weights_in_place(moved)
-    assert not torch.equal(before, theta(moved))
-    assert moved.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
-    assert torch.equal(weights_in_place(moved), before)
-
-
 @pytest.fixture
 def coarse_replica(new_replica: NewReplica) -> NewReplica:
     """Of a run whose codec takes much away."""
@@ -352,8 +338,10 @@ def test_what_a_codec_took_away_stays_in_the_weights(
     way = theta(replica) - weights_in_place(replica)
     torch.testing.assert_close(way, done - sent / ours - since, rtol=0.0, atol=1e-6)
     assert replica.sequences == (2 * SEQUENCES if goes_on else 0)
-    assert replica.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
     before = weights_in_place(replica)
+    assert not torch.equal(before, theta(replica))
+    assert replica.evaluate([batch(9, 9, 9)]) == other.evaluate([batch(9, 9, 9)])
+    assert torch.equal(weights_in_place(replica), before), "validation sees what is shared"
     assert torch.equal(replica.own_state()["master"], before)
     train_on(replica, 2, (0, 1))
     moved = before - weights_in_place(replica)

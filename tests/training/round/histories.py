@@ -86,7 +86,6 @@ def _of_chance(seed: int, dice: random.Random) -> History:
         ring_seconds=dice.choice([(0.05, 0.2), (0.1, 0.5), (0.1, 1.2)]),
         patience=dice.choice([PATIENT, HASTY]),
     )
-    setting = replace(setting, through_bytes=seed % 4 == 1)
     pause_s = dice.choice([0.7, 1.5, 3.0, 6.0, 6.0, 12.0])
     at_s, end_s = dice.choice([0.0, 5.0, 9.0]), dice.choice([30.0, 60.0, 120.0])
     strikes = []

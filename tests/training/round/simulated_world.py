@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from atom.swarm.chain.messages import Message, decode, encode
+from atom.swarm.chain.messages import Message
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 
 
@@ -54,12 +54,11 @@ def lose_nothing(source: str, target: str, message: Message) -> bool:
 
 
 class Network:
-    """Carries messages between peer ids, through the bytes of the wire if `through_bytes`."""
+    """Carries messages between peer ids."""
 
-    def __init__(self, agenda: Agenda, dice: random.Random, through_bytes: bool = False) -> None:
+    def __init__(self, agenda: Agenda, dice: random.Random) -> None:
         self._agenda = agenda
         self._dice = dice
-        self._through_bytes = through_bytes
         self.weather = CALM
         self.blocked: set[tuple[str, str]] = set()
         """(from, to): what cannot pass, one way each."""
@@ -85,8 +84,6 @@ class Network:
         refused: Callable[[], None],
     ) -> None:
         """`deliver` says whether anybody was there; if not, `refused` may be called."""
-        if self._through_bytes:
-            message = decode(encode(message))
         if self.drop(source, target, message):
             return
         copies = 1 + (self._dice.random() < self.weather.duplicates)

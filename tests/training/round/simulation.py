@@ -63,7 +63,6 @@ class Setting:
     """The shortest and the longest ring."""
     branches: bool = True
     last_round: int | None = None
-    through_bytes: bool = False
     patience: RoundPatience = PATIENT
     overlaps: bool = False
     """Passes go on under an exchange, and what no round has taken counts for the next."""
@@ -76,7 +75,7 @@ class Swarm:
         self.seed, self.setting = seed, setting or Setting()
         self.dice = random.Random(seed)
         self.agenda = Agenda()
-        self.network = Network(self.agenda, self.dice, self.setting.through_bytes)
+        self.network = Network(self.agenda, self.dice)
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
         self.terms = RoundTerms(
