@@ -24,7 +24,7 @@ Monitors = tuple[Sequence[EventSink], Callable[[Info], None]]
 class Wishes:
     """When the machine's owner lets it work; here: whenever."""
 
-    def start(self) -> None:
+    def keep_looking(self) -> None:
         """Looks for the first time before it returns."""
 
     def change(self, peer: PeerFile) -> None:
@@ -45,7 +45,7 @@ class Wishes:
         return {}
 
     def close(self) -> None:
-        """Ends what `start` began."""
+        """Ends what `keep_looking` began."""
 
 
 OpenWishes = Callable[

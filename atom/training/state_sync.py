@@ -133,6 +133,7 @@ class StateSync:
         self._journal = storage.journal
         self._results = storage.results
         self._donors = donors
+        self.stop = donors.stop
         self._first, self._initialise = first, initialise
         self._events = events
         self._on_progress = on_progress
@@ -314,5 +315,5 @@ class StateSync:
 
     def _go_on(self) -> None:
         """Between two steps, each of which may take a while. Raises: PeerRefused(SUPERSEDED)."""
-        if self._donors.stop.is_set():
+        if self.stop.is_set():
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")

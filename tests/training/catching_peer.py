@@ -79,7 +79,7 @@ class Peer:
         self.journal = Journal(folder / "chain.bin", run().heads[0])
         self.results = Results(folder / "results", self.replica.elements, EXACT)
         room = DiskRoom(folder, self.events)
-        self.storage = RunStorage(self.journal, self.results, self.snapshots, room, 2)
+        self.storage = RunStorage(self.journal, self.results, self.snapshots, room, 2, {})
         self.knows_start = knows_start
         self.liars: list[str] = []
         self.told: list[tuple[int, int]] = []

@@ -85,7 +85,7 @@ class Stage(WorkerScene):
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
-        self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2)
+        self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2, {})
         self.blobs = BlobServer(self.storage.content)
         context = TrainingContext(
             ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]

@@ -29,7 +29,6 @@ from atom.daemon.peer.lifecycle import (
 from atom.daemon.peer.news import News
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
-    donors_of,
     round_terms,
     run_storage,
     state_sync_of,
@@ -86,20 +85,21 @@ class Peer:
         self._may_insist = True
         # what is kept, and what others are reached by
         codec, inbox = codec_named(run.swarm.codec), Inbox()
+        terms = round_terms(member, codec)
         self._storage = run_storage(box, member, codec, events)
         self._transport = transport_of(box, member, events, inbox, self._storage)
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._donors = donors_of(box, member, codec, events, self._transport, clock)
+        self._state_sync = state_sync_of(
+            box, member, codec, events, self._transport, self._storage, clock
+        )
         # what trains
-        terms = round_terms(member, codec)
         loader = BatchLoader(member.samples, me.peer_id, run.batch.micro_batch_sequences)
         tells = self._on_pass, self._on_void, self.fail
         self._replica = replica
         self._worker = Worker(replica, loader, terms.policy, clock, *tells)
         context = TrainingContext(
-            me, replica, self._worker, self._storage,
-            state_sync_of(box, member, events, self._storage, self._donors),
-            self._transport, clock, events, own_every_s=60.0 * box.peer.state.own_minutes,
+            me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
+            events, own_every_s=60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
         self._executor = RoundExecutor(context, run, codec, inbox.put, self._on_round_begun)
         self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())
@@ -137,7 +137,7 @@ class Peer:
         """Trains until the run or the owner ends it. Raises: what a part failed with."""
         self._transport.start()
         self._control.start()
-        self._wishes.start()
+        self._wishes.keep_looking()
         self._turns.serve(self._pauses, self, self._events)
         try:
             digest = self._executor.begin()
@@ -175,7 +175,7 @@ class Peer:
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""
         self._gone = True
-        self._donors.stop.set()
+        self._state_sync.stop.set()
         self._wishes.close()
         self._loop.close()
         self._worker.close()
@@ -362,7 +362,7 @@ class Peer:
         if self._machine.phase is Phase.SYNCING and not self.counted():
             # Who leaves without a part in any round needs no state.
             self._console.note("fetching ends here; what has arrived is kept for the next start")
-            self._donors.stop.set()
+            self._state_sync.stop.set()
         self._events.emit("leaving", deadline_s=seconds)
         self._on_change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

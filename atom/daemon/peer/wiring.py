@@ -37,36 +37,35 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
-    return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
+    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
+    return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots, code)
 
 
 def transport_of(
     box: Box, member: Membership, events: EventSink, inbox: Inbox, storage: RunStorage
 ) -> Transport:
-    """It serves what is stored, and the run's own code."""
+    """It serves what is stored."""
     network = box.peer.network
     bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, listed)
-    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
     known = KnownPeers()
-    server = BlobServer(
-        lambda name: code.get(name) or storage.content(name), known, bandwidth.throttle
-    )
+    server = BlobServer(storage.content, known, bandwidth.throttle)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
 
 
-def donors_of(
+def state_sync_of(
     box: Box,
     member: Membership,
     codec: Codec,
     events: EventSink,
     transport: Transport,
+    storage: RunStorage,
     clock: Clock,
-) -> PeerDonors:
-    return PeerDonors(
+) -> StateSync:
+    donors = PeerDonors(
         transport,
         codec.wire_bytes(member.replica.elements),
         sum(arena.size_bytes for arena in member.replica.state_form.values()),
@@ -77,11 +76,6 @@ def donors_of(
             lambda peer, reason: offend(transport.offenders, peer, reason, clock.now()),
         ),
     )
-
-
-def state_sync_of(
-    box: Box, member: Membership, events: EventSink, storage: RunStorage, donors: PeerDonors
-) -> StateSync:
     return StateSync(
         box.me,
         member.replica,

@@ -100,7 +100,7 @@ class OwnersWishes(Wishes):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
 
-    def start(self) -> None:
+    def keep_looking(self) -> None:
         """Looks for the first time before it returns."""
         self.look()
         self._thread.start()

@@ -251,14 +251,22 @@ class RunStorage:
     which is for any thread."""
 
     def __init__(
-        self, journal: Journal, results: Results, folder: Path, room: DiskRoom, keep: int
+        self,
+        journal: Journal,
+        results: Results,
+        folder: Path,
+        room: DiskRoom,
+        keep: int,
+        code: Mapping[str, Content],
     ) -> None:
-        """`folder`: of the snapshots. `keep`: how many of them, at least one."""
+        """`folder`: of the snapshots. `keep`: how many of them, at least one. `code`: the run's
+        own, by the name that others ask for it."""
         self.journal = journal
         self.results = results
         self.room = room
         self._folder = folder
         self._keep = keep
+        self._code = code
 
     def begin(self) -> None:
         """Removes what a crash left half-written, and snapshots beyond as many as are kept."""
@@ -278,7 +286,7 @@ class RunStorage:
             return plain_bytes(self._listed())
         match = _NAME.fullmatch(name)
         if match is None:
-            return None
+            return self._code.get(name)
         kind, key, since = match.groups()
         if kind is None:
             return plain_bytes(page_of(self.journal.commits, int(since)))

@@ -90,7 +90,7 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
         lambda failure: None,
         lambda: NOON,
     )
-    looking.start()
+    looking.keep_looking()
     assert told[0] == "outside its hours, until Tue 01:00"
     assert thrice.wait(WAIT_S)
     looking.change(PeerFile())
@@ -109,7 +109,7 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
     looking = OwnersWishes(
         PeerFile(), UnseenGpu(""), lambda wishes: next(looks), lambda reason: None, fail
     )
-    looking.start()
+    looking.keep_looking()
     assert failed.wait(WAIT_S)
     looking.close()
     assert isinstance(failures[0], StopIteration)
@@ -214,7 +214,7 @@ def test_the_owner_is_told_what_cannot_be_seen() -> None:
         PeerFile(), UnseenGpu("no GPU"), lambda wishes: Observations(on_battery=True), told.append,
         lambda e: None,
     )  # fmt: skip
-    held.start()
+    held.keep_looking()
     assert told[-1] == "on battery"
     wished = {"idle_for": "9 s", "pause_for_gpu_programs": True, "pause_on_battery": False}
     held.change(PeerFile(schedule=Schedule.model_validate(wished)))
