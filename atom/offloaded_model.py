@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from atom.base.units import parse_bytes
 from atom.daemon.fitting.device_choice import (
-    ends_alike,
     free_host_bytes,
     question,
     usable_device_bytes,
@@ -24,6 +23,7 @@ from atom.daemon.fitting.device_choice import (
 from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.recipe import open_device
 from atom.graph.ir import Program
+from atom.graph.layers import ends_alike
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

@@ -128,6 +128,25 @@ def layer_ends(layers: Sequence[Layer]) -> tuple[int, ...]:
     return tuple(accumulate(len(layer.calls) for layer in layers))
 
 
+def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, ...]:
+    """Cuts `other`, the same layers with other calls in them, as `ends` cut `graph`: at the same
+    layers; a cut within a layer falls as far into it, at the next legal place. If the layers
+    are not the same, at every one."""
+    found = []
+    borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
+    if len(borders) != len(others):
+        return others
+    for end in ends:
+        layer = next(n for n, border in enumerate(borders) if end <= border)
+        start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])
+        there, width = ([0, *others][layer], others[layer] - [0, *others][layer])
+        place = there + -(-(end - start) * width // length)
+        while place in other.forbidden_cuts:
+            place += 1
+        found.append(min(place, len(other.calls)))
+    return tuple(dict.fromkeys(found))
+
+
 def pieces_of(graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> tuple[Layer, ...]:
     """The layers, cut also at the positions `ends`: every end is then the end of a piece.
 

@@ -218,6 +218,23 @@ def source_line(node: fx.Node) -> str:
     return file.removeprefix("File ").strip('"') + ":" + line.removeprefix(" line ")
 
 
+def drawing_place(graph: Graph) -> str:
+    """Where the graph draws random numbers; empty: nowhere."""
+    for call in graph.calls:
+        for node in with_nested(call):
+            if is_random(node) and not _drops_nothing(bind(node)):
+                return source_line(node) or node.name
+    return ""
+
+
+def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
+    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
+    if arguments.get("train") is False:
+        return True
+    otherwise = 0.0 if "query" in arguments else None
+    return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)
+
+
 def graph_hash(
     inputs: Sequence[fx.Node],
     calls: Sequence[fx.Node],

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from atom.config.load import parse_run_text
-from atom.daemon.fitting.device_choice import ends_alike, peer_bytes, question
+from atom.daemon.fitting.device_choice import peer_bytes, question
+from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace

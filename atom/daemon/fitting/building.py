@@ -15,7 +15,6 @@ from atom.daemon.console import Progress
 from atom.daemon.fitting.device_choice import (
     choice_text,
     cut_arenas,
-    ends_alike,
     free_host_bytes,
     peer_bytes,
     question_of_run,
@@ -31,6 +30,7 @@ from atom.daemon.model.recipe import (
 )
 from atom.daemon.model.run_optimizer import gradients, new_update_rule, optimizer, state_form
 from atom.daemon.usable_memory import usable_memory
+from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import Profile
 from atom.graph.program import build_program
 from atom.models.data.samples import Samples
@@ -91,13 +91,12 @@ def build_replica(
 
     profile = profile_or_guess(graph, kind, note, measuring)
     choice = _choose(recipe, profile, peer, kind, have_bytes)
-    training = choice.program(graph)
+    training, evaluating = choice.program(graph), None
+    if evaluation is not None:
+        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice.cut.ends))
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
     require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
     note(choice_text(choice))
-    evaluating = None
-    if evaluation is not None:
-        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice.cut.ends))
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
         replica = Replica(training, evaluating, _settings(recipe, choice, dropout_seed), device)
@@ -119,7 +118,8 @@ def _choose(
         left_bytes = host_bytes - peer_bytes(run, graph.layout)
         device_bytes = cap_bytes or usable_device_bytes(kind, left_bytes, alone)
         on_gpu = kind.type == "cuda"
-        return choose(question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes))
+        asked = question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes)
+        return choose(asked)
 
     try:
         return choice(have_bytes, alone=False)

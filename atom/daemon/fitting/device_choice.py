@@ -71,25 +71,6 @@ def question_of_run(
     return question(graph, profile, device_bytes, most, on_gpu, host_left_bytes, leaving)
 
 
-def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, ...]:
-    """Cuts `other`, the same layers with other calls in them, as `ends` cut `graph`: at the same
-    layers; a cut within a layer falls as far into it, at the next legal place. If the layers
-    are not the same, at every one."""
-    found = []
-    borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
-    if len(borders) != len(others):
-        return others
-    for end in ends:
-        layer = next(n for n, border in enumerate(borders) if end <= border)
-        start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])
-        there, width = ([0, *others][layer], others[layer] - [0, *others][layer])
-        place = there + -(-(end - start) * width // length)
-        while place in other.forbidden_cuts:
-            place += 1
-        found.append(min(place, len(other.calls)))
-    return tuple(dict.fromkeys(found))
-
-
 def choice_text(choice: Choice) -> str:
     """One line for the log of a daemon."""
     count, kept = len(choice.cut.pieces), len(choice.arrangement.kept)
@@ -109,6 +90,7 @@ def choice_text(choice: Choice) -> str:
 def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:
     """Host memory that a peer takes however it cuts the model: (what, bytes)."""
     precision, form = getattr(torch, run.model.precision), state_form(run)
+    rule = update_rule(run)
     arenas = [
         (WEIGHT_TITLES.get(name, f"optimizer's {name}"), arena.size_bytes)
         for name, arena in replica_state(run, layout).items()
@@ -121,7 +103,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         (f"gradients{narrow}", gradients(run).itemsize * elements),
         ("averages, as they travel", 2 * codec.wire_bytes(elements)),
     ]  # the one voted on and the next
-    own_bytes = update_rule(run).own_bytes(layout, keeps_lost=codec.given_back > 0)
+    own_bytes = rule.own_bytes(layout, keeps_lost=codec.given_back > 0)
     arenas.append(("update rule's own", own_bytes))
     return [(what, size) for what, size in arenas if size > 0]
 

@@ -2,10 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from atom.daemon.console import Progress
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.program import compile_program
 from atom.graph.trace import trace
-from atom.graph.traced import Graph, bind, is_random, source_line, with_nested
+from atom.graph.traced import Graph, drawing_place
 from atom.graph.verify import (
     DEFAULT_LIMIT_BYTES,
     parameter_bytes,
@@ -199,7 +198,7 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
     except ModelError as problem:
         hint = "see that it can be validated, or remove [validation]"
         raise ModelError(f"in evaluation mode {problem.message}", hint) from problem
-    if place := _draws(graph):
+    if place := drawing_place(graph):
         raise ModelError(
             f"validation would be random: the model draws numbers at {place}",
             "make it depend on self.training, as nn.Dropout does, or remove [validation]",
@@ -211,20 +210,3 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
         )
     # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
     return None if graph.graph_hash == recipe.graph.graph_hash else graph
-
-
-def _draws(graph: Graph) -> str:
-    """Where the graph draws random numbers; empty: nowhere."""
-    for call in graph.calls:
-        for node in with_nested(call):
-            if is_random(node) and not _drops_nothing(bind(node)):
-                return source_line(node) or node.name
-    return ""
-
-
-def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
-    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
-    if arguments.get("train") is False:
-        return True
-    otherwise = 0.0 if "query" in arguments else None
-    return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)

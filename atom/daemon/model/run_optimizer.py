@@ -67,9 +67,9 @@ def gradients(run: RunFile) -> torch.dtype:
 def replica_state(run: RunFile, layout: ParameterLayout) -> dict[str, StateArena]:
     """The weights and the optimizer's state, as a replica of the run holds them. Raises:
     ConfigError if the optimizer's state has no such form."""
-    form = state_form(run)
+    form, kept_by = state_form(run), optimizer(run)
     try:
-        kept = optimizer_state(optimizer(run), layout, form)
+        kept = optimizer_state(kept_by, layout, form)
     except ValueError as problem:
         raise ConfigError(
             f'optimizer.state: {run.optimizer.name} has no "{form.value}" state: {problem}',

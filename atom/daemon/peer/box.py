@@ -14,10 +14,9 @@ from atom.base.errors import (
     TrustError,
 )
 from atom.base.events import EventLog, EventSink
-from atom.config.load import load_peer_file, normalised_run_text
+from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
-from atom.config.run_file import RunFile
 from atom.daemon.console import Console, Silence
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
@@ -165,15 +164,15 @@ def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:
         ) from refused
 
 
-def check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> None:
-    """Whether `run`, read from `path`, takes up the run kept here.
+def check_same_run(manifest: Manifest, run_text: str, box: Box, path: Path) -> None:
+    """Whether `run_text`, read from `path`, takes up the run kept here.
     Raises: AddressError, MismatchError."""
     if manifest.owner != box.identity.peer_id:
         raise AddressError(
             f"the run in {box.state.root} was founded by another peer",
             "take part in it with `atom join ADDRESS`, or start anew with another --state DIR",
         )
-    if manifest.run_file != normalised_run_text(run):
+    if manifest.run_file != run_text:
         raise MismatchError(
             f"{path}, or the model it names, has changed since the run was founded "
             f"in {box.state.root}",

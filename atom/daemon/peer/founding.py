@@ -116,14 +116,16 @@ def found_run(
         sources = text_sources(run, box.peer, folder)
         run = pin_table(run, sources, kept)
         run, text = open_text(run, sources, box.state.tokens, box.console.progress)
+        run_text = normalised_run_text(run)
         if known is not None:
-            check_same_run(known[0], run, box, options.run_file)
+            check_same_run(known[0], run_text, box, options.run_file)
         keep_tokenizer(box.state.tokenizer, run, sources)
         if code is not None:
             write_atomically(box.state.own_code, code.content)
         if known is not None:
             return _member(*known, _make(run, text, code, box, take_device, known[0]), code, box)
-        return _founded(_make(run, text, code, box, take_device), code, weights, box)
+        made = _make(run, text, code, box, take_device)
+        return _founded(made, run_text, code, weights, box)
 
 
 def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
@@ -136,7 +138,9 @@ def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
     return kept.model.weights is not None
 
 
-def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) -> Membership:
+def _founded(
+    made: _Made, run_text: str, code: OwnCode | None, weights: Path | None, box: Box
+) -> Membership:
     """Round 0, and the manifest that names it."""
     recipe, samples, built = made
     given = None
@@ -148,7 +152,7 @@ def _founded(made: _Made, code: OwnCode | None, weights: Path | None, box: Box) 
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
-        run_file=normalised_run_text(run),
+        run_file=run_text,
         graph_hash=recipe.graph.graph_hash,
         versions=tuple(PackageVersion(*each) for each in recipe.versions),
         data_digest=samples.digest,
