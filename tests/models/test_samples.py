@@ -23,6 +23,7 @@ class NumberTokenizer:
     """One token per byte, `offset` higher, for vocabularies that need wider types."""
 
     separator = ()
+    content = b""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset

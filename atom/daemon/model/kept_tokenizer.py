@@ -1,35 +1,13 @@
-"""The run's tokenizer.json, kept in the state directory; and as `transformers` wants it."""
+"""The run's kept tokenizer, as `transformers` wants it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from atom.base.errors import ConfigError, StorageError
+from atom.base.errors import StorageError
 from atom.config.run_file import RunFile
-from atom.config.sources import TextSources
-from atom.daemon.state_directory import write_atomically
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.source import DataError
-
-
-def keep_tokenizer(kept: Path, run: RunFile, sources: TextSources) -> None:
-    """Copies the tokenizer.json of the (pinned) run to `kept`.
-
-    Raises: ConfigError for another one than made the tokens: tokenising takes long, and meanwhile
-    the file may have been replaced; StorageError.
-    """
-    if run.data.source == "module" or sources.tokenizer == "bytes":
-        return
-    try:
-        found = JsonTokenizer(Path(sources.tokenizer))
-    except DataError as problem:
-        raise ConfigError(f"data.tokenizer: {problem}", problem.hint) from problem
-    if found.digest != run.data.tokenizer_sha256:
-        raise ConfigError(
-            f"data.tokenizer: {sources.tokenizer} was replaced while the text was tokenised",
-            "put the first one back and start again: its tokens are kept",
-        )
-    write_atomically(kept, found.content)
 
 
 def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> int | None:

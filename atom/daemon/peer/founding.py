@@ -17,7 +17,6 @@ from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Progress, Silence
 from atom.daemon.fitting.building import Built, Callbacks, build_replica
-from atom.daemon.model.kept_tokenizer import keep_tokenizer
 from atom.daemon.model.model_source import (
     open_samples,
     open_source,
@@ -119,7 +118,8 @@ def found_run(
         run_text = normalised_run_text(run)
         if known is not None:
             check_same_run(known[0], run_text, box, options.run_file)
-        keep_tokenizer(box.state.tokenizer, run, sources)
+        if text is not None and text.tokenizer_json:
+            write_atomically(box.state.tokenizer, text.tokenizer_json)
         if code is not None:
             write_atomically(box.state.own_code, code.content)
         if known is not None:
@@ -190,7 +190,8 @@ def enter_run(
     run = run_of(manifest, box)
     sources = text_sources(run, box.peer, None)
     run, text = open_text(run, sources, box.state.tokens, box.console.progress)
-    keep_tokenizer(box.state.tokenizer, run, sources)
+    if text is not None and text.tokenizer_json:
+        write_atomically(box.state.tokenizer, text.tokenizer_json)
     try:
         with source_errors(run):
             made = _make(run, text, code, box, take_device, manifest)

@@ -42,6 +42,8 @@ class Samples:
     """Tokens that the tokenizer knows; 0: the samples are no text."""
     tokenizer_digest: str = ""
     """sha256 hex of the tokenizer."""
+    tokenizer_json: bytes = b""
+    """The tokenizer.json that made the tokens; empty: none did."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
     """A batch of rows as the model takes it."""
 
@@ -134,6 +136,7 @@ def text_samples(
         tokens_per_sample=sequence_tokens,
         vocabulary_size=coder.vocabulary_size,
         tokenizer_digest=coder.digest,
+        tokenizer_json=coder.content,
     )
 
 

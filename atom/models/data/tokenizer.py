@@ -33,6 +33,10 @@ class Tokenizer(Protocol):
         """sha256 hex of everything that decides the tokens."""
 
     @property
+    def content(self) -> bytes:
+        """Of its tokenizer.json; empty: it has none."""
+
+    @property
     def separator(self) -> Sequence[int]:
         """Tokens between two documents."""
 
@@ -54,6 +58,7 @@ class ByteTokenizer:
 
     vocabulary_size = 256
     digest = hashlib.sha256(b"bytes").hexdigest()
+    content = b""
     separator: Sequence[int] = (10,)
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -72,16 +72,17 @@ class ReplicaEngines:
         self._device = device
         self._in_use = threading.Lock()
         self._preempted = self._given_back = False
+        programs = [program, *([evaluation] if evaluation else [])]
+        _require_one_model(programs, settings.precision)
+        kept = optimizer_state(settings.optimizer, program.layout, settings.state_form)
         self.store = HostStore.allocate(
             program.layout,
             settings.precision,
             device.host_memory,
             settings.state_form,
             settings.gradients,
-            optimizer_state(settings.optimizer, program.layout, settings.state_form),
+            kept,
         )
-        programs = [program, *([evaluation] if evaluation else [])]
-        _require_one_model(programs, self.store)
         factories = [load(each, device.torch_device) for each in programs]
         slots = DeviceSlots.allocate(
             programs,
@@ -149,9 +150,9 @@ class ReplicaEngines:
         self._given_back = False
 
 
-def _require_one_model(programs: Sequence[Program], store: HostStore) -> None:
+def _require_one_model(programs: Sequence[Program], precision: torch.dtype) -> None:
     for program in programs:
-        if program.layout != store.layout:
+        if program.layout != programs[0].layout:
             raise ValueError("the programs for training and evaluation are of different models")
-        if program.parameter_dtype != store.precision:
-            raise ValueError(f"traced in {program.parameter_dtype}, to be run in {store.precision}")
+        if program.parameter_dtype != precision:
+            raise ValueError(f"traced in {program.parameter_dtype}, to be run in {precision}")
