@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from atom.graph.ir import Program, SubModel, ValueSpec
-from atom.graph.layers import layer_ends, layers_of
+from atom.graph.layers import layer_ends, layers_of, pieces_of
 from atom.graph.source import Source
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, shared_values
@@ -37,7 +37,8 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
     Raises: ModelError for a cut that is not legal.
     """
     layers = layers_of(graph)
-    source = Source(graph, layers, tuple(layer_ends(layers) if ends is None else ends))
+    ends = layer_ends(layers) if ends is None else tuple(ends)
+    source = Source(graph, pieces_of(graph, layers, ends), ends)
     values = _crossing_values(graph, source.sub_models)
     return Program(
         layout=graph.layout,

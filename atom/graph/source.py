@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from atom.graph.ir import LayerCall, SubModel
-from atom.graph.layers import Layer, flows, pieces_of
+from atom.graph.layers import Layer, flows
 from atom.graph.traced import (
     FUNCTIONS,
     Graph,
@@ -76,18 +76,18 @@ _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 class Source:
     """Generates the source. `text`, `sub_models` and `constants` are ready after construction.
 
-    `ends` are the positions in `graph.calls` where sub-models end, as `pieces_of` checks them.
+    `ends` are the positions in `graph.calls` where sub-models end; each ends one of the `pieces`.
     """
 
-    def __init__(self, graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, pieces: Sequence[Layer], ends: Sequence[int]) -> None:
         self.graph = graph
         self.constants: dict[str, torch.Tensor] = {}
         """On the CPU, by what the source calls them: the beginning of a hash of their values."""
         self._classes: dict[tuple[str, str, str], str] = {}
         """Name by role, what `__init__` makes, and forward."""
-        pieces = iter(pieces_of(graph, layers, ends))
+        left = iter(pieces)
         self.sub_models = tuple(
-            self._sub_model(index, first, end, pieces)
+            self._sub_model(index, first, end, left)
             for index, (first, end) in enumerate(pairwise([0, *ends]))
         )
         self.text = self._file()
