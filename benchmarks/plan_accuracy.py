@@ -29,8 +29,8 @@ from played import Played, Stand, thread_seconds
 from sides import machine, positive, publish
 
 from atom.base.errors import UserError
-from atom.graph.profile.measured import measure_graph
-from atom.graph.profile.seconds import Profile
+from atom.graph.profile.measured import Stopwatch, measure_layers, measure_link, now
+from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.trace import trace
 from atom.placement.choice import Choice
 
@@ -159,7 +159,7 @@ def _rows(name: str, device: torch.device, runs: int, micro_batches: int) -> lis
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(name, device.type == "cuda", dtype)
     planner = Planner(trace(model.module, model.micro_batch(0)), device, micro_batches)
-    profile = measure_graph(planner.graph, device)
+    profile = _measured(planner)
     rows, stands = [], list[Stand]()
     try:
         for memory, device_bytes in planner.budgets(profile).items():
@@ -179,7 +179,7 @@ def _in_turn(
     planner: Planner, rows: Sequence[Row], stands: Sequence[Stand], model: Model, warm_up: bool
 ) -> None:
     """Profiles again, then every choice's pass."""
-    profile = measure_graph(planner.graph, planner.device)
+    profile = _measured(planner)
     own = _own_profile(planner)
     for row, stand in zip(rows, stands, strict=True):
         played = stand.play(_batches(model, row.choice.micro_batches))
@@ -188,11 +188,17 @@ def _in_turn(
             row.add(planner.again(profile, row.choice), foretold_own, played)
 
 
+def _measured(planner: Planner, stopwatch: Stopwatch = now) -> Profile:
+    graph, device = planner.graph, planner.device
+    layers = measure_layers(graph, device, stopwatch=stopwatch)
+    return measured_graph(graph, device, layers, measure_link(device, stopwatch=stopwatch))
+
+
 def _own_profile(planner: Planner) -> Profile | None:
     """In the seconds of the thread that works, where all the work is that thread's."""
     if planner.device.type != "cpu" or torch.get_num_threads() > 1:
         return None
-    return measure_graph(planner.graph, planner.device, stopwatch=thread_seconds)
+    return _measured(planner, thread_seconds)
 
 
 def _batches(model: Model, count: int) -> list[Batch]:

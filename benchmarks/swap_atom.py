@@ -25,7 +25,8 @@ from swap_traffic import Link
 
 from atom.base.clock import BootClock
 from atom.extras.chrome_trace import chrome_trace
-from atom.graph.profile.measured import measure_graph
+from atom.graph.profile.measured import measure_layers, measure_link
+from atom.graph.profile.seconds import measured_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -202,5 +203,7 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
         return None
     leaving = PRECISIONS[setup.gradients].itemsize
     planner = Planner(graph, setup.torch_device, setup.micro_batches, leaving)
-    profile = measure_graph(graph, setup.torch_device)
+    device = setup.torch_device
+    layers, link = measure_layers(graph, device), measure_link(device)
+    profile = measured_graph(graph, device, layers, link)
     return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

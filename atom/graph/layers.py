@@ -9,7 +9,7 @@ layer, the layer becomes several *pieces*: "blocks.3 (1/2)", "blocks.3 (2/2)".
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
@@ -19,7 +19,7 @@ from atom.base.errors import ModelError
 from atom.graph.traced import Graph, layer_path, with_nested
 
 _NUMBERED = re.compile(r"(^|\.)\d+(@\d+)?$")
-_SPAN = " … "
+_Calls = tuple[fx.Node, ...]
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,29 @@ class Layer:
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
     """The finest cut: every boundary between two layers is a legal place to cut."""
-    runs = _merge_without_parameters(graph, list(_runs(graph)))
-    runs = _legal(graph, runs)
+    named = numbered_module if any(map(numbered_module, graph.calls)) else _top_level
+    runs = list(_runs(graph, named))
     last = len(runs) - 1
-    return tuple(_layer(graph, key, calls, i, last) for i, (key, calls) in enumerate(runs))
+    return tuple(_layer(graph, calls, named, i, last) for i, calls in enumerate(runs))
 
 
-_Run = tuple[str, tuple[fx.Node, ...]]
-
-
-def _runs(graph: Graph) -> Iterator[_Run]:
-    numbered = any(numbered_module(node) for node in graph.calls)
-    for key, calls in groupby(graph.calls, numbered_module if numbered else _top_level):
-        yield key, tuple(calls)
+def _runs(graph: Graph, named: Callable[[fx.Node], str]) -> Iterator[_Calls]:
+    """A run ends where the module changes, or at the next legal place to cut. One without
+    parameters (an activation, a sum of skips) belongs to the run before it."""
+    run: _Calls = ()
+    end = reached = 0
+    for _, calls in groupby(graph.calls, named):
+        end += len(list(calls))
+        stop = max(end, reached)
+        while stop in graph.forbidden_cuts and stop < len(graph.calls):
+            stop += 1
+        added, reached = graph.calls[reached:stop], stop
+        if _reading(graph, run) and _reading(graph, added):
+            yield run
+            run = added
+        else:
+            run += added
+    yield run
 
 
 def numbered_module(node: fx.Node) -> str:
@@ -69,58 +79,28 @@ def _top_level(node: fx.Node) -> str:
     return path[0][0] if path else ""
 
 
-def _merge_without_parameters(graph: Graph, runs: list[_Run]) -> list[_Run]:
-    """A run without parameters (an activation, a sum of skips) belongs to the run before it."""
-    merged: list[_Run] = []
-    for key, calls in runs:
-        if merged and not _has_parameters(graph, calls):
-            merged[-1] = (merged[-1][0], merged[-1][1] + calls)
-        elif merged and not _has_parameters(graph, merged[-1][1]):
-            merged[-1] = (key, merged[-1][1] + calls)
-        else:
-            merged.append((key, calls))
-    return merged
+def _reading(graph: Graph, calls: Iterable[fx.Node]) -> list[fx.Node]:
+    """Those that read parameters."""
+    return [call for call in calls if any(n in graph.parameters for n in call.all_input_nodes)]
 
 
-def _has_parameters(graph: Graph, calls: Sequence[fx.Node]) -> bool:
-    return any(node in graph.parameters for call in calls for node in call.all_input_nodes)
-
-
-def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
-    """Moves each boundary on to the next legal one; runs that vanish join the one before."""
-    legal: list[_Run] = []
-    end = reached = 0
-    for key, calls in runs:
-        end += len(calls)
-        stop = end
-        while stop in graph.forbidden_cuts and stop < len(graph.calls):
-            stop += 1
-        if stop <= reached:
-            legal[-1] = (_joined(legal[-1][0], key), legal[-1][1])
-            continue
-        legal.append((key, graph.calls[reached:stop]))
-        reached = stop
-    return _merge_without_own_calls(legal)
-
-
-def _merge_without_own_calls(runs: list[_Run]) -> list[_Run]:
-    """A run whose own module's calls have all gone to the one before it joins that."""
-    merged: list[_Run] = []
-    for key, calls in runs:
-        if key and _SPAN not in key and key not in _modules_of(calls):
-            merged[-1] = (_joined(merged[-1][0], key), merged[-1][1] + calls)
-        else:
-            merged.append((key, calls))
-    return merged
-
-
-def _modules_of(calls: Iterable[fx.Node]) -> dict[str, str]:
-    """Paths of the modules that the calls were made in → names of their classes."""
-    return dict(pair for call in calls for inner in with_nested(call) for pair in layer_path(inner))
-
-
-def _joined(first: str, last: str) -> str:
-    return f"{first.partition(_SPAN)[0] or 'embedding'}{_SPAN}{last or 'head'}"
+def _layer(
+    graph: Graph, calls: _Calls, named: Callable[[fx.Node], str], index: int, last: int
+) -> Layer:
+    paths = list(dict.fromkeys(map(named, _reading(graph, calls) or calls)))
+    path = paths[0].partition("@")[0]
+    if len(paths) > 1:
+        name, kind, path = f"{paths[0] or 'embedding'} … {paths[-1] or 'head'}", "Layers", ""
+    elif path:
+        inner = (pair for call in calls for each in with_nested(call) for pair in layer_path(each))
+        name, kind = paths[0], dict(inner)[paths[0]].rpartition(".")[2]
+    elif last == 0:
+        name, kind = "model", graph.model_name
+    elif index == 0:
+        name, kind = "embedding", "Embedding"
+    else:
+        name, kind = ("head", "Head") if index == last else (f"middle {index}", "Middle")
+    return Layer(name, kind, path, calls, **flows(graph, calls))
 
 
 def layer_ends(layers: Sequence[Layer]) -> tuple[int, ...]:
@@ -180,30 +160,12 @@ def _check_ends(graph: Graph, ends: Sequence[int]) -> None:
         )
 
 
-def _piece(
-    graph: Graph, layer: Layer, calls: tuple[fx.Node, ...], number: int, count: int
-) -> Layer:
+def _piece(graph: Graph, layer: Layer, calls: _Calls, number: int, count: int) -> Layer:
     if count == 1:
         return layer
     role = "Start" if number == 1 else "End" if number == count else "Middle"
-    return Layer(
-        name=f"{layer.name} ({number}/{count})",
-        kind=f"{layer.kind}{role}",
-        prefix=layer.prefix,
-        calls=calls,
-        **flows(graph, calls),
-    )
-
-
-def _layer(graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last: int) -> Layer:
-    name, kind = _role(graph, key, calls, index, last)
-    return Layer(
-        name=name,
-        kind=kind,
-        prefix="" if _SPAN in key else key.partition("@")[0],
-        calls=calls,
-        **flows(graph, calls),
-    )
+    name, kind = f"{layer.name} ({number}/{count})", f"{layer.kind}{role}"
+    return Layer(name, kind, layer.prefix, calls, **flows(graph, calls))
 
 
 def flows(graph: Graph, calls: Sequence[fx.Node]) -> dict[str, tuple[fx.Node, ...]]:
@@ -228,17 +190,3 @@ def flows(graph: Graph, calls: Sequence[fx.Node]) -> dict[str, tuple[fx.Node, ..
 
 def _reads(user: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:
     return user.op == "call_function" and user not in inside and user in graph.call_set
-
-
-def _role(
-    graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last: int
-) -> tuple[str, str]:
-    if _SPAN in key:
-        return key, "Layers"
-    if key:
-        return key, _modules_of(calls)[key].rpartition(".")[2]
-    if last == 0:
-        return "model", graph.model_name
-    if index == 0:
-        return "embedding", "Embedding"
-    return ("head", "Head") if index == last else (f"middle {index}", "Middle")

@@ -55,10 +55,10 @@ def trace(
 def _in_forward_order(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    for name, value in batch.items():
-        if not isinstance(value, torch.Tensor):
-            raise Refusal.ENTRY.error(name=name, kind=type(value).__name__)
     try:
+        for name, value in batch.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"{name} is {type(value).__name__}, not a tensor")
         bound = inspect.signature(model.forward).bind(**batch)
     except TypeError as error:
         raise Refusal.BATCH.error(model=type(model).__name__, error=error) from error
@@ -97,7 +97,7 @@ def _export_once(
         raise
     # Tracing runs the user's forward: whatever that or torch raises is about the model.
     except (Exception, SystemExit) as error:
-        raise untraceable(model, error) from error
+        raise untraceable(type(model).__name__, error) from error
 
 
 def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict[str, torch.Tensor]:

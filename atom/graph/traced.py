@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from atom.graph.ir import ParameterLayout, ValueSpec
 
@@ -278,20 +279,17 @@ def _lines(
     specs: Mapping[fx.Node, ValueSpec],
 ) -> Iterable[str]:
     for node in calls:
-        arguments = _text((node.args, node.kwargs), index)
+        arguments = _arguments(node, index)
         index[node] = len(index)
         spec = _spec(specs[node]) if node in specs else "several"
         yield f"{operator_text(node.target)} {arguments} -> {spec}\n"
 
 
-def _text(value: Any, index: Mapping[fx.Node, int]) -> str:
-    if isinstance(value, fx.Node):
-        return _nested(value) if value.op == "get_attr" else f"%{index[value]}"
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={_text(item, index)}" for key, item in sorted(value.items()))
-    if isinstance(value, list | tuple):
-        return "(" + ",".join(_text(item, index) for item in value) + ")"
-    return repr(value)
+def _arguments(node: fx.Node, index: Mapping[fx.Node, int]) -> str:
+    def text(given: fx.Node) -> str:
+        return _nested(given) if given.op == "get_attr" else f"%{index[given]}"
+
+    return repr(map_arg((node.args, dict(sorted(node.kwargs.items()))), text))
 
 
 def _nested(node: fx.Node) -> str:
@@ -304,7 +302,7 @@ def _nested(node: fx.Node) -> str:
         elif inner.op == "call_function":
             lines += list(_lines([inner], index, {}))
         elif inner.op == "output":
-            lines.append(_text(inner.args, index))
+            lines.append(_arguments(inner, index))
     return "{" + "".join(lines) + "}"
 
 

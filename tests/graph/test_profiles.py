@@ -14,7 +14,6 @@ from atom.graph.layers import layers_of
 from atom.graph.profile import measured
 from atom.graph.profile.measured import (
     index_bound,
-    measure_graph,
     measure_layers,
     measure_link,
 )
@@ -24,12 +23,14 @@ from atom.graph.profile.seconds import (
     assume_graph,
     assumed_device,
     largest_layer_bytes,
+    measured_graph,
 )
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 
 LINK = Machine(1e9, 1e9)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,10 @@ def check(profile: Profile, graph: Graph) -> None:
         assert all(math.isfinite(seconds) and seconds >= 0 for seconds in by_call)
 
 
+def measure(graph: Graph) -> Profile:
+    return measured_graph(graph, CPU, measure_layers(graph, CPU), LINK)
+
+
 def gpt3_graph(dtype: torch.dtype = torch.float32) -> Graph:
     config = GPT3Config(3, 4, 64, sequence_tokens=32, vocabulary_size=128)
     return trace(GPT3(config, device="meta", dtype=dtype), tokens(*GPT3_NAMES))
@@ -56,7 +61,7 @@ def gpt3_graph(dtype: torch.dtype = torch.float32) -> Graph:
 
 def test_measured() -> None:
     graph = gpt3_graph()
-    profile = measure_graph(graph, "cpu", LINK)
+    profile = measure(graph)
     check(profile, graph)
     assert profile.source == "measured"
     assert profile.device_name
@@ -69,13 +74,13 @@ def test_measured() -> None:
 def test_every_graph_is_measured(name: str) -> None:
     make, batch = ZOO[name]
     graph = trace(make(), batch(0))
-    check(measure_graph(graph, "cpu", LINK), graph)
+    check(measure(graph), graph)
 
 
 def test_models_that_nobody_prepared_are_measured() -> None:
     for model in (llama(), bert()):
         graph = trace(model, tokens(*HF_NAMES))
-        check(measure_graph(graph, "cpu", LINK), graph)
+        check(measure(graph), graph)
 
 
 def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +115,7 @@ def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPa
 def test_measuring_draws_no_random_number_of_the_callers() -> None:
     graph = trace(TiedGPT(dropout=0.1), tokens_and_targets())
     before = torch.get_rng_state()
-    measure_graph(graph, "cpu", LINK)
+    measure(graph)
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -84,20 +84,23 @@ REFUSED = {
     "hook on a parameter": (parameter_hook, r"parameter layer\.weight has a gradient hook"),
     "hook on a sum": (accumulation_hook, r"parameter layer\.weight has a gradient hook"),
     "hook on a module's backward": (module_backward_hook, "BackwardHookFunction"),
-    "parameter's data": (ReadsData, r"lost sight of, such as a parameter's data"),
+    "parameter's data": (
+        ReadsData,
+        r"lifted_tensor_0 from outside .* a parameter's data",
+    ),
     "a dictionary around the loss": (ReturnsADictionary, "returns a dict, not the loss"),
     "vmap": (Vectorised, r"torch\.vmap or torch\.func at \S+untraceable_modules\.py:\d+"),
     "a region of torch.cond": (ChoosesARegion, r"untraceable_modules\.py:\d+ .*torch\.cond"),
     "sparse gradient": (SparseGradient, r"gradient of aten\.embedding\S* at .* is sparse.*dense"),
     "sparse value": (SparseProduct, r"to_sparse.* at \S+untraceable_modules\.py:\d+ is sparse"),
     "sparse buffer": (SparseTable, "the buffer table is sparse"),
-    "complex weights": (ComplexWeights, "parameters mixing is complex64"),
+    "complex weights": (ComplexWeights, "parameters mixing is torch.complex64"),
     "weights across memory": (Transposed, "parameter across is not contiguous"),
     "parameters made in forward": (MakesALayer, "has no gradient in the graph, and one in the"),
     "forward ends the process": (Leaves, "cannot be traced at .*leave"),
     "region lost": (LosesARegion, r"made at \S+modules\.py:\d+ has a gradient in the graph"),
     "weight changed": (ChangesAWeight, r"parameter layer\.weight in place, at \S+modules\.py:\d+"),
-    "selected by data": (SelectsByData, r"untraceable_modules\.py:\d+ .*values in tensors"),
+    "selected by data": (SelectsByData, r"untraceable_modules\.py:\d+.*values in tensors"),
     "checkpoint with reentry": (
         lambda: Checkpointed(use_reentrant=True),
         r"checkpoint\.CheckpointFunction",
@@ -107,9 +110,15 @@ REFUSED = {
         r"Returns\.forward returns 2 values",
     ),
     "no result": (lambda: Returns(lambda hidden: None), "returns no tensor"),
-    "vector of one": (lambda: Returns(lambda hidden: hidden.sum()[None]), "scalar loss"),
-    "whole number": (lambda: Returns(lambda hidden: hidden.argmax()), "scalar loss"),
-    "without gradient": (lambda: Returns(lambda hidden: hidden.sum().detach()), "scalar loss"),
+    "vector of one": (
+        lambda: Returns(lambda hidden: hidden.sum()[None]),
+        r"a tensor \[1\] with a gradient",
+    ),
+    "whole number": (lambda: Returns(lambda hidden: hidden.argmax()), r"tensor \[\] without a"),
+    "without gradient": (
+        lambda: Returns(lambda hidden: hidden.sum().detach()),
+        r"a tensor \[\] without a",
+    ),
 }
 
 
@@ -197,7 +206,7 @@ def test_buffers_without_values_and_mixed_dtypes() -> None:
     mixed = TiedGPT()
     mixed.norm.double()
     mixed.forward = lambda tokens, targets: mixed.tokens(tokens).sum() + mixed.norm.weight.sum()  # type: ignore[method-assign, assignment]
-    with pytest.raises(ModelError, match=r"norm\.weight is float64"):
+    with pytest.raises(ModelError, match=r"norm\.weight is torch.float64"):
         trace(mixed, tokens_and_targets())
 
 

@@ -58,10 +58,7 @@ def profile_of(
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
         return _measured(graph, device, told)
 
-    profile, said = kept_profile(base_folder("cache") / "profiles", graph, device, measure)
-    if said:
-        note(said)
-    return profile
+    return kept_profile(base_folder("cache") / "profiles", graph, device, measure)
 
 
 def _measured(graph: Graph, device: torch.device, told: Told) -> Measurement:

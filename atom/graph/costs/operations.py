@@ -109,7 +109,7 @@ class _Walk:
                 transient_bytes=transient[position],
                 forward=self._costs[position].forward,
                 backward=(
-                    *self._again(position),
+                    *(self._costs[position].forward if position in self._spans else ()),
                     *self._costs[position].backward,
                     *self._sums(node),
                 ),
@@ -163,10 +163,6 @@ class _Walk:
         """Whether it goes into the span that the call at `position` is in, or comes out of one:
         whoever computes a span again holds all that went into it."""
         return self._spans.get(place.memory.made_by) != self._spans.get(position)
-
-    def _again(self, position: int) -> tuple[Kernel, ...]:
-        """What backward computes once more."""
-        return self._costs[position].forward if position in self._spans else ()
 
     def _kept(self) -> tuple[list[int], list[int]]:
         """Per call, what of its memory is kept from forward to backward, and what within the

@@ -7,18 +7,16 @@ faster than the layer ever is among others. So something else goes through the c
 sample.
 
 Measurements are kept on disk: one small JSON file per graph and device. A file is only ever a
-saving of time: one that cannot be read as a measurement of this graph is measured anew, and whoever
-asked is told.
+saving of time: what cannot be read as a measurement of this graph is measured anew.
 """
 
 import hashlib
 import json
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +27,7 @@ from atom.base.errors import DeviceError
 from atom.graph.chain import Machine, Seconds
 from atom.graph.ir import Program, SubModel
 from atom.graph.layers import Layer, layers_of
-from atom.graph.profile.seconds import Profile, measured_graph
+from atom.graph.profile.seconds import Profile, device_name, measured_graph
 from atom.graph.program import bind, build_program, load
 from atom.graph.traced import Graph
 from atom.graph.traced import bind as arguments
@@ -42,7 +40,7 @@ _ENOUGH_S = 0.2
 """Small layers are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
-_FORMAT = 5
+_FORMAT = 6
 _BUFFER_BYTES = 64 * 2**20
 _CACHES_BYTES = 16 * 2**20
 """More than one core's own. What all share may be larger; a small model stays there in earnest."""
@@ -53,19 +51,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def measure_graph(
-    graph: Graph,
-    device: torch.device | str,
-    link: Machine | None = None,
-    stopwatch: Stopwatch = now,
-) -> Profile:
-    """A profile measured here. Raises: DeviceError if a layer does not fit the device."""
-    device = torch.device(device)
-    link = link or measure_link(device, stopwatch=stopwatch)
-    layers = measure_layers(graph, device, stopwatch=stopwatch)
-    return measured_graph(graph, device, device_name(device), layers, link)
 
 
 def measure_layers(
@@ -259,76 +244,42 @@ def measure_link(
         return Machine(load_rate, background.submit(rate, gradients_out).result())
 
 
-def device_name(device: torch.device) -> str:
-    """The model of a processor: what a measurement is good for."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 Measurement = tuple[tuple[Seconds, ...], Machine]
 """Seconds per layer, and the link."""
 
 
 def kept_profile(
     directory: Path, graph: Graph, device: torch.device, measure: Callable[[], Measurement]
-) -> tuple[Profile, str]:
-    """From the kept measurement, or a new one that is kept from now on; and what there is to say.
-
-    The note is empty when all is well, and also when there was no file; it says so if the new one
-    cannot be kept.
+) -> Profile:
+    """From the kept measurement; where there is none of this graph, from a new one, which is kept
+    if it can be.
 
     Raises: whatever `measure` raises.
     """
-    name = device_name(device)
-    path, note = directory / file_name(graph, device, name), ""
+    path = directory / file_name(graph, device)
     try:
         layers, link = _read(path, len(layers_of(graph)))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as problem:
-        if not isinstance(problem, FileNotFoundError):
-            note = f"the kept profile {path} cannot be used ({problem}): measured anew"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         layers, link = measure()
-        try:
-            _write(path, layers, link)
-        except OSError as failure:
-            note = f"the profile cannot be kept in {directory}: {failure.strerror}"
-    return measured_graph(graph, device, name, layers, link), note
+        content = [list(vars(each).values()) for each in (*layers, link)]
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return measured_graph(graph, device, layers, link)
 
 
-def file_name(graph: Graph, device: torch.device, name: str) -> str:
+def file_name(graph: Graph, device: torch.device) -> str:
     """Of all that a measurement depends on. The graph's hash has its shapes and precision."""
-    key = [_FORMAT, graph.graph_hash, device.type, name, torch.__version__, torch.get_num_threads()]
-    return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+    where = [device.type, device_name(device), torch.__version__, torch.get_num_threads()]
+    key = json.dumps([_FORMAT, graph.graph_hash, *where])
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _read(path: Path, layers: int) -> Measurement:
-    """Raises: what Python raises for content that `_write` does not write."""
-    content = json.loads(path.read_bytes())
-    seconds = [(float(forward), float(backward)) for forward, backward in content["layers"]]
-    load, gradients = map(float, content["link"])
-    numbers = [load, gradients, *(number for each in seconds for number in each)]
-    if not (min(load, gradients) > 0 and all(0 <= number < math.inf for number in numbers)):
+    """Raises: what Python raises for content that is no measurement of so many layers."""
+    pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
+    if len(pairs) != layers + 1 or min(pairs[-1]) <= 0:
+        raise ValueError("no measurement")
+    if not all(0 <= number < math.inf for pair in pairs for number in pair):
         raise ValueError("a rate or a time that cannot be")
-    if len(seconds) != layers:
-        raise ValueError("it is of another model")
-    return tuple(Seconds(*each) for each in seconds), Machine(load, gradients)
-
-
-def _write(path: Path, layers: tuple[Seconds, ...], link: Machine) -> None:
-    content = {
-        "layers": [(each.forward_s, each.backward_s) for each in layers],
-        "link": (link.load_bytes_per_s, link.gradient_bytes_per_s),
-    }
-    text = json.dumps(content, allow_nan=False, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    return tuple(Seconds(*pair) for pair in pairs[:-1]), Machine(*pairs[-1])

@@ -8,9 +8,11 @@ three quarters of the nominal rate, which is what a PCIe 5 x16 link was seen to 
 both ways busy (47 of 63 GB/s).
 """
 
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import torch
 
@@ -162,14 +164,29 @@ def _assumed(graph: Graph, title: str, rates: Rates, link: Machine, fused: bool)
 
 
 def measured_graph(
-    graph: Graph, device: torch.device, name: str, layers: Sequence[Seconds], link: Machine
+    graph: Graph, device: torch.device, layers: Sequence[Seconds], link: Machine
 ) -> Profile:
     """From what was measured: seconds per layer, and the link."""
     calls = list[Seconds]()
     by_layer = _by_layer(graph, fused=device.type == "cuda")
     for seconds, (_, costs) in zip(layers, by_layer, strict=True):
-        calls += _shares(seconds, [_reckoned(cost, TYPICAL[device.type]) for cost in costs])
-    return Profile("measured", name, tuple(layers), tuple(calls), link)
+        usual = [_reckoned(cost, TYPICAL[device.type]) for cost in costs]
+        forward_s = _shares(seconds.forward_s, [call.forward_s for call in usual])
+        backward_s = _shares(seconds.backward_s, [call.backward_s for call in usual])
+        calls += map(Seconds, forward_s, backward_s)
+    return Profile("measured", device_name(device), tuple(layers), tuple(calls), link)
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a processor: what a measurement is good for."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def largest_layer_bytes(graph: Graph, fused: bool) -> int:
@@ -201,15 +218,7 @@ def _sum(calls: Sequence[Seconds]) -> Seconds:
     return Seconds(sum(c.forward_s for c in calls), sum(c.backward_s for c in calls))
 
 
-def _shares(total: Seconds, calls: Sequence[Seconds]) -> Iterator[Seconds]:
-    """Of `total`, in the proportions of `calls`."""
-    whole = _sum(calls)
-    for call in calls:
-        yield Seconds(
-            _share(total.forward_s, call.forward_s, whole.forward_s, len(calls)),
-            _share(total.backward_s, call.backward_s, whole.backward_s, len(calls)),
-        )
-
-
-def _share(total: float, part: float, whole: float, parts: int) -> float:
-    return total * part / whole if whole else total / parts
+def _shares(total: float, parts: Sequence[float]) -> list[float]:
+    """Of `total`, in the proportions of `parts`."""
+    whole = sum(parts)
+    return [total * part / whole if whole else total / len(parts) for part in parts]

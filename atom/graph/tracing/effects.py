@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from atom.base.errors import ModelError
 from atom.graph.ir import ValueSpec
 from atom.graph.traced import bind, written_arguments
-from atom.graph.tracing.refusals import Refusal, place_of, unknowable
+from atom.graph.tracing.refusals import Refusal, place_of, untraceable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
 """Operators that write their arguments `running_mean`, `running_var` though no schema says so."""
@@ -67,7 +67,7 @@ class _Observer(fx.Interpreter):
         # An operator's own shape rule raises what it likes: a number or a shape that depends on
         # data, an operator without a rule.
         except Exception as error:
-            raise unknowable(n, error) from error
+            raise untraceable(n.target, error, f" at {place_of(n)}") from error
         for tensor, version in zip(tensors, versions, strict=True):
             if tensor._version != version:
                 self._changed(tensor, n)
@@ -135,9 +135,8 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
     """
     carried = getattr(node.meta.get("tensor_meta"), "requires_grad", result.requires_grad)
     if carried != result.requires_grad:
-        more = "a gradient in the graph, and none in the model"
-        less = "no gradient in the graph, and one in the model"
-        found = more if result.requires_grad else less
+        kinds = ("no gradient", "one") if carried else ("a gradient", "none")
+        found = "{} in the graph, and {} in the model".format(*kinds)
         raise Refusal.GRADIENT_LOST.error(place=place_of(node), found=found)
 
 

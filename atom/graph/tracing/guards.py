@@ -3,6 +3,7 @@ what would be silently wrong into a named refusal. Afterwards the model is as it
 
 import io
 import logging
+import pickle
 import random
 import sys
 import warnings
@@ -18,6 +19,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -130,28 +132,18 @@ def refuse_python_randomness() -> Iterator[None]:
 
     Raises: ModelError naming the generator.
     """
-    python, numpy_random = random.getstate(), sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    before = _python_random_states()
+    python, arrays = random.getstate(), numpy.random.get_state()
+    before = pickle.dumps(python), pickle.dumps(arrays)
     try:
         yield
-        after = _python_random_states()
+        after = pickle.dumps(random.getstate()), pickle.dumps(numpy.random.get_state())
     finally:
         random.setstate(python)
-        if numpy_random:
-            numpy_random.set_state(numpy_state)
-    for name, state in after.items():
-        if name in before and before[name] != state:
+        numpy.random.set_state(arrays)
+    names = ("the module random", "numpy.random")
+    for name, *states in zip(names, before, after, strict=True):
+        if states[0] != states[1]:
             raise Refusal.RANDOMNESS.error(generator=name)
-
-
-def _python_random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"the module random": random.getstate()}
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        state = numpy_random.get_state()
-        states["numpy.random"] = (state[1].tobytes(), *state[2:])
-    return states
 
 
 @contextmanager
@@ -303,17 +295,15 @@ def settled(model: nn.Module, run: Callable[[], ExportedProgram]) -> ExportedPro
             result = run()
         finally:
             hook.remove()
-        changed = [key for key, value in after.items() if before.get(key, value) != value]
+        changed = {key: new for key, new in after.items() if before.get(key, new) != new}
         if not changed:
             return result
-        path, attribute = changed[0]
-        what = (
-            f"{path}.{attribute}".lstrip(".") + f" ({before[changed[0]]!r} → {after[changed[0]]!r})"
-        )
-        for path, attribute in changed:
+        (path, attribute), new = next(iter(changed.items()))
+        what = f"{path}.{attribute}".lstrip(".") + f" ({before[path, attribute]!r} → {new!r})"
+        for (path, attribute), new in changed.items():
             module = model.get_submodule(path)
             if attribute in vars(module):
-                setattr(module, attribute, after[path, attribute])
+                setattr(module, attribute, new)
     raise Refusal.STATE.error(what=what)
 
 

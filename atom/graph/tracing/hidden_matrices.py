@@ -21,33 +21,25 @@ SAME_MATRIX = frozenset(
 
 def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str]) -> frozenset[str]:
     """`calls`: of a graph, in order. `parameters`: placeholder → name; tied ones share a name."""
-    live = set(calls)
+    position = {call: place for place, call in enumerate(calls)}
     uses: dict[str, list[fx.Node]] = {}
     for node, name in parameters.items():
-        uses.setdefault(name, []).extend(_uses(node, live))
-    flat = {name for node, name in parameters.items() if node.meta["val"].dim() != 2}
-    multiplied = [name for name in uses if all(map(_is_product, uses[name]))]
-    position = {node: place for place, node in enumerate(calls)}
-    last = {
-        name: max((position[node] for node in uses[name] if _is_product(node)), default=-1)
-        for name in uses.keys() - flat
-    }
-    head = max(last, key=last.__getitem__, default="")
-    return frozenset(multiplied) - flat - {head}
+        if node.meta["val"].dim() == 2:
+            uses.setdefault(name, []).extend(_uses(node, position))
+    products = {use for each in uses.values() for use in each if _operation(use) in PRODUCTS}
+    last = max(products, key=position.__getitem__, default=None)
+    return frozenset(
+        n for n, each in uses.items() if products.issuperset(each) and last not in each
+    )
 
 
 def _uses(node: fx.Node, live: Container[fx.Node]) -> Iterator[fx.Node]:
     """The calls that take a parameter, whichever way its axes lie."""
     for user in node.users:
-        if user in live:
-            if _operation(user) in SAME_MATRIX:
-                yield from _uses(user, live)
-            else:
-                yield user
-
-
-def _is_product(call: fx.Node) -> bool:
-    return _operation(call) in PRODUCTS
+        if user in live and _operation(user) in SAME_MATRIX:
+            yield from _uses(user, live)
+        elif user in live:
+            yield user
 
 
 def _operation(call: fx.Node) -> str:

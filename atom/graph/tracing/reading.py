@@ -51,7 +51,8 @@ def read_exported(
     # Before the graph is run: entering one half would leave torch's own state in disorder.
     for node in exported.graph.nodes:
         if "_functorch" in str(getattr(node.target, "__module__", "")):
-            raise Refusal.TRANSFORMED.error(place=place_of(node))
+            what = "torch.vmap or torch.func"
+            raise Refusal.UNFAITHFUL.error(what=what, place=place_of(node))
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
     kinds = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     owners = _first_names(model)
@@ -69,11 +70,16 @@ def read_exported(
     frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     fakes = _fakes(placeholders, parameters, frozen, mode)
     effects = observe(exported.graph_module, fakes, mode)
-    _refuse_mutated_inputs(effects, parameters, constants, names)
+    owned = {node: f"the parameter {name}" for node, name in parameters.items()}
+    owned |= {node: f"the buffer {constant.name}" for node, constant in constants.items()}
+    for node, call in effects.mutated_inputs.items():
+        what = owned.get(node) or f"the batch's entry {names[node]}"
+        raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
     calls = _calls(exported, loss, effects)
     used = _in_order_of_use(calls, parameters)
     constants = {node: constants[node] for node in _in_order_of_use(calls, constants)}
-    _check(calls, effects.specs.get(loss), constants.values())
+    _check(calls, constants.values())
+    _require_loss(model, effects.specs.get(loss))
     shapes = {parameters[node]: effects.specs[node].shape for node in used}
     spans = _recomputed_spans(calls, loss)
     inputs = [*used, *constants, *names]
@@ -110,7 +116,7 @@ def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[
     return tuple(node for node in body if node in live)
 
 
-def _check(calls: Sequence[fx.Node], loss: ValueSpec | None, constants: Iterable[Constant]) -> None:
+def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
     """Raises: ModelError for what would not be computed faithfully."""
     functions: dict[str, Any] = {}
     for node in calls:
@@ -119,54 +125,30 @@ def _check(calls: Sequence[fx.Node], loss: ValueSpec | None, constants: Iterable
             name = operator_text(inner.target)
             if functions.setdefault(name, inner.target) is not inner.target:
                 raise Refusal.CUSTOM_BACKWARD.error(function=name)
-    if not (loss and not loss.shape and loss.dtype.is_floating_point and loss.needs_grad):
-        raise Refusal.NO_LOSS.error()
     for constant in constants:
         size, most = constant.tensor.nbytes, SMALL_CONSTANT_BYTES
         if size > most:
             raise Refusal.LARGE.error(name=constant.name, size_bytes=size, most_bytes=most)
 
 
-def _refuse_mutated_inputs(
-    effects: Effects,
-    parameters: Mapping[fx.Node, str],
-    constants: Mapping[fx.Node, Constant],
-    batch: Mapping[fx.Node, str],
-) -> None:
-    for node, call in effects.mutated_inputs.items():
-        what = (
-            f"the parameter {parameters[node]}"
-            if node in parameters
-            else f"the buffer {constants[node].name}"
-            if node in constants
-            else f"the batch's entry {batch[node]}"
-        )
-        raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
-
-
 def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
     """The one of all parameters, which are given by name. Raises: ModelError."""
-    if not dtypes:
-        raise Refusal.NO_PARAMETER.error()
     first = {dtype: name for name, dtype in reversed(list(dtypes.items()))}
     if len(first) > 1 or not all(dtype.is_floating_point for dtype in first):
-        kinds = ", ".join(f"{name} is {_short(dtype)}" for dtype, name in first.items())
+        kinds = ", ".join(f"{name} is {dtype}" for dtype, name in first.items())
         raise Refusal.DTYPES.error(kinds=kinds)
     return next(iter(first))
 
 
 def _refuse_unfaithful(node: fx.Node) -> None:
     """Raises: ModelError with the place, unless the call gives tensors whose gradients we keep."""
-    place, target = place_of(node), node.target
-    if is_region(node):
-        if str(target) not in _REGIONS:
-            raise Refusal.REGION.error(target=target, place=place)
-    elif not _gives_tensors(node.meta.get("val")):
-        raise Refusal.NOT_TENSORS.error(target=target, place=place)
-    elif getattr(target, "_schema", None) and bind(node).get("sparse") is True:
+    place, target, value = place_of(node), node.target, node.meta.get("val")
+    faithful = str(target) in _REGIONS if is_region(node) else _gives_tensors(value)
+    picked = not isinstance(value, list | tuple) or all(map(is_getitem, node.users))
+    if not (faithful and picked):
+        raise Refusal.UNFAITHFUL.error(what=target, place=place)
+    if getattr(target, "_schema", None) and bind(node).get("sparse") is True:
         raise Refusal.SPARSE.error(what=f"the gradient of {target} at {place}")
-    if isinstance(node.meta.get("val"), list | tuple) and not all(map(is_getitem, node.users)):
-        raise Refusal.NOT_TENSORS.error(target=target, place=place)
 
 
 def _gives_tensors(value: Any) -> bool:
@@ -185,13 +167,13 @@ def _constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Co
     if not isinstance(found, torch.Tensor):
         raise Refusal.RANDOMNESS.error(generator=f"a {type(found).__name__} ({target})")
     if isinstance(found, FakeTensor):
-        raise Refusal.LOST_SIGHT.error(name=target)
+        raise Refusal.HELD_ASIDE.error(name=target)
     if found.layout is not torch.strided:
         raise Refusal.SPARSE.error(what=f"the buffer {target}")
     tensor = found.detach()
     for name, parameter in model.named_parameters():
         if parameter.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
-            raise Refusal.HELD_ASIDE.error(name=name)
+            raise Refusal.HELD_ASIDE.error(name=f"the parameter {name}")
     if tensor.is_meta:
         raise Refusal.NO_VALUES.error(name=target)
     return Constant(target, tensor.cpu())
@@ -220,6 +202,14 @@ def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
         raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
     loss: fx.Node = nodes[outputs[0]]
     return loss
+
+
+def _require_loss(model: nn.Module, found: ValueSpec | None) -> None:
+    """Raises: ModelError unless it is a scalar with a gradient."""
+    if found is None or found.shape or not (found.dtype.is_floating_point and found.needs_grad):
+        with_gradient = "with a gradient" if found and found.needs_grad else "without a gradient"
+        what = f"a tensor {list(found.shape) if found else ''} {with_gradient}"
+        raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
 
 
 def _fakes(
@@ -272,11 +262,15 @@ def _recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ..
     """
     marks = _marks(calls)
     layer_calls = _calls_by_layer(calls)
+
+    def holds_layer(nodes: Iterable[fx.Node]) -> bool:
+        return any(n == layer_calls[path] for path, n in _calls_by_layer(nodes).items())
+
     spans, end = [], 0
     for mark, run in groupby(calls, marks.__getitem__):
         nodes = list(run)
         end += len(nodes)
-        if mark is None or _holds_layer(nodes, layer_calls):
+        if mark is None or holds_layer(nodes):
             continue
         if _gives(nodes, loss, set(calls)):
             spans.append((end - len(nodes), end))
@@ -300,17 +294,9 @@ def _calls_by_layer(calls: Iterable[fx.Node]) -> Counter[str]:
     return Counter(path for call in calls if (path := numbered_module(call)))
 
 
-def _holds_layer(nodes: Iterable[fx.Node], layer_calls: Counter[str]) -> bool:
-    return any(number == layer_calls[path] for path, number in _calls_by_layer(nodes).items())
-
-
 def _gives(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.Node]) -> bool:
     """Whether others use what is made here. Results of one call that are picked apart elsewhere
     are nothing that a span could give."""
     inside = set(nodes)
     users = {user for node in inside for user in node.users if user in calls - inside}
     return bool(users or loss in inside) and not any(map(is_getitem, users))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

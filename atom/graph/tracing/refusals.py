@@ -15,20 +15,14 @@ from atom.graph.traced import source_line, with_nested
 class Refusal(enum.Enum):
     """What is in the way, and what to do about it."""
 
-    ENTRY = (
-        "the batch's entry {name} is {kind}, not a tensor",
-        "leave it out, or wrap the model in a module that supplies it",
+    BATCH = (
+        "the batch does not fit {model}.forward: {error}",
+        "give a tensor for every argument; leave out what is none, or supply it from a wrapper",
     )
-    BATCH = ("the batch does not fit {model}.forward: {error}", "give an entry for every argument")
     RETURNS = (
         "{model}.forward returns {what}, not the loss alone",
-        "return the mean loss of the micro-batch as one scalar tensor",
+        "return the mean loss of the micro-batch as one floating-point scalar with a gradient",
     )
-    NO_LOSS = (
-        "the model's forward does not return a scalar loss with a gradient",
-        "return the mean loss of the micro-batch as one floating-point scalar",
-    )
-    NO_PARAMETER = ("the loss depends on no parameter", "use the model's parameters in forward")
     DTYPES = (
         "of the parameters {kinds}; weights have one dtype of real floating-point numbers",
         "convert the model to one; hold complex numbers as real ones (torch.view_as_real)",
@@ -68,15 +62,11 @@ class Refusal(enum.Enum):
         "the buffer {name} is on the meta device and has no values",
         "build it on the CPU, or compute it in forward",
     )
-    LOST_SIGHT = (
-        "the model's forward uses a tensor ({name}) that tracing lost sight of, such as a "
-        "parameter's data; its values would be frozen",
-        "use the parameter itself, or parameter.detach()",
-    )
     HELD_ASIDE = (
-        "the model reads the parameter {name} from outside its modules; tracing would freeze its "
-        "values",
-        "use it as an attribute of its module, not from a list or dictionary",
+        "the model's forward reads {name} from outside its modules, or as a parameter's data; "
+        "tracing would freeze its values",
+        "use it as an attribute of its module, not from a list or dictionary; "
+        "parameter.detach() in place of its data",
     )
     LARGE = (
         "the buffer {name} has {size_bytes} bytes; at most {most_bytes} are held beside the "
@@ -94,17 +84,10 @@ class Refusal(enum.Enum):
         "use torch.no_grad() around torch.autocast() and not inside it, make parameters in "
         "__init__, and leave torch.autograd.grad out of forward",
     )
-    TRANSFORMED = (
-        "the model uses torch.vmap or torch.func at {place}, which cannot be traced",
-        "write it with ordinary operations on whole batches",
-    )
-    REGION = (
-        "the model uses {target} at {place}",
-        "of nested regions only no_grad and autocast can be traced",
-    )
-    NOT_TENSORS = (
-        "{target} at {place} gives something other than tensors that the program can pass on",
-        "write it with operations that give one tensor each",
+    UNFAITHFUL = (
+        "the model uses {what} at {place}, which cannot be traced faithfully",
+        "write it with operations on whole batches that give tensors, without torch.vmap and "
+        "torch.func; of nested regions only no_grad and autocast can be traced",
     )
 
     def error(self, **facts: object) -> ModelError:
@@ -133,9 +116,9 @@ _TORCH, _PYTHON, _OURS = (
 )
 
 
-def untraceable(model: nn.Module, error: BaseException) -> ModelError:
-    """For what was raised while the model was traced."""
-    text = f"{type(model).__name__} cannot be traced{_place(error)}: {_reason(error)}"
+def untraceable(what: object, error: BaseException, place: str = "") -> ModelError:
+    """For what was raised while it was traced, at `place` or where the error says."""
+    text = f"{what} cannot be traced{place or _place(error)}: {_reason(error)}"
     return ModelError(text, _hint(error))
 
 
@@ -144,13 +127,6 @@ def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
     return ModelError(
         f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
         "check that the model trains on this batch without Atom",
-    )
-
-
-def unknowable(node: fx.Node, error: Exception) -> ModelError:
-    """For a call whose result cannot be foreseen from shapes."""
-    return ModelError(
-        f"{node.target} at {place_of(node)} cannot be traced: {_reason(error)}", _hint(error)
     )
 
 
