@@ -1,7 +1,5 @@
 """Small modules, each with something that makes splitting go wrong."""
 
-import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -395,32 +393,6 @@ class Rounds(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return StraightThrough.apply(self.layer(hidden)).sum()
-
-
-class DrawsInPython(Rounds):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden).sum() * random.random()
-
-
-class DependsOnData(Rounds):
-    def forward(self, hidden: Tensor) -> Tensor:
-        if hidden.sum() > 0:
-            return self.layer(hidden).sum()
-        return self.layer(hidden).mean()
-
-
-class CountsCalls(Rounds):
-    """Python state that changes with every call: invisible to tracing."""
-
-    calls = itertools.count(1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden).sum() * next(self.calls)
-
-
-class ChangesItsInput(Rounds):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden.mul_(2)).sum()
 
 
 class Normalised(Rounds):

@@ -1,13 +1,16 @@
 """Small modules, each with something that tracing would get wrong without a word."""
 
+import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 
+import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from traced_modules import WIDTH
+from traced_modules import WIDTH, HoldsAParameterAside, LargeTable, Normalised
 
 
 class Two(nn.Module):
@@ -22,6 +25,21 @@ class Two(nn.Module):
         return self.other(self.layer(hidden)).square().mean()
 
 
+class Does(Two):
+    """What it is told to do with itself and the hidden states."""
+
+    def __init__(self, does: Callable[[Two, Tensor], object]) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.does(self, hidden)  # type: ignore[return-value]
+
+
+def does(what: Callable[[Two, Tensor], object]) -> Callable[[], nn.Module]:
+    return partial(Does, what)
+
+
 class Through(torch.autograd.Function):
     """Calls a module that it is given."""
 
@@ -32,11 +50,6 @@ class Through(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient, None
-
-
-class HandsAModule(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return Through.apply(self.layer(hidden), self.other).sum()
 
 
 def multiplying(factor: float | Tensor) -> Callable[[Tensor], Tensor]:
@@ -60,11 +73,6 @@ class OneNameForTwo(Two):
         return (twice(self.layer(hidden)) + thrice(hidden)).sum()
 
 
-class HoldsATensor(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return multiplying(self.other.weight)(self.layer(hidden)).sum()
-
-
 SHIFT = torch.full((WIDTH,), 0.5)
 
 
@@ -76,11 +84,6 @@ class Shifted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
         return gradient
-
-
-class FindsATensor(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return Shifted.apply(self.layer(hidden)).sum()
 
 
 class Weighted(torch.autograd.Function):
@@ -95,11 +98,6 @@ class Weighted(torch.autograd.Function):
         return gradient * cls.weight
 
 
-class KeepsATensor(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return Weighted.apply(self.layer(hidden)).sum()
-
-
 class OwnGenerator(Two):
     def __init__(self) -> None:
         super().__init__()
@@ -109,34 +107,6 @@ class OwnGenerator(Two):
         return (self.layer(hidden) * torch.rand(WIDTH, generator=self.generator)).sum()
 
 
-class NumpyRandomness(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        import numpy
-
-        return self.layer(hidden).sum() * float(numpy.random.rand())
-
-
-class ReadsData(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return (self.layer(hidden) * self.other.weight.data[0]).sum()
-
-
-class ReturnsADictionary(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return {"loss": super().forward(hidden)}  # type: ignore[return-value]
-
-
-class Vectorised(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.vmap(lambda row: self.layer.weight @ row)(hidden.flatten(0, -2)).sum()
-
-
-class ChoosesARegion(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        chosen: Tensor = torch.cond(hidden.sum() > 0, self.layer, self.other, (hidden,))
-        return chosen.sum()
-
-
 class SparseGradient(Two):
     def __init__(self) -> None:
         super().__init__()
@@ -144,11 +114,6 @@ class SparseGradient(Two):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return (self.layer(hidden) + self.table(torch.arange(1))).sum()
-
-
-class SparseProduct(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return (torch.eye(WIDTH).to_sparse() @ self.layer(hidden).flatten(0, -2).t()).sum()
 
 
 class SparseTable(Two):
@@ -180,17 +145,6 @@ class Transposed(Two):
         return (self.layer(hidden) @ self.across).sum()
 
 
-class MakesALayer(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return nn.Linear(WIDTH, WIDTH)(self.layer(hidden)).sum()
-
-
-class Leaves(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        leave = SystemExit(3)
-        raise leave
-
-
 class CountsSteps(Two):
     def __init__(self) -> None:
         super().__init__()
@@ -211,13 +165,6 @@ class Collects(Two):
         return torch.stack(self.losses).sum()
 
 
-class TensorHook(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        inner = self.layer(hidden)
-        inner.register_hook(lambda gradient: gradient * 2)
-        return self.other(inner).sum()
-
-
 def parameter_hook() -> nn.Module:
     model = Two()
     model.layer.weight.register_hook(lambda gradient: gradient * 2)
@@ -236,18 +183,6 @@ def module_backward_hook() -> nn.Module:
     return model
 
 
-class SelectsByData(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden)[hidden > 0].sum()
-
-
-class ChangesAWeight(Two):
-    def forward(self, hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.layer.weight.mul_(0.99)
-        return self.layer(hidden).sum()
-
-
 class LosesARegion(Two):
     """Export drops a no_grad region that lies within an autocast region."""
 
@@ -264,17 +199,6 @@ class OtherDtype(Two):
         return self.layer(hidden.double()).sum()
 
 
-class Returns(Two):
-    """Its forward returns what it is told to make of the hidden states."""
-
-    def __init__(self, result: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.result = result
-
-    def forward(self, hidden: Tensor) -> object:
-        return self.result(self.layer(hidden))
-
-
 class Checkpointed(Two):
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -287,6 +211,123 @@ class Checkpointed(Two):
         inner = checkpoint(self._inner, hidden, use_reentrant=self.use_reentrant)
         return self.other(inner).square().mean()
 
+
+def depends_on_data(model: Two, hidden: Tensor) -> Tensor:
+    if hidden.sum() > 0:
+        return model.layer(hidden).sum()
+    return model.layer(hidden).mean()
+
+
+def leaves(model: Two, hidden: Tensor) -> Tensor:
+    leave = SystemExit(3)
+    raise leave
+
+
+def hooks(model: Two, hidden: Tensor) -> Tensor:
+    inner = model.layer(hidden)
+    inner.register_hook(lambda gradient: gradient * 2)
+    return model.other(inner).sum()
+
+
+def changes_a_weight(model: Two, hidden: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.layer.weight.mul_(0.99)
+    return model.layer(hidden).sum()
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "function that is handed a module": (
+        does(lambda m, x: Through.apply(m.layer(x), m.other).sum()),
+        r"modules\.Through",
+    ),
+    "function that holds a tensor": (
+        does(lambda m, x: multiplying(m.other.weight)(m.layer(x)).sum()),
+        r"multiplying\.<locals>\.Multiplied",
+    ),
+    "function that finds a tensor": (
+        does(lambda m, x: Shifted.apply(m.layer(x)).sum()),
+        r"modules\.Shifted",
+    ),
+    "function that keeps a tensor": (
+        does(lambda m, x: Weighted.apply(m.layer(x)).sum()),
+        r"modules\.Weighted",
+    ),
+    "functions of one name": (OneNameForTwo, "Multiplied_.* has the name of another"),
+    "python randomness": (does(lambda m, x: m.layer(x).sum() * random.random()), "random"),
+    "data-dependent": (does(depends_on_data), r"modules\.py:\d+"),
+    "input changed": (
+        does(lambda m, x: m.layer(x.mul_(2)).sum()),
+        "batch's entry hidden in place.*modules",
+    ),
+    "running statistics": (lambda: Normalised(nn.BatchNorm1d(WIDTH)), "buffer norm"),
+    "momentless statistics": (
+        lambda: Normalised(nn.InstanceNorm1d(WIDTH, track_running_stats=True)),
+        r"buffer norm\.(running_mean|num_batches_tracked)",
+    ),
+    "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
+    "large buffer": (LargeTable, "table has 262144 bytes"),
+    "generator of its own": (OwnGenerator, "a Generator"),
+    "numpy randomness": (
+        does(lambda m, x: m.layer(x).sum() * float(numpy.random.rand())),
+        r"numpy\.random",
+    ),
+    "counter": (CountsSteps, r"forward changes step \(1 → 2\) at every call"),
+    "growing list": (Collects, r"forward changes len\(losses\) \(\d → \d\)"),
+    "hook on a tensor": (does(hooks), "register_hook"),
+    "hook on a parameter": (parameter_hook, r"parameter layer\.weight has a gradient hook"),
+    "hook on a sum": (accumulation_hook, r"parameter layer\.weight has a gradient hook"),
+    "hook on a module's backward": (module_backward_hook, "BackwardHookFunction"),
+    "parameter's data": (
+        does(lambda m, x: (m.layer(x) * m.other.weight.data[0]).sum()),
+        r"lifted_tensor_0 from outside .* a parameter's data",
+    ),
+    "a dictionary around the loss": (
+        does(lambda m, x: {"loss": m.layer(x).sum()}),
+        "returns a dict, not the loss",
+    ),
+    "vmap": (
+        does(lambda m, x: torch.vmap(lambda row: m.layer.weight @ row)(x.flatten(0, -2)).sum()),
+        r"torch\.vmap or torch\.func at \S+modules\.py:\d+",
+    ),
+    "a region of torch.cond": (
+        does(lambda m, x: torch.cond(x.sum() > 0, m.layer, m.other, (x,)).sum()),
+        r"modules\.py:\d+ .*torch\.cond",
+    ),
+    "sparse gradient": (SparseGradient, r"gradient of aten\.embedding\S* at .* is sparse.*dense"),
+    "sparse value": (
+        does(lambda m, x: (torch.eye(WIDTH).to_sparse() @ m.layer(x).flatten(0, -2).t()).sum()),
+        r"to_sparse.* at \S+modules\.py:\d+ is sparse",
+    ),
+    "sparse buffer": (SparseTable, "the buffer table is sparse"),
+    "complex weights": (ComplexWeights, "parameters mixing is torch.complex64"),
+    "weights across memory": (Transposed, "parameter across is not contiguous"),
+    "parameters made in forward": (
+        does(lambda m, x: nn.Linear(WIDTH, WIDTH)(m.layer(x)).sum()),
+        "has no gradient in the graph, and one in the",
+    ),
+    "forward ends the process": (does(leaves), "cannot be traced at .*leave"),
+    "region lost": (LosesARegion, r"made at \S+modules\.py:\d+ has a gradient in the graph"),
+    "weight changed": (
+        does(changes_a_weight),
+        r"parameter layer\.weight in place, at \S+modules\.py:\d+",
+    ),
+    "selected by data": (
+        does(lambda m, x: m.layer(x)[x > 0].sum()),
+        r"modules\.py:\d+.*values in tensors",
+    ),
+    "checkpoint with reentry": (
+        lambda: Checkpointed(use_reentrant=True),
+        r"checkpoint\.CheckpointFunction",
+    ),
+    "several results": (
+        does(lambda m, x: {"loss": m.layer(x).sum(), "hidden": m.layer(x)}),
+        r"Does\.forward returns 2 values",
+    ),
+    "no result": (does(lambda m, x: None), "returns no tensor"),
+    "vector of one": (does(lambda m, x: m.layer(x).sum()[None]), r"a tensor \[1\] with a gradient"),
+    "whole number": (does(lambda m, x: m.layer(x).argmax()), r"tensor \[\] without a"),
+    "without gradient": (does(lambda m, x: m.layer(x).sum().detach()), r"a tensor \[\] without a"),
+}
 
 # What follows traces, though one might not think so.
 

@@ -3,7 +3,6 @@ what would be silently wrong into a named refusal. Afterwards the model is as it
 
 import io
 import logging
-import pickle
 import random
 import sys
 import warnings
@@ -133,17 +132,22 @@ def refuse_python_randomness() -> Iterator[None]:
     Raises: ModelError naming the generator.
     """
     python, arrays = random.getstate(), numpy.random.get_state()
-    before = pickle.dumps(python), pickle.dumps(arrays)
+    before = _python_random_states()
     try:
         yield
-        after = pickle.dumps(random.getstate()), pickle.dumps(numpy.random.get_state())
+        after = _python_random_states()
     finally:
         random.setstate(python)
         numpy.random.set_state(arrays)
-    names = ("the module random", "numpy.random")
-    for name, *states in zip(names, before, after, strict=True):
-        if states[0] != states[1]:
+    for name, state in after.items():
+        if before[name] != state:
             raise Refusal.RANDOMNESS.error(generator=name)
+
+
+def _python_random_states() -> dict[str, object]:
+    arrays: Any = numpy.random.get_state()
+    own = (arrays[1].tobytes(), *arrays[2:])
+    return {"the module random": random.getstate(), "numpy.random": own}
 
 
 @contextmanager
