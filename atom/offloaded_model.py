@@ -2,8 +2,9 @@
 
 The module is traced and cut into sub-models; weights, gradients and optimizer state lie in host
 memory, and the sub-models stream through the device. It is made of the parts that a peer is made of
-(`graph`, `plan`, `swap`, `optim`, `training.replica`), so what holds for a peer holds here: a step
-gives the same bits as plain PyTorch where the device rounds alike (docs/swap.md).
+(`graph`, `placement`, `swap`, `optim`, `training.replica`, `daemon.fitting`), so what holds for a
+peer holds here: a step gives the same bits as plain PyTorch where the device rounds alike
+(docs/swap.md).
 """
 
 import math
