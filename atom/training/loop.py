@@ -143,7 +143,7 @@ class RoundLoop:
         if callable(event):
             event()
         elif isinstance(event, Offence):
-            self._set_aside(event.peer_id, event.reason)
+            self._quarantine(event.peer_id, event.reason)
         elif event is not None:
             self._handle(event)
             if self._clock.now() >= self._next_tick:
@@ -155,7 +155,7 @@ class RoundLoop:
         self._next_tick = now + TICK_S
         own = worker.own_sequences(machine.head.digest), worker.pass_seconds
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
-        self.view = replace(seen, aside=self._transport.offenders.held(now))
+        self.view = replace(seen, quarantined=self._transport.offenders.held(now))
         worker.update_swarm(count_swarm(machine, self.view))
         self._handle(Tick(self.view))
 
@@ -179,19 +179,19 @@ class RoundLoop:
                 if not self._transport.send(to, encode(message)):
                     self._inbox.put(Unreachable(to))
             case Offence(peer_id, reason):
-                self._set_aside(peer_id, reason)
+                self._quarantine(peer_id, reason)
             case Report(kind, fields):
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
                     self._events.emit(kind, **fields)
             case _:
                 self._execute(action)
 
-    def _set_aside(self, peer_id: str, reason: Reason) -> None:
+    def _quarantine(self, peer_id: str, reason: Reason) -> None:
         now = self._clock.now()
         seconds = offend(self._transport.offenders, peer_id, reason, now)
         if seconds > 0 and self._complaints.allow(now):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
-            self._events.emit("peer-aside", **told)
+            self._events.emit("peer-quarantined", **told)
 
 
 def membership_view(

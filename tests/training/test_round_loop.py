@@ -186,7 +186,7 @@ def test_reports_become_events_but_not_all_of_a_flood_and_who_is_accused_is_put_
     kinds = [event["event"] for event in stage.events.events]
     assert 1 <= kinds.count("value-refused") <= 20
     assert {"event": "branch", "round": 2} in stage.events.events
-    assert stage.loop.view.aside == {ANN.peer_id}
+    assert stage.loop.view.quarantined == {ANN.peer_id}
 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
@@ -205,19 +205,19 @@ def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"), [(b"\xff" * 40, "malformed"), (bytes(1 << 19), "too-large")]
 )
-def test_who_sends_garbage_is_put_aside_and_complaints_are_bounded(
+def test_who_sends_garbage_is_quarantined_and_complaints_are_bounded(
     stage: Stage, raw: bytes, reason: str
 ) -> None:
     for number in range(100):
         stage.inbox.receive(f"stranger {number}", b"i" * 16, raw)
     stage.settle()
-    told = {"event": "peer-aside", "peer": "stranger 0", "reason": reason, "seconds": FIRST_HOLD_S}
-    assert stage.events.events[0] == told
+    told = {"peer": "stranger 0", "reason": reason, "seconds": FIRST_HOLD_S}
+    assert stage.events.events[0] == {"event": "peer-quarantined", **told}
     assert len(stage.events.events) == 20
     assert stage.machine.events.empty(), "nothing of it reaches the machine"
     stage.loop.pass_ended()
     stage.settle()
-    assert len(stage.loop.view.aside) == 100
+    assert len(stage.loop.view.quarantined) == 100
 
 
 def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:

@@ -60,9 +60,9 @@ OFFENCES = frozenset(
         Reason.HASH_MISMATCH,
     }
 )
-"""What a peer is put aside for: nobody asks it to take part in a round. Never for long: a damaged
-disk looks like a lie. A peer that is aside may still connect, within the same limits as all others:
-a quorum may need its vote."""
+"""What a peer is quarantined for: nobody asks it to take part in a round. Never for long: a damaged
+disk looks like a lie. A quarantined peer may still connect, within the same limits as all others: a
+quorum may need its vote."""
 
 
 class KnownPeers:

@@ -60,7 +60,7 @@ class Transport:
         self.threads = self._endpoint.threads
         """`close` joins them."""
         self.offenders = self._endpoint.offenders
-        """Who is put aside here, for one of the `OFFENCES`."""
+        """Who is quarantined here, for one of the `OFFENCES`."""
         self.known = self._endpoint.known
         """As given; set by the follower of the chain."""
         self.listens = False

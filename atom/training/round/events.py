@@ -43,8 +43,8 @@ class View:
     """Our own count."""
     pass_seconds: float = 0.0
     """Our own longest recent accumulation pass."""
-    aside: frozenset[str] = frozenset()
-    """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
+    quarantined: frozenset[str] = frozenset()
+    """Peers that did what no honest one does: in no exchange, and nothing is fetched from them."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
     seen_at: float = float("-inf")
@@ -239,7 +239,7 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Offence:
-    """A peer did what no honest one does: to be put aside for a while."""
+    """A peer did what no honest one does: to be quarantined for a while."""
 
     peer_id: str
     reason: Reason

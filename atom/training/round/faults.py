@@ -80,7 +80,7 @@ class UnreliablePeers:
         context = self._context
         idle = context.leaving and not context.view.sequences
         held = frozenset[str]() if idle else self._aside.held(context.now)
-        return (held | context.view.aside) - {context.me.peer_id}
+        return (held | context.view.quarantined) - {context.me.peer_id}
 
     @property
     def we_fail(self) -> bool:
@@ -204,4 +204,4 @@ class HeadCandidates:
     @property
     def doubted(self) -> frozenset[str]:
         """Whose claims are not believed for now."""
-        return self._doubts.held(self._context.now) | self._context.view.aside
+        return self._doubts.held(self._context.now) | self._context.view.quarantined

@@ -180,7 +180,7 @@ class Participant:
         if sender.peer_id != message.ballot.coordinator:
             return
         if message.reason == Reason.STATE_MISMATCH:
-            there = set(context.view.fresh) - {context.me.peer_id} - context.view.aside
+            there = set(context.view.fresh) - {context.me.peer_id} - context.view.quarantined
             voters = there & {voter.peer_id for voter in context.head.voters}
             donors = sorted(voters or there)  # the majority decides: of the run's own
             self.catch_up(donors, "our state differs from the others'", discard=True)

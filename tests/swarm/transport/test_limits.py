@@ -1,4 +1,4 @@
-"""Places for strangers and known peers, who is put aside for how long, and how much is told."""
+"""Places for strangers and known peers, who is quarantined for how long, and how much is told."""
 
 import threading
 from collections.abc import Iterator

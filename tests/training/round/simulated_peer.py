@@ -350,7 +350,7 @@ class Process:
     # ---- the directory
 
     def _tick(self) -> None:
-        view = replace(self._lookout.view(), aside=self.offenders.held(self.now()))
+        view = replace(self._lookout.view(), quarantined=self.offenders.held(self.now()))
         self.gradients.swarm = count_swarm(self.machine, view)
         self.handle(Tick(view))
         if not self.alive:

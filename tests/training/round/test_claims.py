@@ -35,9 +35,10 @@ class Claims(Scene):
             theirs = lease(Voter(peer, b"s" * 16), 0)
             self.leases[peer] = replace(theirs, head=head.digest, round=head.round)
 
-    def go_on(self, seconds: float, aside: frozenset[str] = frozenset()) -> None:
+    def go_on(self, seconds: float, quarantined: frozenset[str] = frozenset()) -> None:
         for _ in range(round(seconds / 0.1)):
-            asked = [a.donor for a in self.tick(aside=aside) if isinstance(a, FetchChain)]
+            ticked = self.tick(quarantined=quarantined)
+            asked = [each.donor for each in ticked if isinstance(each, FetchChain)]
             self.asked += asked
             self._due += [(self.now + self.takes_s, donor) for donor in asked]
             while self._due and self._due[0][0] <= self.now:

@@ -1,4 +1,4 @@
-"""One row per offence: the real machine refuses it by name, and says who is to be put aside."""
+"""One row per offence: the real machine refuses it by name, and says who is to be quarantined."""
 
 from collections.abc import Callable
 from dataclasses import replace
