@@ -113,7 +113,7 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
 def test_messages_get_through_later(
     make_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str, times: int
 ) -> None:
-    """Over a line, too: the guest cannot be dialled. What was refused holds no place at the door."""
+    """Over a line, too: the guest cannot be dialled. Who was refused holds no place at the door."""
     monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
     host, guest = make_peer(MAX_HANDSHAKES_PER_HOST=4), make_peer(listens=False)
     host.knows(guest)
