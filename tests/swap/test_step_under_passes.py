@@ -3,7 +3,6 @@
 The optimizer under test updates a part only when the test lets it.
 """
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from hand_written_program import FINEST, HALVES, WHOLE, batches
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Part, StepTerms
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -25,6 +23,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
+from tests.one_step import SteeredAdamW
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, WAIT_S = 0.05, 20.0
@@ -34,23 +33,6 @@ KEPT = Arrangement(2, frozenset({1, 3}), frozenset({1}))
 ARRANGEMENTS = pytest.mark.parametrize(
     "arrangement", [SWAPPED, RESIDENT, KEPT], ids=["swapped", "resident", "kept"]
 )
-
-
-class SteeredAdamW(AdamW):
-    """Updates a part for every permit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.permits = threading.Semaphore(0)
-        self.failing_at: int | None = None
-        """The part that fails, once."""
-        self._updates = itertools.count()
-
-    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        assert self.permits.acquire(timeout=WAIT_S)
-        if next(self._updates) == self.failing_at:
-            raise MemoryError("no room")
-        super().update(part, gradient, step)
 
 
 class Rig(EngineRig):

@@ -1,6 +1,7 @@
 """Claims as files: what is read back, who is gone, and what others may have written."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from atom.extras.turns.claims import CLAIM, WAITS, Claim, ClaimFile, neighbours
 
+SAID = {"run": "one/a", "place": "/", "slot_s": 1.0, "turn": WAITS, "since_s": 0.0}
+WRONG = {"turn": "mine"}, {"slot_s": 0.0}, {"since_s": float("nan")}, {"slot_s": "x"}
 ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
 TWO = replace(ONE, run="two/a", place="/two")
 DIES = f"""
@@ -52,8 +55,15 @@ def test_who_died_is_gone(tmp_path: Path) -> None:
     file.leave()
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b"[" * 9000, b'{"process": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{}", b"[1]", b"\xff", b"[" * 9000, b'{"process": 1}'),
+        *(json.dumps(SAID | wrong).encode() for wrong in WRONG),
+    ],
+)
 def test_who_holds_what_is_no_claim_may_have_the_device(text: bytes, tmp_path: Path) -> None:
+    assert Claim.of(**SAID).place == "/", "rows are wrong in one key"
     file, odd = ClaimFile(tmp_path), tmp_path / f"odd{CLAIM}"
     odd.write_bytes(text)
     with odd.open("rb") as held:

@@ -2,20 +2,18 @@
 
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from transport_peers import RUN, SOON, Peer, until
+from transport_peers import RUN, SOON, Peer
 
 from atom.base.errors import AddressError
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import PART_BYTES
 from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import TlsStream
@@ -83,16 +81,6 @@ def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
     for ended in (older, early, stale):
         with pytest.raises(ConnectionError):
             ended.recv_header(10, Patience(SOON))
-
-
-def test_a_ring_channel_that_nobody_claims_ends_no_ring(two: tuple[Peer, Peer]) -> None:
-    one, other = two
-    throttle, now = other.transport.bandwidth.throttle, time.monotonic() + 60.0
-    throttle.ring_sent(PART_BYTES, now)
-    one.transport.connect(other.peer_id, Purpose.RING, b"tag")
-    other.events.wait("connection-dropped", reason="not-found")
-    until(lambda: not other.transport._endpoint.channels)
-    assert 0 in [throttle.take(PART_BYTES, now) for _ in range(9)]
 
 
 @pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.BLOBS, Purpose.RING])

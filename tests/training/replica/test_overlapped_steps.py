@@ -1,8 +1,6 @@
 """Nobody reads half a state while a step runs under the next pass. That its bits are those of a
 step between passes, `tests/swap/test_step_under_passes.py` shows in every form."""
 
-import itertools
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,38 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Part, StepTerms
 from atom.optim.stepper import Stepper
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.training.replica.replica import Replica
+from tests.one_step import SteeredAdamW
 from tests.training.conftest import NewDevice
 from tests.training.small_replica import apply, batches, filled, program, same
 
-WAIT_S = 20.0
-
-
-class GatedAdamW(AdamW):
-    """Updates nothing while its gate is closed, and fails where the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.failing_at: int | None = None
-        """The update that fails, once."""
-        self._updates = itertools.count()
-
-    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        assert self.gate.wait(WAIT_S)
-        if next(self._updates) == self.failing_at:
-            raise MemoryError("no room")
-        super().update(part, gradient, step)
+WAIT_S, PERMITS = 20.0, 1000
 
 
 @pytest.fixture
-def gated() -> GatedAdamW:
-    return GatedAdamW()
+def gated() -> SteeredAdamW:
+    return SteeredAdamW()
 
 
 @pytest.fixture
@@ -52,7 +32,7 @@ def whole(new_device: NewDevice) -> Replica:
 
 
 @pytest.fixture
-def replica(new_device: NewDevice, gated: GatedAdamW) -> Replica:
+def replica(new_device: NewDevice, gated: SteeredAdamW) -> Replica:
     """One pass of it is counted."""
     replica = filled(new_device(), program(0.1), program(), optimizer=gated)
     replica.run_pass(batches(1, 1))
@@ -68,12 +48,12 @@ def begun(replica: Replica) -> Tensor:
 
 
 @pytest.fixture
-def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: GatedAdamW) -> None:
+def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: SteeredAdamW) -> None:
     """The gate opens as soon as somebody waits for the end of a step."""
     rest = Stepper.rest
 
     def opening(stepper: Stepper) -> None:
-        gated.gate.set()
+        gated.permits.release(PERMITS)
         rest(stepper)
 
     monkeypatch.setattr(Stepper, "rest", opening)
@@ -84,12 +64,11 @@ def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: GatedAdamW) -> 
 def test_who_reads_the_state_waits_for_the_step(
     replica: Replica,
     whole: Replica,
-    gated: GatedAdamW,
+    gated: SteeredAdamW,
     read: Callable[[Replica], dict[str, Tensor]],
 ) -> None:
     mean = begun(replica)
     got = {name: value.clone() for name, value in read(replica).items()}
-    assert gated.gate.is_set()
     apply(whole, mean, 1)
     assert all(torch.equal(got[name], value) for name, value in read(whole).items())
 
@@ -115,9 +94,9 @@ def test_cleared_gradients_are_zeros_when_the_step_has_read_them(
 
 
 def test_a_step_that_breaks_off_surfaces_at_every_call_until_a_state_is_loaded(
-    replica: Replica, whole: Replica, gated: GatedAdamW
+    replica: Replica, whole: Replica, gated: SteeredAdamW
 ) -> None:
-    gated.gate.set()
+    gated.permits.release(PERMITS)
     gated.failing_at = 4
     mean = begun(replica)
     calls: list[Callable[[], Any]] = [
@@ -138,13 +117,13 @@ def test_a_step_that_breaks_off_surfaces_at_every_call_until_a_state_is_loaded(
 
 
 def test_a_cancelled_pass_leaves_the_step_alone(
-    replica: Replica, whole: Replica, gated: GatedAdamW
+    replica: Replica, whole: Replica, gated: SteeredAdamW
 ) -> None:
     mean = begun(replica)
     replica.reset_gradients()
     with ThreadPoolExecutor(1) as worker:
         cancelled = worker.submit(replica.run_pass, batches(1, 3), lambda: True)
-        gated.gate.set()
+        gated.permits.release(PERMITS)
         with pytest.raises(PassCancelled):
             cancelled.result(WAIT_S)
     apply(whole, mean, 1)

@@ -15,7 +15,7 @@ from atom.training.round.attempt import value_to_finish
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import ORDINARY
 from atom.training.round.events import Frozen, Phase, ResultFetched
-from atom.training.round.round_state import Acceptor, RoundContext, RoundState
+from atom.training.round.round_state import RoundContext, RoundState
 
 BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 VALUE = decided(HEAD, RESULT, MATE).value
@@ -23,15 +23,6 @@ VALUE = decided(HEAD, RESULT, MATE).value
 
 def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
     return Ballot(attempt, voter.peer_id, voter.incarnation)
-
-
-def test_promises_only_grow() -> None:
-    acceptor, (low, high) = Acceptor(), sorted([MATE, GONE])
-    assert acceptor.promise(ORDINARY, ballot(2, low))
-    assert not acceptor.promise(ORDINARY, ballot(1, high))
-    assert not acceptor.promise(ORDINARY, ballot(2, low)), "a duplicate is no new promise"
-    assert acceptor.promise(ORDINARY, ballot(2, high)), "the same attempt of a higher coordinator"
-    assert acceptor.promised == {ORDINARY: ballot(2, high)}
 
 
 def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:
