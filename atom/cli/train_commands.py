@@ -18,6 +18,7 @@ from atom.cli.shell.options import (
     RunFileArgument,
     StateOption,
     TrustOption,
+    below_home,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 from atom.cli.shell.terminal import stderr_console
@@ -37,6 +38,7 @@ def start(
         typer.Option(
             "--from",
             metavar="FOLDER",
+            callback=below_home,
             help="Begin from these weights: a folder of transformers, or of `atom export`.",
         ),
     ] = None,

@@ -8,7 +8,6 @@ from typing import IO
 
 from atom.base.errors import StorageError
 from atom.base.files import (
-    expand_home,
     is_claimed,
     is_held,
     lies_at,
@@ -28,7 +27,7 @@ class StateDirectory:
     """Paths below `root`; `lock` before writing anything."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root = expand_home(root).absolute()
+        self.root = root = root.absolute()
         self.identity = root / "identity.key"
         self.manifest = root / "manifest.bin"
         self.chain = root / "chain.bin"

@@ -6,13 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
+from atom.base.files import expand_home
 from atom.base.units import parse_seconds
 
 DEVICES = ("rtx4090-24g", "rtx3060-12g", "gtx1080ti-11g", "v100-32g", "h200")
 
 
+def below_home(path: Path | None) -> Path | None:
+    """`~/x`, where no shell has made a path of it."""
+    return None if path is None else expand_home(path)
+
+
 def _state(words: str) -> Any:
-    return typer.Option("--state", metavar="DIR", help=words)
+    return typer.Option("--state", metavar="DIR", help=words, callback=below_home)
 
 
 PeerOption = Annotated[

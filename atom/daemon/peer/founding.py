@@ -11,7 +11,6 @@ from atom.base.errors import (
     ModelError,
     StorageError,
 )
-from atom.base.files import expand_home
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
@@ -105,7 +104,7 @@ def found_run(
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
     """
     folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
-    weights = None if options.weights is None else expand_home(options.weights)
+    weights = options.weights
     if weights is not None and known is None:
         WeightFiles.open(weights)  # said now, and not when the text is tokenised
     kept = None if known is None else run_from_text(known[0].run_file)
