@@ -101,10 +101,10 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
     arenas += [
         ("working copy", working_copy_bytes(precision, form) * elements),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
+        # the one voted on and the next
         ("averages, as they travel", 2 * codec.wire_bytes(elements)),
-    ]  # the one voted on and the next
-    own_bytes = rule.own_bytes(layout, keeps_lost=codec.given_back > 0)
-    arenas.append(("update rule's own", own_bytes))
+        ("update rule's own", rule.own_bytes(layout, keeps_lost=codec.given_back > 0)),
+    ]
     return [(what, size) for what, size in arenas if size > 0]
 
 
