@@ -13,6 +13,7 @@ saving of time: what cannot be read as a measurement of this graph is measured a
 import hashlib
 import json
 import math
+import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from atom.base.errors import DeviceError
 from atom.graph.chain import Machine, Seconds
 from atom.graph.ir import Program, SubModel
 from atom.graph.layers import Layer, layers_of
-from atom.graph.profile.seconds import Profile, device_name, measured_graph
+from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.program import bind, build_program, load
 from atom.graph.traced import Graph
 from atom.graph.traced import bind as arguments
@@ -273,6 +274,18 @@ def file_name(graph: Graph, device: torch.device) -> str:
     where = [device.type, device_name(device), torch.__version__, torch.get_num_threads()]
     key = json.dumps([_FORMAT, graph.graph_hash, *where])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a processor: what a measurement is good for."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _read(path: Path, layers: int) -> Measurement:

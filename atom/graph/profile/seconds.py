@@ -8,11 +8,9 @@ three quarters of the nominal rate, which is what a PCIe 5 x16 link was seen to 
 both ways busy (47 of 63 GB/s).
 """
 
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import torch
 
@@ -133,7 +131,6 @@ class Profile:
 
     source: str
     """`measured`, or `assumed` for a device of the table or a usual one."""
-    device_name: str
     layers: tuple[Seconds, ...]
     operations: tuple[Seconds, ...]
     """One per entry of `graph.calls`."""
@@ -147,20 +144,19 @@ def assume_graph(graph: Graph, device: str) -> Profile:
     """
     assumed = assumed_device(device, graph.parameter_dtype)
     rate = assumed.link_bytes_per_s
-    return _assumed(graph, assumed.title, assumed.rates, Machine(rate, rate), fused=True)
+    return _assumed(graph, assumed.rates, Machine(rate, rate), fused=True)
 
 
 def typical_graph(graph: Graph, device: torch.device, link: Machine) -> Profile:
     """As a usual device of this kind would take it. Right in its proportions, not in its seconds:
     for choosing a cut where measuring is not possible."""
-    fused = device.type == "cuda"
-    return _assumed(graph, device.type, TYPICAL[device.type], link, fused)
+    return _assumed(graph, TYPICAL[device.type], link, fused=device.type == "cuda")
 
 
-def _assumed(graph: Graph, title: str, rates: Rates, link: Machine, fused: bool) -> Profile:
+def _assumed(graph: Graph, rates: Rates, link: Machine, fused: bool) -> Profile:
     layers = [[_reckoned(cost, rates) for cost in costs] for _, costs in _by_layer(graph, fused)]
     calls = tuple(call for layer in layers for call in layer)
-    return Profile("assumed", title, tuple(map(_sum, layers)), calls, link)
+    return Profile("assumed", tuple(map(_sum, layers)), calls, link)
 
 
 def measured_graph(
@@ -174,19 +170,7 @@ def measured_graph(
         forward_s = _shares(seconds.forward_s, [call.forward_s for call in usual])
         backward_s = _shares(seconds.backward_s, [call.backward_s for call in usual])
         calls += map(Seconds, forward_s, backward_s)
-    return Profile("measured", device_name(device), tuple(layers), tuple(calls), link)
-
-
-def device_name(device: torch.device) -> str:
-    """The model of a processor: what a measurement is good for."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return Profile("measured", tuple(layers), tuple(calls), link)
 
 
 def largest_layer_bytes(graph: Graph, fused: bool) -> int:
