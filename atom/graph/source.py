@@ -8,6 +8,7 @@ What a sub-model of several layers calls in which order is data (`SubModel.layer
 """
 
 import hashlib
+import keyword
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,7 +97,8 @@ class Source:
         """The name of the class with this text."""
         words = re.findall(r"[A-Za-z0-9]+", role)
         base = "".join(word[0].upper() + word[1:] for word in words)
-        base = base if base and base[0].isalpha() else f"Layer{base}"
+        if not base or base[0].isdigit() or keyword.iskeyword(base):  # a class called `none`
+            base = f"Layer{base}"
         used = {name for (other, _, _), name in self._classes.items() if other == base}
         name = f"{base}_{len(used) + 1}" if used else base
         return self._classes.setdefault((base, made, forward), name)

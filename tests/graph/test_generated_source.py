@@ -176,11 +176,13 @@ def test_gpt3_175b_compiles_without_its_weights() -> None:
 
 
 def test_names_that_are_no_identifiers_or_taken() -> None:
+    none = type("none", (torch.nn.Linear,), {})
+
     class Awkward(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.add_module("1st class", torch.nn.Linear(WIDTH, WIDTH))
-            self.add_module("lambda", torch.nn.Linear(WIDTH, WIDTH))
+            self.add_module("lambda", none(WIDTH, WIDTH))
 
         def forward(self, float: torch.Tensor) -> torch.Tensor:
             first, second = self.children()
