@@ -312,4 +312,4 @@ class _Class:
 def _free(wanted: str) -> str:
     """An identifier like `wanted`, which nothing here has yet."""
     name = re.sub(r"\W+", "_", wanted, flags=re.ASCII).strip("_") or "value"
-    return f"{name}_" if name in _TAKEN else name
+    return f"{name}_" if name in _TAKEN or keyword.iskeyword(name) else name

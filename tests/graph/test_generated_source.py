@@ -183,10 +183,11 @@ def test_names_that_are_no_identifiers_or_taken() -> None:
             super().__init__()
             self.add_module("1st class", torch.nn.Linear(WIDTH, WIDTH))
             self.add_module("lambda", none(WIDTH, WIDTH))
+            self.register_parameter("None_", torch.nn.Parameter(torch.ones(WIDTH)))
 
         def forward(self, float: torch.Tensor) -> torch.Tensor:
             first, second = self.children()
-            hidden = second(first(float.clamp(max=math.inf)))
+            hidden = second(first(float.clamp(max=math.inf))) * self.None_
             return hidden.square().mean() * float.sum()
 
     def batch(seed: int) -> dict[str, torch.Tensor]:
