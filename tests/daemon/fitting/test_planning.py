@@ -256,8 +256,7 @@ def test_what_was_measured_is_kept_and_measured_anew_when_damaged(
     (kept,) = (tmp_path / "cache" / "atom" / "profiles").iterdir()
     kept.write_text(kept.read_text()[:100])
     plan(tmp_path, cpu, assume=None, said=third)
-    assert len(third) == 2
-    assert "cannot be used" in third[1]
+    assert len(third) == 1
     assert json.loads(kept.read_text())
 
 
@@ -266,10 +265,8 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(
 ) -> None:
     monkeypatch.setattr(profiling, "REPEATS", 1)
     (tmp_path / "cache").write_text("a file")
-    said = list[str]()
-    planned = plan(tmp_path, '[device]\nkind = "cpu"\n', assume=None, said=said)
+    planned = plan(tmp_path, '[device]\nkind = "cpu"\n', assume=None)
     assert planned.choice.micro_batches >= 1
-    assert any("cannot be kept" in text for text in said)
 
 
 @pytest.mark.parametrize("size", ["gpu-8gb", "gpu-12gb", "gpu-24gb"])
