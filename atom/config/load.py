@@ -100,11 +100,9 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", "check the path") from None
     except (OSError, ValueError) as error:
-        problem = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(problem, "check its path and rights") from None
+        problem = str(getattr(error, "strerror", None) or error).lower()
+        raise ConfigError(f"{path}: {problem}", "check its path and rights") from None
     _check_length(len(content), str(path))  # before what may be cut within a character is decoded
     try:
         return content.decode("utf-8")

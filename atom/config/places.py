@@ -1,6 +1,5 @@
-"""Where things are kept when nobody said where: the XDG base directories, of which each raises
-StorageError where neither the environment nor the system knows; and where texts and tables lie that
-a file names."""
+"""Where things are kept when nobody said where, the XDG base directories, or StorageError if there
+are none; and where texts and tables lie that a file names."""
 
 import glob
 import os

@@ -133,11 +133,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text("é" * MAX_FILE_BYTES)
     for name, what, hint in (
         ("gone.toml", "no such file", "check"),
-        ("", "Is a directory", "check"),
+        ("", "is a directory", "check"),
         ("latin.toml", "not UTF-8 text (byte 8)", "UTF-8"),
         ("long.toml", "longer than 64 KiB", ""),
-        ("there.toml/below", "cannot be read", ""),
-        ("nul\0", "cannot be read", ""),
+        ("there.toml/below", "not a directory", ""),
+        ("nul\0", "null byte", ""),
     ):
         with pytest.raises(ConfigError) as caught:
             load_run_file(tmp_path / name)
