@@ -85,8 +85,7 @@ class OneOfTwoResults(ChunkedGPT):
 
 
 CHECKPOINTED = {
-    "chunks": ChunkedGPT,
-    "chunks, dropout": lambda: ChunkedGPT(dropout=0.1),
+    "chunks": lambda: ChunkedGPT(dropout=0.1),
     "everywhere": AgainGPT,
     "two results": OneOfTwoResults,
 }

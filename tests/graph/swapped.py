@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from layer_major import run_layer_major
@@ -101,15 +100,3 @@ def assert_equal(found: Result, expected: Result, frozen: frozenset[str] = froze
         else:
             assert not gradient.any(), name
     assert not frozen & expected[1].keys()
-
-
-def largest_crossing(program: Program) -> int:
-    """The most values that any cut is crossed by."""
-    last_use = {name: part.index for part in program.sub_models for name in part.inputs}
-    alive: set[str] = set()
-    most = 0
-    for before, after in pairwise(program.sub_models):
-        alive |= set(before.outputs)
-        alive = {name for name in alive if last_use.get(name, -1) >= after.index}
-        most = max(most, len(alive))
-    return most

@@ -32,12 +32,9 @@ def some_hashes() -> list[str]:
         torch.manual_seed(0)
         graph = trace(make(), batch(0))
         hashes.append(graph.graph_hash)
-        hashes += [hash_of(source) for source in sources_at_several_cuts(graph)]
+        sources = sources_at_several_cuts(graph)
+        hashes += [hashlib.sha256(source.encode()).hexdigest() for source in sources]
     return hashes
-
-
-def hash_of(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def legal_ends(graph: Graph) -> list[int]:
@@ -67,43 +64,6 @@ def sources_at_several_cuts(graph: Graph) -> list[str]:
     legal, count = legal_ends(graph), len(graph.calls)
     cuts = (None, [count], [*legal, count], [*legal[2::7], count])
     return [build_program(graph, ends=ends).source for ends in cuts]
-
-
-class Crowded(torch.nn.Module):
-    """Names and argument lists too long for a line, in every kind of statement."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        name = "projection_with_a_name_that_goes_on_and_on"
-        self.parts = torch.nn.ModuleList(
-            torch.nn.ModuleDict({f"{name}_{length}": torch.nn.Linear(WIDTH, WIDTH)})
-            for length in ("short", "longer_than_any_name_should_ever_be")
-        )
-        table = torch.linspace(0.0, 1.0, WIDTH) / 3
-        self.register_buffer("table_of_numbers_that_fill_more_than_a_line", table)
-        self.register_buffer("unspeakable", torch.full((WIDTH,), float("nan")).nan_to_num(0.1))
-        self.register_buffer("infinite", torch.full((3,), float("inf")))
-        self.register_buffer("pattern", torch.eye(WIDTH, dtype=torch.bool))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        collected = []
-        for part in self.parts:
-            for layer in part.values():
-                hidden = layer(hidden) * self.table_of_numbers_that_fill_more_than_a_line
-                collected += [*hidden.split(1, dim=-1), hidden[..., None, 3:5].flatten(1)[:, :3]]
-        pieces = torch.cat([piece.flatten(1) for piece in collected[::-1]], dim=1)
-        widened = torch.nn.functional.pad(pieces, (1, 2, 0, 1), mode="constant", value=0.125)
-        kept = widened.clamp(max=self.infinite[0]).add(self.unspeakable.sum(), alpha=2)
-        masked = hidden.masked_fill(self.pattern, float("-inf")).amax(dim=(0, 1, 2), keepdim=True)
-        masked = masked.clamp(min=torch.finfo(hidden.dtype).min)
-        return kept.square().mean() + masked.sum() * 1e-20
-
-
-def test_a_crowded_source_means_the_same() -> None:
-    graph = trace(Crowded(), hidden_states())
-    for source in sources_at_several_cuts(graph):
-        compile(source, "crowded", "exec")
-    verify_against_eager(Crowded(), build_program(graph), hidden_states(1))
 
 
 def test_same_bytes_under_any_hash_seed() -> None:
@@ -140,19 +100,6 @@ def test_loaded_modules_have_the_parameters_on_meta(tmp_path: Path, last_layers:
         assert [p for p, _ in sub_model.parameters] == [n for n, _ in module.named_parameters()]
     (written,) = tmp_path.iterdir()
     assert written.read_text() == program.source
-
-
-def test_layers_called_alike_share_a_row_and_a_class() -> None:
-    model = TiedGPT(layers=9)
-    graph = trace(model, tokens_and_targets())
-    starts = [0, *layer_ends(layers_of(graph))]
-    program = build_program(graph, ends=[starts[3] + 8, starts[10], starts[-1]])
-    row = "    1  blocks.2 (2/2) … blocks.8: BlockEnd, 6 x Block"
-    assert row in program.source.splitlines()
-    assert program.source.count("class Block(") == 1
-    paths = dict(program.sub_models[1].parameters)
-    assert paths["4.up_bias"] == "blocks.6.up.bias"
-    verify_against_eager(model, program, tokens_and_targets(1))
 
 
 def test_tracebacks_show_the_generated_line() -> None:

@@ -1,6 +1,5 @@
 """Layers end where a cut is legal; what crosses a cut, and which of it carries gradients."""
 
-import torch
 from torch import fx
 from traced_modules import (
     Buffers,
@@ -89,19 +88,3 @@ def test_layout_is_in_order_of_first_use_with_tied_weights_once() -> None:
     assert {s.name: s.shape for s in layout.specs} == {
         name: tuple(parameter.shape) for name, parameter in model.named_parameters()
     }
-
-
-def test_tied_modules_take_their_first_name() -> None:
-    model = TiedGPT(layers=2)
-    model.blocks[1].up = model.blocks[0].up
-    program = compile_program(model, tokens_and_targets())
-    assert "blocks.1.up.weight" not in program.layout.by_name
-    assert ("0.blocks_0_up_weight", "blocks.0.up.weight") in program.sub_models[2].parameters
-
-
-def test_static_gradients_match_what_runs() -> None:
-    graph = trace(Skips(), Skips.batch())
-    by_name = {graph.value_name(node): spec for node, spec in graph.specs.items()}
-    assert by_name["keep"].dtype is torch.bool
-    assert not by_name["hidden"].needs_grad
-    assert by_name[graph.value_name(graph.loss)].needs_grad

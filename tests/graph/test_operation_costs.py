@@ -1,7 +1,5 @@
 """What operations keep, compute and hand on, against what autograd and torch say."""
 
-from collections.abc import Callable, Iterable
-
 import pytest
 import torch
 from big_and_small import GPT3_NAMES, HF_NAMES, MODELS, Batch, bert, gpt3, llama, tokens
@@ -20,9 +18,10 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3
 
 
-def kept_by(model: nn.Module, run: Callable[[], object], batch: Iterable[torch.Tensor] = ()) -> int:
+def kept_in_earnest(model: nn.Module, batch: Batch) -> int:
     """Bytes of the memory that autograd keeps, the model's own and the batch's left out."""
-    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), *batch]}
+    given = [*model.parameters(), *model.buffers(), *batch.values()]
+    own = {t.untyped_storage().data_ptr() for t in given}
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,12 +31,8 @@ def kept_by(model: nn.Module, run: Callable[[], object], batch: Iterable[torch.T
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run()
+        model.train()(**batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def kept_in_earnest(model: nn.Module, batch: Batch) -> int:
-    return kept_by(model.train(), lambda: model(**batch), batch.values())
 
 
 def kept(costs: Chain) -> int:
@@ -62,22 +57,6 @@ def test_what_is_kept_is_what_autograd_keeps(name: str) -> None:
     model = make()
     costs = operation_costs(trace(model, batch))
     assert kept(costs) == kept_in_earnest(model, batch)
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_what_each_layer_keeps(name: str) -> None:
-    make, batch = MODELS[name]
-    graph = trace(make(), batch)
-    costs = operation_costs(graph)
-    position = {node: index for index, node in enumerate(graph.calls)}
-    program = build_program(graph)
-    parts = zip(layers_of(graph), program.sub_models, load(program, "cpu"), strict=True)
-    for layer, sub_model, make_module in list(parts)[1:-1]:
-        predicted = sum(costs.operations[position[node]].working_bytes for node in layer.calls)
-        module = make_module()
-        inputs = made_up(program, sub_model, module)
-        kept = kept_by(module, lambda: module(*inputs))  # noqa: B023
-        assert abs(predicted - kept) <= 0.1 * kept, layer.name
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -178,16 +157,15 @@ def test_every_graph_has_costs(name: str) -> None:
         assert -1 <= value.made_by <= value.last_used_by < len(graph.calls)
 
 
-@pytest.mark.parametrize("problem", [RuntimeError, ValueError, AssertionError])
 def test_a_call_that_no_fake_can_run_is_judged_by_its_results(
-    problem: type[Exception], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A function's backward is the user's, and may be for a GPU alone."""
     graph = trace(TiedGPT(layers=1), tokens_and_targets())
     exact = operation_costs(graph)
 
     def fails(*_: object) -> None:
-        raise problem("no fake kernel")
+        raise AssertionError("no fake kernel")
 
     monkeypatch.setattr(call_cost, "_dissect", fails)
     judged = operation_costs(graph)
@@ -247,18 +225,3 @@ def test_parameters_by_operation_are_aligned_and_tied_ones_are_named_twice() -> 
     for operation in chain.operations:
         for name, elements in operation.parameters.items():
             assert elements == padded_elements(graph.layout.by_name[name].numel)
-
-
-def test_equal_layers_cost_the_same() -> None:
-    chain = chain_of(trace(gpt3(), tokens(*GPT3_NAMES)))
-    blocks = [
-        [
-            (tuple(one.parameters.values()), one.forward_s, one.backward_s, one.working_bytes,
-             one.transient_bytes)
-            for one in chain.operations
-            if one.name.startswith(prefix)
-        ]
-        for prefix in ("blocks.0", "blocks.1", "blocks.2")
-    ]  # fmt: skip
-    assert len(blocks[0]) > 1
-    assert blocks[0] == blocks[1] == blocks[2]

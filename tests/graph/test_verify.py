@@ -73,15 +73,6 @@ class ReadsSettings(Two):
         return (self.layer(hidden).clamp(max=self.bound) / self.temperature).sum()
 
 
-class GivesOthersEachTime(Two):
-    """The model itself does not repeat, though its operators do."""
-
-    factors = itertools.count(1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden) * next(self.factors)
-
-
 def check(model: nn.Module) -> None:
     program = compile_program(model, hidden_states())
     verify_against_eager(model, program, hidden_states(1))
@@ -102,11 +93,6 @@ def test_an_operator_that_does_not_repeat() -> None:
 def test_an_operator_without_a_backward_is_named() -> None:
     with pytest.raises(ModelError, match=r"fails on this batch.*atom_tests\.one_way"):
         check(Uses(one_way))
-
-
-def test_a_model_that_does_not_repeat() -> None:
-    with pytest.raises(ModelError, match="the model run again gives the loss"):
-        check(GivesOthersEachTime())
 
 
 class NoNumbers(Two):

@@ -7,10 +7,9 @@ from functools import partial
 
 import numpy
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from traced_modules import WIDTH, HoldsAParameterAside, LargeTable, Normalised
+from traced_modules import WIDTH
 
 
 class Two(nn.Module):
@@ -98,13 +97,31 @@ class Weighted(torch.autograd.Function):
         return gradient * cls.weight
 
 
-class OwnGenerator(Two):
-    def __init__(self) -> None:
+class Normalised(Two):
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.generator = torch.Generator()
+        self.norm = norm
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return (self.layer(hidden) * torch.rand(WIDTH, generator=self.generator)).sum()
+        return self.norm(self.layer(hidden).transpose(1, 2)).square().mean()
+
+
+class HoldsAParameterAside(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [self.other.weight]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) @ self.held[0]).sum()
+
+
+class LargeTable(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(256, 256))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden).sum() + self.table.sum()
 
 
 class SparseGradient(Two):
@@ -199,19 +216,6 @@ class OtherDtype(Two):
         return self.layer(hidden.double()).sum()
 
 
-class Checkpointed(Two):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.use_reentrant = use_reentrant
-
-    def _inner(self, hidden: Tensor) -> Tensor:
-        return F.dropout(F.gelu(self.layer(hidden)), 0.1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        inner = checkpoint(self._inner, hidden, use_reentrant=self.use_reentrant)
-        return self.other(inner).square().mean()
-
-
 def depends_on_data(model: Two, hidden: Tensor) -> Tensor:
     if hidden.sum() > 0:
         return model.layer(hidden).sum()
@@ -266,7 +270,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
     "large buffer": (LargeTable, "table has 262144 bytes"),
-    "generator of its own": (OwnGenerator, "a Generator"),
+    "generator of its own": (
+        does(lambda m, x: (m.layer(x) * torch.rand(WIDTH, generator=torch.Generator())).sum()),
+        "a Generator",
+    ),
     "numpy randomness": (
         does(lambda m, x: m.layer(x).sum() * float(numpy.random.rand())),
         r"numpy\.random",
@@ -316,7 +323,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         r"modules\.py:\d+.*values in tensors",
     ),
     "checkpoint with reentry": (
-        lambda: Checkpointed(use_reentrant=True),
+        does(lambda m, x: checkpoint(m.layer, x, use_reentrant=True).sum()),
         r"checkpoint\.CheckpointFunction",
     ),
     "several results": (
@@ -325,7 +332,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "no result": (does(lambda m, x: None), "returns no tensor"),
     "vector of one": (does(lambda m, x: m.layer(x).sum()[None]), r"a tensor \[1\] with a gradient"),
-    "whole number": (does(lambda m, x: m.layer(x).argmax()), r"tensor \[\] without a"),
     "without gradient": (does(lambda m, x: m.layer(x).sum().detach()), r"a tensor \[\] without a"),
 }
 
@@ -429,7 +435,6 @@ TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "weight norm": weight_norm,
     "recurrent": Recurrent,
     "random numbers": Draws,
-    "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "a layer within a chain of writes": WritesAround,
     "two layers within a checkpoint": CheckpointsBoth,
 }
