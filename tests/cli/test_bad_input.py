@@ -57,7 +57,12 @@ def test_a_run_file_that_names_what_cannot_be_had(
     assert said in refused(command, ExitCode.CONFIG, capsys)
 
 
-def test_what_a_command_line_gets_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_command_line_gets_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))  # which no shell puts in after `=`
+    begun = ["start", "run.toml", "--from=~/absent"]
+    assert str(folder / "absent") in refused(begun, ExitCode.CONFIG, capsys)
     assert "did you mean" in refused(["stat"], ExitCode.USAGE, capsys)
     assert "--json" in refused(["status", "--jsn", "x"], ExitCode.USAGE, capsys)
     (folder / "bad.toml").write_text('[device]\nkind = "cuda:100"')

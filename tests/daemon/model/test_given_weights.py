@@ -66,12 +66,9 @@ def _as_the_first_state(folder: Folder, member: Membership) -> None:
 
 
 @pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])
-def test_what_was_exported_is_begun_from(
-    folder: Folder, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     path, wanted = trained(folder, model)
-    monkeypatch.setenv("HOME", str(path.parent))
-    member = folder.found(model, "tuned", weights=Path("~") / path.name)
+    member = folder.found(model, "tuned", weights=path)
     found = weights_of(member)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(value, wanted[name]) for name, value in found.items())
