@@ -9,23 +9,19 @@ from small_chains import random_chain
 
 from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.placement import cuts
-from atom.placement.cuts import Ends, Parts, fastest_cut, parts_of
-from atom.placement.memory import Limits, Piece, alone_bytes, piece_of, pieces_of
+from atom.placement.cuts import Parts, fastest_cut, parts_of
+from atom.placement.memory import Limits, Piece, alone_bytes, pieces_of
 
 PLENTY = Limits(1 << 40, element_bytes=4, micro_batches=4)
 LINK = Machine(100.0, 200.0)
 
 
-def all_parts(chain: Chain, limits: Limits = PLENTY) -> Parts:
+def all_parts(chain: Chain, limits: Limits) -> Parts:
     count = len(chain.operations)
     places = (*(p for p in range(1, count) if p not in chain.forbidden), count)
     parts = parts_of(chain, places, limits)
     assert parts is not None
     return parts
-
-
-def fastest(chain: Chain, limits: Limits = PLENTY, machine: Machine = LINK) -> Ends:
-    return fastest_cut(all_parts(chain, limits), machine, limits, limits.device_bytes)
 
 
 def repeated(pick: random.Random) -> Chain:
@@ -72,30 +68,18 @@ def test_it_finds_what_algorithm_one_finds(first: int) -> None:
             assert charged_s(chain, *terms, found) == pytest.approx(best, rel=1e-9), seed
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_bounds_reach_from_the_least_that_works_to_the_whole(seed: int) -> None:
-    pick = random.Random(seed)
-    chain = random_chain(pick)
-    machine, limits = random_terms(pick)
-    parts = all_parts(chain, limits)
-    bounds = parts.bounds(limits.device_bytes)
-    assert bounds == sorted(set(bounds))
-    assert bounds[-1] == alone_bytes(piece_of(chain.operations), limits), "the model as one"
-    assert parts_of(chain, parts.ends, replace(limits, device_bytes=bounds[0] - 1)) is None
-    for most in (bounds[0], sum(bounds) // len(bounds)):
-        fewer = all_parts(chain, replace(limits, device_bytes=most))
-        assert fewer.bounds(most) == [bound for bound in bounds if bound <= most]
-        for bound in fewer.bounds(most):
-            found = fastest_cut(fewer, machine, limits, bound)
-            assert found == fastest_cut(parts, machine, limits, bound)
+def test_bounds_do_not_depend_on_the_device() -> None:
+    for seed in range(20):
+        chain = random_chain(random.Random(seed))
+        bounds = all_parts(chain, PLENTY).bounds(PLENTY.device_bytes)
+        for most in (bounds[0], sum(bounds) // len(bounds)):
+            fewer = all_parts(chain, replace(PLENTY, device_bytes=most))
+            assert fewer.bounds(most) == [bound for bound in bounds if bound <= most]
 
 
-def line(count: int, elements: int = 100, seconds: float = 1.0) -> Chain:
+def line(count: int) -> Chain:
     """Equal operations, each handing 10 bytes to the next."""
-    operations = [
-        Operation(f"layer{i}", {f"w{i}": elements}, seconds, 2 * seconds, 50, 5)
-        for i in range(count)
-    ]
+    operations = [Operation(f"layer{i}", {f"w{i}": 100}, 1.0, 2.0, 50, 5) for i in range(count)]
     values = [Value(10, i, i + 1) for i in range(count - 1)]
     return Chain(tuple(operations), tuple(values))
 
@@ -109,27 +93,8 @@ def test_seconds_of_a_cut_by_hand() -> None:
     assert found == pytest.approx(charged)
 
 
-def test_with_room_to_spare_little_is_computed_twice() -> None:
-    """A short first sub-model shortens the wait for the first load; the rest is the turn."""
-    found = fastest(line(40))
-    assert found[0] <= 3
-    assert found[-1] - (found[-2] if len(found) > 1 else 0) >= 30
-
-
-def test_equal_seconds_keep_the_fewest_bytes() -> None:
-    chain = line(6, elements=0)
-    narrow = replace(chain, values=tuple(Value(1 if i == 2 else 10, i, i + 1) for i in range(5)))
-    assert fastest(narrow, replace(PLENTY, device_bytes=3 * 50 + 5)) == (3, 6)
-
-
-def test_a_tied_parameter_is_held_once() -> None:
-    chain = Chain(tuple(Operation(f"op{i}", {"tied": 100}, 0.0, 0.0, 0, 0) for i in range(5)), ())
-    limits = replace(PLENTY, device_bytes=100 * (2 * 4 + 2 * 4 + 4))
-    assert all_parts(chain, limits).elements[0].tolist() == 5 * [100]
-    assert fastest(chain, limits) == (5,)
-
-
 def test_no_sub_model_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuts, "LONGEST", 3)
-    found = fastest(line(40), machine=Machine(1e9, 1e9))
+    parts = all_parts(line(40), PLENTY)
+    found = fastest_cut(parts, Machine(1e9, 1e9), PLENTY, PLENTY.device_bytes)
     assert max(b - a for a, b in zip((0, *found), found, strict=False)) == 3

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atom.config.load import parse_run_text
-from atom.daemon.fitting.device_choice import peer_bytes, question
+from atom.daemon.fitting.device_choice import question
 from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
@@ -93,13 +92,6 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     )
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_with_all_the_memory_there_is_all_weights_stay(precision: torch.dtype) -> None:
-    choice = answer(precision, 1 << 40)
-    assert choice.arrangement.resident == frozenset(range(len(choice.cut.pieces)))
-    assert choice.memory.slot_bytes == 0
-
-
 def test_with_the_least_memory_cuts_fall_inside_layers() -> None:
     least, _, _, _, most = budgets(torch.float32)
     layers = set(asked(torch.float32).layer_ends)
@@ -157,30 +149,3 @@ def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
         assert set(stay) == choice.arrangement.resident
         total = document["device_memory"].pop("total_bytes")
         assert total == sum(document["device_memory"].values())
-
-
-RUN = """
-run = {{ name = "counted" }}
-data = {{ source = "python-stdlib" }}
-batch = {{ global_sequences = 8, micro_batch_sequences = 1 }}
-model = {{ family = "gpt3", size = "small", precision = "{}", vocabulary_size = 512 }}
-optimizer = {{ learning_rate = 1e-3, state = "{}", gradients = "{}" }}
-"""
-
-
-@pytest.mark.parametrize(
-    ("precision", "form", "gradients", "each"),
-    [
-        ("float32", "exact", "float32", 24),
-        ("bfloat16", "exact", "float32", 26),
-        ("bfloat16", "split", "float32", 24),
-        ("bfloat16", "half", "float32", 20),
-        ("bfloat16", "half", "bfloat16", 18),
-    ],
-)
-def test_the_replica_is_counted_in_bytes_per_parameter(
-    precision: str, form: str, gradients: str, each: int
-) -> None:
-    run = parse_run_text(RUN.format(precision, form, gradients))
-    layout = graph_of(torch.float32).layout
-    assert peer_bytes(run, layout) == each * layout.total_elements

@@ -66,15 +66,6 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         box.state.unlock()
 
 
-@pytest.fixture
-def nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **named: object) -> None:
-        pytest.fail("memory was taken")
-
-    monkeypatch.setattr(HostStore, "allocate", refuse)
-    monkeypatch.setattr(DeviceSlots, "allocate", refuse)
-
-
 def test_memory_that_others_hold_is_no_device_that_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,26 +93,25 @@ def test_a_device_that_others_use_is_not_one_that_is_too_small(
             folder.found(f"of {total_bytes}")
 
 
-LITTLE = [("", "100 kB", "host memory, here 97.7 KiB"), ("1 kB", "", "device memory")]
-
-
-@pytest.mark.parametrize(("device", "host", "said"), LITTLE)
-@pytest.mark.usefixtures("nothing_is_allocated")
-def test_a_founder_is_refused(folder: Folder, device: str, host: str, said: str) -> None:
-    with pytest.raises(DeviceError, match=said) as refused:
-        folder.found("founder", device, host)
-    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B|\d+ bytes", refused.value.message)) >= 2
-    assert "memory" in refused.value.hint
-
-
-@pytest.mark.parametrize(("device", "host", "said"), LITTLE)
-def test_a_joiner_is_refused(
-    folder: Folder, device: str, host: str, said: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("device", "host", "said"),
+    [("", "100 kB", "host memory, here 97.7 KiB"), ("1 kB", "", "device memory")],
+)
+def test_founder_and_joiner_are_refused(
+    folder: Folder, device: str, host: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        pytest.fail("memory was taken")
+
     founder = folder.found("founder")
-    request.getfixturevalue("nothing_is_allocated")
+    monkeypatch.setattr(HostStore, "allocate", refuse)
+    monkeypatch.setattr(DeviceSlots, "allocate", refuse)
     with pytest.raises(DeviceError, match=said):
         folder.enter(founder, device, host)
+    with pytest.raises(DeviceError, match=said) as refused:
+        folder.found("little", device, host)
+    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B|\d+ bytes", refused.value.message)) >= 2
+    assert "memory" in refused.value.hint
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])

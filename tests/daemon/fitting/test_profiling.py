@@ -1,4 +1,4 @@
-"""A daemon begins to train whatever its profile does: slow, impossible, or kept nowhere."""
+"""A daemon begins to train whatever its profile does: slow or impossible."""
 
 from pathlib import Path
 
@@ -32,9 +32,8 @@ def graph() -> Graph:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _no_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
 
 
 def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
@@ -99,9 +98,3 @@ def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
     assert told.source == "assumed"
     assert [done for done, _ in steps] == [0, 1, 1]
     assert steps[-1] == (1, 0), "it broke off"
-
-
-def test_a_cache_that_cannot_be_kept_is_done_without(graph: Graph, cache: Path) -> None:
-    (cache / "atom").write_text("a file where the folder should be")
-    notes: list[str] = []
-    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "measured"
