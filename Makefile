@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu chaos model browser promtool docker walk check format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos model browser promtool docker walk check format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -39,6 +39,11 @@ test: $(TOOLS)
 # The device path on a GPU; without one on the CPU, as `make test` runs it.
 gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
+
+# What swapping costs on a GPU: every row of docs/performance.md with a verdict, the weightiest first, in
+# 35 minutes. Ends with 0 if all targets were met.
+gpu-bench: $(TOOLS)
+	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md
 
 # The model's long bounds, 200,000 simulated rounds, then two hundred faults of real daemons: kills, freezes,
 # restarts with damaged disks, parts that went on alone, wires in trouble; and those again with local steps.

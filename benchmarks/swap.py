@@ -3,7 +3,8 @@
 Every side trains the same GPT-3 (embedding, blocks, tied head, loss, clipping, AdamW) on the same
 random tokens, in a process of its own, in turn with Atom's. Each case has its targets, printed
 beside the figures; docs/performance.md says what a side is exactly. Needs torch and a C compiler;
-DeepSpeed is measured where it is installed.
+DeepSpeed is measured where it is installed. Ends with 0 if every target of the cases asked for was
+met (at toy size nothing is judged), else with 1.
 
     python benchmarks/swap.py                                   # the tiny case, on this CPU
     python benchmarks/swap.py --device cuda --case all --deadline 570 --json swap.json
@@ -24,9 +25,9 @@ from swap_company import Company, Deadline
 from swap_measure import Measured, Options, measure
 from swap_setup import PRECISIONS
 from swap_sides import SIDES
+from swap_table import MET, markdown, side_rows, target_rows, text, to_json
 from swap_table import SIDES as SIDE_TITLES
 from swap_table import TARGETS as TARGET_TITLES
-from swap_table import side_rows, target_rows, text, to_json
 
 from atom.base.build_kernels import compile_kernels
 from atom.base.errors import MismatchError, UserError
@@ -39,7 +40,7 @@ PUTTING_AWAY_S = 10.0
 """Before the deadline: time to end the sides and to write the tables."""
 
 
-def main() -> None:
+def main() -> int:
     arguments = _arguments()
     cases = _cases(arguments)
     options = _options(arguments)
@@ -57,17 +58,20 @@ def main() -> None:
                 break
     finally:
         company.close()
-    _publish(arguments, done, cases[len(done) :])
+    return _publish(arguments, done, cases[len(done) :])
 
 
-def _publish(arguments: argparse.Namespace, done: list[Measured], left: list[Case]) -> None:
-    """Tables on stderr, for people; JSON on stdout, for programs."""
+def _publish(arguments: argparse.Namespace, done: list[Measured], left: list[Case]) -> int:
+    """Tables on stderr, for people; JSON on stdout, for programs. The exit code."""
     _say("\n" + text([row for each in done for row in side_rows(each)], SIDE_TITLES))
     rows = [row for each in done for row in target_rows(each, _judged(arguments))]
     rows += [[case.name, "", "", "", "not measured: out of time"] for case in left]
     if rows:
         _say("\n" + text(rows, TARGET_TITLES))
     sys.stdout.write(json.dumps(_body(arguments, done), indent=2) + "\n")
+    if arguments.markdown is not None:
+        Path(arguments.markdown).write_text(markdown(rows, TARGET_TITLES), encoding="utf-8")
+    return int(_judged(arguments) and any(row[-1] != MET for row in rows))
 
 
 def _write(arguments: argparse.Namespace, done: list[Measured]) -> None:
@@ -168,10 +172,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, help="seconds; what is not done by then is not")
     parser.add_argument("--trace", help="Chrome trace of Atom's last run")
     parser.add_argument("--json", help="file, rewritten after every case")
+    parser.add_argument("--markdown", help="file for the table of targets")
     arguments = parser.parse_args()
     if arguments.precision is None:
         arguments.precision = "float32" if arguments.device == "cpu" else "bfloat16"
-    for file in filter(None, (arguments.trace, arguments.json)):
+    for file in filter(None, (arguments.trace, arguments.json, arguments.markdown)):
         if not Path(file).absolute().parent.is_dir():
             parser.error(f"there is no folder for {file}")  # before hours are spent
     return arguments
@@ -179,6 +184,6 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except UserError as problem:
         sys.exit(f"error: {problem.message}\nhint:  {problem.hint}")

@@ -22,6 +22,7 @@ from swap_setup import (
     SideMissing,
 )
 from swap_traffic import Link
+from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
 from atom.extras.chrome_trace import chrome_trace
@@ -76,6 +77,7 @@ class Atom:
         self.replica = self._replica(arrangement)
         self.pass_counts: list[int] = []
         self.step_ends: list[float] = []
+        self.asked = setup.micro_batches
         if setup.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
@@ -116,7 +118,7 @@ class Atom:
 
     def step(self, batches: MicroBatches) -> float:
         """AdamW is left under way: the next step's passes run above it."""
-        replica = self.replica
+        replica, self.asked = self.replica, len(batches)
         replica.reset_gradients()
         starts = range(0, len(batches), self.at_once)
         for first in starts:
@@ -144,6 +146,9 @@ class Atom:
         if len(ends) < 2:
             return {}
         seconds, steps = ends[-1] - ends[0], len(ends) - 1
+        computing_s = timeline.busy_s("compute") / steps
+        if self.setup.device == "cuda":
+            computing_s = self._kernel_s()
         seen = asdict(self.link.seen([span.event for span in timeline.spans]))
         parameters = sum(spec.numel for spec in self.program.layout.specs)
         optimizer_s = timeline.busy_s("optimizer") / steps
@@ -152,7 +157,7 @@ class Atom:
             "parameters": parameters,
             "planned": None if self.choice is None else self._planned(self.choice, counts[-1]),
             "passes_per_step": counts[-1],
-            "busy": timeline.busy_s("compute") / seconds,
+            "busy": computing_s * steps / seconds,
             "shares": PassShares.of(timeline).text(),
             "moved_per_step": {what: amount / steps for what, amount in seen.items()},
             "formula_per_step": asdict(self.link.formula(counts[-1])),
@@ -160,6 +165,18 @@ class Atom:
             "adamw_per_s": parameters / optimizer_s if optimizer_s else None,
             "ready": self.took,
         }
+
+    def _kernel_s(self) -> float:
+        """Seconds of kernels in one step more, by PyTorch's profiler: a stream's events count the
+        gaps between kernels too."""
+        batches = self.setup.batches(self.asked, len(self.step_ends))
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self.step(batches)
+            self.replica.finish_step()
+            torch.cuda.synchronize()
+        self.recording.spans, self.pass_counts, self.step_ends = [], [], []
+        kernels = [e for e in seen.key_averages() if not e.key.startswith(("Memcpy", "Memset"))]
+        return float(sum(e.self_device_time_total for e in kernels)) / 1e6
 
     def _timed_steps(self) -> Timeline:
         """What the engine reported between the end of the first step and that of the last."""

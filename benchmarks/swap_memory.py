@@ -1,10 +1,11 @@
 """The in-memory twin: plain PyTorch, everything on the device, the same work as Atom's side.
 
 The same module (`atom.models.gpt3`), whole on the device in the computing precision; every block
-recomputed in the backward (`torch.utils.checkpoint`, nothing else kept); micro-batch after
-micro-batch; each parameter's gradient added in float32 the moment autograd has made it, and freed;
-the global norm of the float32 sums, clipping, fused AdamW on float32 masters, and a rounded copy
-of the masters for the next forward. 18 bytes of device memory per parameter in 16 bits.
+recomputed in the backward (`torch.utils.checkpoint`, nothing else kept), or none of them;
+micro-batch after micro-batch; each parameter's gradient added in float32 the moment autograd has
+made it, and freed; the global norm of the float32 sums, clipping, fused AdamW on float32 masters,
+and a rounded copy of the masters for the next forward. 18 bytes of device memory per parameter in
+16 bits.
 """
 
 import math
@@ -51,13 +52,13 @@ class Recomputed(nn.Module):
 class InMemory:
     """One process's twin. Raises: SideMissing when the device cannot hold it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, recompute: bool = True) -> None:
         _require_memory(setup)
         self.device = setup.torch_device
         self.model = random_model(setup)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.pairs = [_Pair(parameter, setup.dtype) for parameter in parameters]
-        for number, block in enumerate(self.model.blocks):
+        for number, block in enumerate(self.model.blocks if recompute else ()):
             self.model.blocks[number] = Recomputed(block)
         masters = [pair.master for pair in self.pairs]
         self.optimizer = torch.optim.AdamW(

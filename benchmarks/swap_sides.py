@@ -10,12 +10,14 @@ from swap_setup import MicroBatches, Setup
 
 ATOM = "atom"
 MEMORY = "memory"
+WHOLE = "memory-whole"
 BOUND = "bound"
 RATES, EXACTNESS = "rates", "exactness"
 ZERO_2, ZERO_3, FSDP = "deepspeed-2", "deepspeed-3", "fsdp"
 SIDES = {
     ATOM: "Atom, sub-models swapped",
     MEMORY: "all in device memory, blocks recomputed",
+    WHOLE: "all in device memory, nothing recomputed",
     BOUND: "computing alone, one block for all",
     ZERO_2: "DeepSpeed ZeRO-2, optimizer on the host",
     ZERO_3: "DeepSpeed ZeRO-3, all on the host",
@@ -55,10 +57,10 @@ def open_side(setup: Setup) -> Witness:
             from swap_atom import Atom
 
             return Atom(setup)
-        case "memory":
+        case "memory" | "memory-whole":
             from swap_memory import InMemory
 
-            return InMemory(setup)
+            return InMemory(setup, recompute=setup.side == MEMORY)
         case "bound":
             from swap_bound import ComputeBound
 

@@ -8,8 +8,9 @@ from swap_cases import GB, Target
 from swap_measure import Measured, SideResult
 
 SIDES = ("case", "side", "s per step", "tokens/s", "GPU GB", "host GB", "ready s")
-TARGETS = ("case", "figure", "measured", "target", "")
+TARGETS = ("case", "figure", "measured", "target", "verdict")
 NOTHING = "-"
+MET = "met"
 
 
 def side_rows(measured: Measured) -> list[list[str]]:
@@ -53,7 +54,7 @@ def verdict(measured: Measured, target: Target, judged: bool) -> str:
         return "not measured"
     if not judged:
         return "toy size"
-    return "met" if target.met(figure) else "missed"
+    return MET if target.met(figure) else "missed"
 
 
 def _number(figure: float | None) -> str:
@@ -70,6 +71,12 @@ def text(rows: Sequence[Sequence[str]], titles: Sequence[str]) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("   ".join(cells).rstrip() + "\n")
     return "".join(lines)
+
+
+def markdown(rows: Sequence[Sequence[str]], titles: Sequence[str]) -> str:
+    """A table as docs/performance.md has it."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def to_json(measured: Measured, judged: bool) -> dict[str, Any]:
