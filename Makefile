@@ -15,7 +15,7 @@ RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 
 
 # What a peer needs, and no more. The file is there once all of it is installed; the folder is there long
 # before, perhaps half made, or with a Python of another version: then it is made anew.
-$(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c atom/*/*/*_kernels.c)
+$(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*.h) $(wildcard atom/*/*_kernels.c atom/*/*/*_kernels.c)
 	{ $(BIN)/python -c '$(RIGHT_PYTHON)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) .
 	touch $@

@@ -24,10 +24,9 @@ class BuildKernels(build_ext):
 
 def _extension(source: Path) -> Extension:
     library = BUILD["library_of"](source).relative_to(ROOT).with_suffix("")
-    shared = BUILD["SHARED"].relative_to(ROOT)
-    return Extension(
-        ".".join(library.parts), [str(source.relative_to(ROOT))], depends=[str(shared)]
-    )
+    shared = [BUILD["SHARED"], *source.parent.glob("*.h")]
+    depends = [str(header.relative_to(ROOT)) for header in shared]
+    return Extension(".".join(library.parts), [str(source.relative_to(ROOT))], depends=depends)
 
 
 setup(

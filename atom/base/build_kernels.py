@@ -39,7 +39,8 @@ def library_of(source: Path) -> Path:
 
 def source_digest(source: Path) -> str:
     """Of the sources and flags as they are now: a library made from others is not used."""
-    content = source.read_bytes() + SHARED.read_bytes() + " ".join(FLAGS).encode()
+    files = [source, SHARED, *sorted(source.parent.glob("*.h"))]
+    content = b"".join(map(Path.read_bytes, files)) + " ".join(FLAGS).encode()
     return hashlib.sha256(content).hexdigest()
 
 

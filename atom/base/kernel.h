@@ -3,6 +3,20 @@
 #ifndef ATOM_KERNEL_H
 #define ATOM_KERNEL_H
 
+#ifdef __CUDACC_RTC__ /* for a GPU, by a compiler that has no headers */
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define KERNEL extern "C" __global__ void
+#define INLINE static __device__ __forceinline__
+INLINE uint32_t bits_of(float value) { return __float_as_uint(value); }
+INLINE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+#else
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -31,6 +45,7 @@ INLINE float float_of(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+#endif
 
 INLINE float from_bfloat16(uint16_t value) { return float_of((uint32_t)value << 16); }
 
@@ -41,6 +56,7 @@ INLINE uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
+#ifndef __CUDACC_RTC__
 /* The function of that name for a level: 0 plain instructions, 1 AVX2, 2 AVX-512. */
 #if defined(__x86_64__)
 #define CHOOSE(level, NAME)                                                                      \
@@ -64,5 +80,6 @@ int32_t atom_highest_level(void) {
     return 0;
 #endif
 }
+#endif
 
 #endif

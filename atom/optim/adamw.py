@@ -27,6 +27,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
 from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
+from atom.swap.device_kernels import device_kernels
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_BLOCK,
@@ -66,7 +67,9 @@ class AdamW(Optimizer):
         decays = len(part.parameter.shape) >= 2
         decay = 1 - step.learning_rate * self.weight_decay if decays else 1.0
         arguments = self._arguments(part, gradient, step)
-        host_kernels().adamw(arguments, part.stop - part.start, part.start, decay)
+        place = gradient.device
+        kernels = host_kernels() if place.type == "cpu" else device_kernels(place)
+        kernels.adamw(arguments, part.stop - part.start, part.start, decay)
 
     def _arguments(self, part: Part, gradient: Tensor, step: StepTerms) -> AdamWArguments:
         mean, mean_square = (part.state[name] for name in MOMENTS)

@@ -1,0 +1,30 @@
+/* What host_kernels.c does, on a GPU. Compiled while Atom runs, without contraction and with exact
+ * division, as the host's loops are: the bits are theirs. */
+
+#include "adamw_element.h"
+
+/* The host's text, one thread for each element. Moments in 8 bits are not known here. */
+KERNEL atom_adamw(const struct adamw step, const int64_t count, const uint64_t first,
+                  const float decay) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const struct adamw_terms terms = adamw_terms_of(&step, first + (uint64_t)i, decay);
+    adamw_element(terms, i, (uint32_t)(first + (uint64_t)i), step.gradient_format,
+                  step.master_format, step.moment_format, step.working_format, step.master,
+                  step.working, step.exp_avg, step.exp_avg_sq, step.gradient);
+}
+
+/* Blocks of `rows` rows of `lanes` numbers each, the last may be shorter: each lane's sum of
+ * squares, one thread for each, in the order of the rows. */
+KERNEL atom_squares(const float *x, const int64_t count, double *lane, const int64_t lanes,
+                    const int64_t rows) {
+    const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t block = at / lanes, start = block * rows * lanes + at % lanes;
+    if (block * rows * lanes >= count) return;
+    double sum = 0.0;
+    for (int64_t row = 0; row < rows && start + row * lanes < count; row++) {
+        const double value = x[start + row * lanes];
+        sum += value * value;
+    }
+    lane[at] = sum;
+}

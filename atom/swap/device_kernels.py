@@ -1,0 +1,113 @@
+"""The AdamW step on a GPU: the host's own text, compiled by NVRTC and started by the driver.
+
+Both libraries come with PyTorch and the driver, and are called as NVIDIA documents them. PyTorch's
+own wrapper, `torch.cuda._compile_kernel`, wants a whole CUDA toolkit beside it, and passes no
+structures. Contraction is off, division and roots are exact and subnormal numbers stay: what these
+flags say of a GPU is what IEEE 754 says of the host, so the bits are the same.
+"""
+
+import ctypes
+import functools
+from ctypes import byref, c_char_p, c_float, c_int64, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atom.base.build_kernels import SHARED
+from atom.base.errors import DeviceError
+from atom.swap.host_kernels import AdamWArguments
+
+SOURCE = Path(__file__).with_name("device_kernels.cu")
+FLAGS = "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"
+THREADS = 256
+"""Of a block."""
+
+
+class DeviceKernels:
+    """The kernels of one GPU. Any thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises: DeviceError when they cannot be compiled or loaded here."""
+        try:
+            with torch.cuda.device(device):
+                torch.zeros(1, device=device)  # so that there is a context
+                self._driver = ctypes.CDLL("libcuda.so.1")
+                self._context, module = c_void_p(), c_void_p()
+                self._require(self._driver.cuCtxGetCurrent(byref(self._context)))
+                binary = _compiled(SOURCE, torch.cuda.get_device_capability(device))
+                self._require(self._driver.cuModuleLoadData(byref(module), binary))
+                self._adamw, self._squares = (
+                    self._function(module, name) for name in (b"atom_adamw", b"atom_squares")
+                )
+        except (OSError, AttributeError, RuntimeError) as problem:
+            raise DeviceError(f"no kernels for this GPU: {problem}") from problem
+
+    def adamw(self, arguments: AdamWArguments, count: int, first: int, decay: float) -> None:
+        """As `HostKernels.adamw`, of the GPU's memory: starts it on the current stream. Moments in
+        8 bits are not known."""
+        self._start(self._adamw, count, arguments, c_int64(count), c_uint64(first), c_float(decay))
+
+    def squares(self, x: torch.Tensor, sums: torch.Tensor, lanes: int, rows: int) -> None:
+        """Starts to overwrite `sums` [blocks, lanes] float64 with the lanes' sums, before they are
+        added in halves, of each block of `rows` times `lanes` elements of `x` [n] float32, as
+        `HostKernels.sum_of_squares` defines them."""
+        counts = c_int64(x.numel()), c_int64(lanes), c_int64(rows)
+        addresses = c_void_p(x.data_ptr()), c_void_p(sums.data_ptr())
+        self._start(self._squares, sums.numel(), addresses[0], counts[0], addresses[1], *counts[1:])
+
+    def _start(self, function: c_void_p, threads: int, *given: Any) -> None:
+        pointers = (c_void_p * len(given))(*map(ctypes.addressof, given))
+        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+        shape = -(-threads // THREADS), 1, 1, THREADS, 1, 1
+        self._require(self._driver.cuCtxSetCurrent(self._context))  # a thread may have none yet
+        self._require(self._driver.cuLaunchKernel(function, *shape, 0, stream, pointers, None))
+
+    def _function(self, module: c_void_p, name: bytes) -> c_void_p:
+        function = c_void_p()
+        self._require(self._driver.cuModuleGetFunction(byref(function), module, name))
+        return function
+
+    def _require(self, result: int) -> None:
+        if result:
+            words = c_char_p()
+            self._driver.cuGetErrorString(result, byref(words))
+            raise RuntimeError(f"CUDA error: {(words.value or b'unknown').decode()}")
+
+
+@functools.cache
+def device_kernels(device: torch.device) -> DeviceKernels:
+    """Raises: DeviceError, see there."""
+    return DeviceKernels(device)
+
+
+def _compiled(source: Path, capability: tuple[int, int]) -> bytes:
+    """Machine code. Raises: OSError without the compiler; RuntimeError with what it says."""
+    nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
+    architecture = "--gpu-architecture=sm_{}{}".format(*capability)
+    options = [architecture, f"-I{source.parent}", f"-I{SHARED.parent}", *FLAGS]
+    encoded = (c_char_p * len(options))(*map(str.encode, options))
+    text = source.read_bytes()
+    nvrtc.nvrtcCreateProgram(byref(program), text, source.name.encode(), 0, None, None)
+    try:
+        if nvrtc.nvrtcCompileProgram(program, len(options), encoded):
+            nvrtc.nvrtcGetProgramLogSize(program, byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(f"NVRTC: {log.value.decode().strip()}")
+        nvrtc.nvrtcGetCUBINSize(program, byref(size))
+        binary = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, binary)
+        return binary.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(byref(program))
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """PyTorch's: loaded already, or among the packages beside it. Raises: OSError."""
+    name = f"libnvrtc.so.{(torch.version.cuda or 'none').partition('.')[0]}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        beside = Path(torch.__file__).parent.parent.glob(f"nvidia/**/{name}")
+        return ctypes.CDLL(str(next(beside, name)))
