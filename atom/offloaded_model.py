@@ -105,14 +105,15 @@ class OffloadedModel:
         """Copies of everything that `load_state_dict` needs to go on with the same bits.
 
         `"model"`: what the module's own `state_dict` has, parameters in float32;
-        `"state"`: weights and optimizer state as flat arenas [elements]; `"steps"`. The random
-        numbers of dropout are not part of it.
+        `"state"`: weights and optimizer state as flat arenas [elements], and parameters without
+        gradient; `"steps"`. The random numbers of dropout are not part of it.
         """
         weights = self._replica.export_parameters()
+        state = {**self._replica.state_arenas(), **self._replica.frozen}
         return {
             "model": {name: value.clone() for name, value in self._constants.items()}
             | {name: weights[ours].clone() for name, ours in self._names.items()},
-            "state": {name: arena.clone() for name, arena in self._replica.state_arenas().items()},
+            "state": {name: arena.clone() for name, arena in state.items()},
             "steps": self.steps,
         }
 
@@ -193,7 +194,8 @@ def offload(
     evaluation = _evaluation(whole, batch, graph, choice)
     replica = Replica(choice.program(graph), evaluation, settings, opened)
     values = dict(whole.named_parameters())
-    replica.initialise(lambda name, _: values[name].detach().to("cpu", torch.float32))
+    for fill in (replica.fill_frozen, replica.initialise):
+        fill(lambda name, _: values[name].detach().to("cpu", torch.float32))
     names = _names(model, whole, graph)
     constants = {
         name: value.detach().cpu().clone()

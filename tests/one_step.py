@@ -23,10 +23,9 @@ def take_step(
     learning_rate: float,
     step: int,
     coefficient: float = 1.0,
-    frozen: frozenset[str] = frozenset(),
 ) -> None:
     """Raises: ValueError for a gradient that does not fit; StepFailed."""
-    stepper = Stepper(store, optimizer, ManualClock(), frozen=frozen)
+    stepper = Stepper(store, optimizer, ManualClock())
     stepper.begin(gradient, learning_rate, step, coefficient)
     stepper.wait()
 

@@ -36,33 +36,51 @@ class ParameterSpec:
     hidden_matrix: bool = False
     """It maps one layer's activations to the next one's: see `atom.graph.tracing.hidden_matrices`.
     No embedding, no output head."""
+    frozen: bool = False
+    """It takes no gradient, and no step changes it."""
 
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where each parameter lives in a flat arena of `total_elements`; gaps hold zeros."""
+    """Where each parameter lives in a flat arena of `total_elements`; gaps hold zeros.
+
+    Frozen parameters come last: arenas of gradients and state end before them, after
+    `trained_elements`.
+    """
 
     specs: tuple[ParameterSpec, ...]
     total_elements: int
+    trained_elements: int
 
     @classmethod
     def of(
-        cls, shapes: Mapping[str, tuple[int, ...]], hidden_matrices: Container[str] = ()
+        cls,
+        shapes: Mapping[str, tuple[int, ...]],
+        hidden_matrices: Container[str] = (),
+        frozen: Container[str] = (),
     ) -> "ParameterLayout":
-        """Lays parameters out in the order given (order of first use in the graph)."""
-        specs, offset = [], 0
-        for name, shape in shapes.items():
+        """Lays parameters out in the order given (order of first use in the graph), those that
+        are trained before the `frozen` ones."""
+        specs, offset, trained = list[ParameterSpec](), 0, 0
+        for name in sorted(shapes, key=lambda name: name in frozen):
+            shape, still = tuple(shapes[name]), name in frozen
             numel = math.prod(shape)
-            specs.append(ParameterSpec(name, tuple(shape), offset, numel, name in hidden_matrices))
+            specs.append(ParameterSpec(name, shape, offset, numel, name in hidden_matrices, still))
             offset += padded_elements(numel)
-        return cls(tuple(specs), offset)
+            trained = trained if still else offset
+        return cls(tuple(specs), offset, trained)
+
+    @cached_property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """All but the frozen ones."""
+        return tuple(spec for spec in self.specs if not spec.frozen)
 
     @cached_property
     def by_name(self) -> dict[str, ParameterSpec]:
         return {spec.name: spec for spec in self.specs}
 
     def view(self, arena: torch.Tensor, name: str) -> torch.Tensor:
-        """The named parameter's part of `arena` [total_elements], in the parameter's own shape."""
+        """The named parameter's part of `arena`, in the parameter's own shape."""
         spec = self.by_name[name]
         return arena[spec.offset : spec.offset + spec.numel].view(spec.shape)
 
@@ -138,8 +156,6 @@ class Program:
     """Every batch entry and every value that crosses a cut, by name."""
     parameter_dtype: torch.dtype = torch.float32
     """The one dtype of all parameters: the dtype the model was traced in."""
-    frozen: frozenset[str] = frozenset()
-    """Parameters in the layout that take no gradient and must not be updated."""
     shared: frozenset[str] = frozenset()
     """Of `values`, those that are the same in every micro-batch: one of each is enough."""
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)

@@ -49,7 +49,6 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
         graph_hash=graph.graph_hash,
         values=values,
         parameter_dtype=graph.parameter_dtype,
-        frozen=graph.frozen,
         shared=frozenset(map(graph.value_name, shared_values(graph))) & values.keys(),
         constants=source.constants,
         functions=graph.functions,

@@ -14,10 +14,10 @@ from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.gradients import FlatNumbers
 from atom.swap.host_store import (
     HostStore,
+    beside_bytes,
     state_arenas,
     store_weights,
     weights_of,
-    working_copy_bytes,
 )
 from atom.swap.state_form import StateArena, StateForm
 
@@ -125,13 +125,13 @@ class Optimizer(ABC):
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """All parameters' states as arenas.
+    """All trained parameters' states as arenas.
 
     Raises: ValueError if a name has tensors of two types, or a type is none of `STATE_DTYPES`.
     """
     shapes = dict[str, dict[str, tuple[int, ...]]]()
     dtypes = dict[str, torch.dtype]()
-    for spec in layout.specs:
+    for spec in layout.trained:
         for name, tensor in optimizer.state(spec, form).items():
             if dtypes.setdefault(name, tensor.dtype) != tensor.dtype:
                 raise ValueError(f"the optimizer's {name} is {dtypes[name]} and {tensor.dtype}")
@@ -150,16 +150,14 @@ def store_bytes(
 ) -> int:
     """What `HostStore.allocate` takes with this optimizer's state."""
     arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
-    beside = working_copy_bytes(precision, form) + gradients.itemsize
-    return sum(arena.size_bytes for arena in arenas.values()) + layout.total_elements * beside
+    state_bytes = sum(arena.size_bytes for arena in arenas.values())
+    sums_bytes = layout.trained_elements * gradients.itemsize
+    return state_bytes + sums_bytes + beside_bytes(layout, precision, form)
 
 
-def parts_of(
-    optimizer: Optimizer, store: HostStore, frozen: frozenset[str] = frozenset()
-) -> list[Part]:
-    """All but the `frozen` parameters, in the order of the store's layout."""
-    specs = [spec for spec in store.layout.specs if spec.name not in frozen]
-    return [part for spec in specs for part in _parts(optimizer, store, spec)]
+def parts_of(optimizer: Optimizer, store: HostStore) -> list[Part]:
+    """All but the frozen parameters, in the order of the store's layout."""
+    return [part for spec in store.layout.trained for part in _parts(optimizer, store, spec)]
 
 
 def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Iterator[Part]:

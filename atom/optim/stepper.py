@@ -44,18 +44,17 @@ class Stepper:
         optimizer: Optimizer,
         clock: Clock,
         sub_models: Sequence[SubModel] = (),
-        frozen: frozenset[str] = frozenset(),
         observer: Observer | None = None,
     ) -> None:
-        """`frozen` parameters, by layout name, are never updated. `observer` is told, from the
-        threads that step, of the share of each of the `sub_models`.
+        """`observer` is told, from the threads that step, of the share of each of the
+        `sub_models`.
 
         Raises: MismatchError when the host kernels have not been compiled.
         """
         host_kernels()
         self._store = store
         self._optimizer = optimizer
-        self._parts = parts_of(optimizer, store, frozen)
+        self._parts = parts_of(optimizer, store)
         """Of the store: all that a step changes."""
         self.stretches = [each for part in self._parts for each in without_state(part)]
         """The same, in small parts that have no state."""
@@ -75,7 +74,7 @@ class Stepper:
     ) -> None:
         """Starts a step and returns. What was loaded is stale. Waits for the step before.
 
-        `gradient`: [total elements], times `coefficient`; it belongs to the stepper until `wait`
+        `gradient`: [trained elements], times `coefficient`; it belongs to the stepper until `wait`
         returns or raises. `step` counts from 1. `update`: what is done to each part, if not the
         optimizer's step: element-wise, given one of `stretches`, on several threads.
 

@@ -57,6 +57,8 @@ class SlotLayout:
     """Slot offset per parameter name."""
     runs: tuple[Run, ...]
     elements: int
+    trained_elements: int
+    """Before those that are frozen."""
 
     @classmethod
     def of(cls, sub_model: SubModel, layout: ParameterLayout) -> "SlotLayout":
@@ -64,7 +66,7 @@ class SlotLayout:
         specs = sorted((layout.by_name[name] for name in names), key=lambda spec: spec.offset)
         offsets: dict[str, int] = {}
         runs: list[Run] = []
-        used = 0
+        used = trained = 0
         for spec in specs:
             padded = padded_elements(spec.numel)
             offsets[spec.name] = used
@@ -74,7 +76,8 @@ class SlotLayout:
             else:
                 runs.append(Run(spec.offset, used, padded))
             used += padded
-        return cls(offsets, tuple(runs), used)
+            trained = trained if spec.frozen else used
+        return cls(offsets, tuple(runs), used, trained)
 
 
 Tag = tuple[int, tuple[Run, ...], int]
@@ -90,7 +93,7 @@ class DeviceSlots:
     """In the computing precision: the shared slots, [largest swapped sub-model's elements] each;
     then the residents', [its own elements] each."""
     gradients: tuple[torch.Tensor, ...]
-    """[largest sub-model's elements] each, float32."""
+    """[most trained elements of a sub-model] each, float32."""
     carried: dict[str, torch.Tensor]
     """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
     float32, where they go on from one to the next."""
@@ -177,7 +180,7 @@ def device_bytes(
 
 
 def gradient_slot_bytes(elements: int, leaving_bytes: int = FLOAT32_BYTES) -> int:
-    """Device memory for gradients, where the largest sub-model has so many `elements`: the slots,
+    """Device memory for gradients, where a sub-model trains at most so many `elements`: the slots,
     float32, and what they are rounded in if they leave in fewer bytes each."""
     slots = GRADIENT_SLOTS * elements * FLOAT32_BYTES
     rounds = leaving_bytes != FLOAT32_BYTES
@@ -197,8 +200,8 @@ def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]
     """Of parameters whose sums go on from one sub-model to the next, padded."""
     if precision != torch.float32:
         return {}
-    users, by_name = users_of_parameters(program.sub_models), program.layout.by_name
-    return {n: padded_elements(by_name[n].numel) for n, used in users.items() if len(used) > 1}
+    users, trained = users_of_parameters(program.sub_models), program.layout.trained
+    return {s.name: padded_elements(s.numel) for s in trained if len(users[s.name]) > 1}
 
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:
@@ -240,8 +243,8 @@ def _layouts(program: Program) -> list[SlotLayout]:
 
 
 def _elements(program: Program) -> int:
-    """Of the largest sub-model."""
-    return max(layout.elements for layout in _layouts(program))
+    """Of the sub-model that trains most of them."""
+    return max(layout.trained_elements for layout in _layouts(program))
 
 
 @dataclass(frozen=True)

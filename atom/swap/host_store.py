@@ -15,6 +15,8 @@ PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats in which sub-models may compute. The master weights always have 32 bits."""
 WORKING = "working"
 """Beside the names of the weights' arenas: the rounded copy that the device loads."""
+FROZEN = "frozen"
+"""The parameters that no step changes, as an arena of their own."""
 
 
 @dataclass
@@ -22,8 +24,9 @@ class HostStore:
     """Arenas of one replica, gaps between parameters zero.
 
     `state` holds weights and the optimizer's state, as `arenas` declares them. `working` is what
-    the device loads: in 16-bit precisions a rounded copy of the master weights, or their high
-    halves; else the master weights themselves.
+    the device loads. Its first part is in 16-bit precisions a rounded copy of the master weights,
+    or their high halves; else the master weights themselves. The rest is frozen parameters, which
+    are nowhere else.
     `version` counts changes of `working`; whatever was loaded under another version is stale.
     `readiness` says what may be read of `working` while a step is under way; None: all of it.
     Nothing else is synchronised: the engine and the optimizer take turns.
@@ -35,7 +38,7 @@ class HostStore:
     arenas: Mapping[str, StateArena]
     state: Mapping[str, Tensor]
     gradients: Tensor
-    """[layout.total_elements] float32 or bfloat16."""
+    """[layout.trained_elements] float32 or bfloat16."""
     working: Tensor
     """[layout.total_elements]"""
     version: int = field(default=0)
@@ -65,12 +68,14 @@ class HostStore:
             raise ValueError(f"gradients in {gradients} with weights in {precision}")
         arenas = state_arenas(layout, form, optimizer_state or {})
         moved = HIGH if form.splits else MASTER if precision == torch.float32 else None
-        state = dict[str, Tensor]()
-        for name, arena in arenas.items():
-            allocate = host_memory if name == moved else allocate_host_memory
-            state[name] = allocate(arena.elements, arena.dtype)
-        sums = host_memory(layout.total_elements, gradients)
-        working = state[moved] if moved else host_memory(layout.total_elements, precision)
+        working = host_memory(layout.total_elements, precision)
+        state = {
+            name: working[: arena.elements]
+            if name == moved
+            else allocate_host_memory(arena.elements, arena.dtype)
+            for name, arena in arenas.items()
+        }
+        sums = host_memory(layout.trained_elements, gradients)
         return cls(layout, precision, form, arenas, state, sums, working)
 
     @property
@@ -78,15 +83,26 @@ class HostStore:
         """The master weights, float32, where they are not split."""
         return self.state[MASTER]
 
+    @property
+    def frozen(self) -> Tensor:
+        """The frozen parameters, one after the other: the end of `working`."""
+        return self.working[self.layout.trained_elements :]
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether `working` holds a copy of the weights."""
+        return not self.form.splits and self.precision != torch.float32
+
     def clear_state(self) -> None:
         """Weights and the optimizer's state all zero."""
         for arena in self.state.values():
             arena.zero_()
 
     def stored_weights(self, name: str) -> dict[str, Tensor]:
-        """One parameter's `MASTER`, or `HIGH` and `LOW`, and `WORKING` if it is a copy: views."""
+        """One trained parameter's `MASTER`, or `HIGH` and `LOW`, and `WORKING` if it is a copy:
+        views."""
         arenas = {part: self.state[part] for part in self.form.weight_dtypes}
-        if not self.form.splits and self.working is not self.master:
+        if self._rounds:
             arenas[WORKING] = self.working
         return {part: self.layout.view(arena, name) for part, arena in arenas.items()}
 
@@ -99,10 +115,16 @@ class HostStore:
         spec = self.layout.by_name[name]
         if value.shape != spec.shape:
             raise ValueError(f"{name}: {tuple(value.shape)} is not {spec.shape}")
-        store_weights(self.stored_weights(name), value.detach().float())
+        if spec.frozen:
+            self.layout.view(self.working, name).copy_(value.detach())
+        else:
+            store_weights(self.stored_weights(name), value.detach().float())
 
     def weights(self, name: str) -> Tensor:
-        """One parameter's master weights, float32: live, or a copy where they are split."""
+        """One parameter's master weights, float32: live, or a copy where they are split, or frozen
+        in 16 bits."""
+        if self.layout.by_name[name].frozen:
+            return self.layout.view(self.working, name).float()
         return weights_of(self.stored_weights(name))
 
     def changed(self) -> None:
@@ -120,8 +142,8 @@ class HostStore:
 
     def round_master(self) -> None:
         """Makes `working` what the master weights say, and declares loaded copies stale."""
-        if not self.form.splits and self.working is not self.master:
-            self.working.copy_(self.master)
+        if self._rounds:
+            self.working[: self.layout.trained_elements].copy_(self.master)
         self.changed()
 
 
@@ -150,6 +172,8 @@ def state_arenas(
     return {**weights, **optimizer_state}
 
 
-def working_copy_bytes(precision: torch.dtype, form: StateForm = StateForm.EXACT) -> int:
-    """Per element, besides the state."""
-    return 0 if form.splits or precision == torch.float32 else precision.itemsize
+def beside_bytes(layout: ParameterLayout, precision: torch.dtype, form: StateForm) -> int:
+    """What the device loads and is no state: rounded copies of weights, and frozen parameters."""
+    within = form.splits or precision == torch.float32
+    elements = layout.total_elements - (layout.trained_elements if within else 0)
+    return elements * precision.itemsize

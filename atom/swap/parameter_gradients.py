@@ -38,9 +38,9 @@ class _Place:
 class ParameterGradients:
     """The gradient slots of one program, and where each sub-model's sums go.
 
-    `arena` [layout.total_elements] is float32, or bfloat16: then sums are rounded to nearest before
-    they leave, what a first pass leaves is kept as it is, and what is added to it is rounded at
-    random (`atom.swap.host_sums.add_rounded`).
+    `arena` [layout.trained_elements] is float32, or bfloat16: then sums are rounded to nearest
+    before they leave, what a first pass leaves is kept as it is, and what is added to it is rounded
+    at random (`atom.swap.host_sums.add_rounded`).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ParameterGradients:
         elements = sum(
             part.source.numel() for parts in self._parts for part in parts if part.replace
         )
-        assert elements == layout.total_elements, "every parameter is used, and arrives"
+        assert elements == layout.trained_elements, "every parameter is used, and arrives"
 
     def wait_for_slot(self, sub_model: int) -> None:
         """Returns when the slot's last sums are on the host."""
@@ -85,9 +85,7 @@ class ParameterGradients:
         if micro_batch > 0:
             return []
         roots = [
-            (place.parameter, place.sum)
-            for place in self._places[sub_model]
-            if place.continues and place.parameter.requires_grad
+            (place.parameter, place.sum) for place in self._places[sub_model] if place.continues
         ]
         for _, total in roots:
             if weight != 1.0:
@@ -147,6 +145,8 @@ def _places(
     places = []
     for name, parameter in part.parameters.items():
         spec, start = layout.by_name[name], part.layout.offsets[name]
+        if spec.frozen:
+            continue
         whole = slot[start : start + padded_elements(spec.numel)]
         of = carried.get(name, whole)[: spec.numel].view(spec.shape)
         gap = whole[spec.numel :] if name not in carried else whole[:0]
@@ -167,6 +167,8 @@ def _parts(
     parts, runs = [], list[tuple[int, int, int, bool]]()
     for name, start in part.layout.offsets.items():
         spec, used = layout.by_name[name], users[name]
+        if spec.frozen:
+            continue
         elements = padded_elements(spec.numel)
         if name in carried:
             if part.sub_model.index == used[0]:

@@ -33,7 +33,7 @@ class StateArena:
 
     @property
     def elements(self) -> int:
-        return self.layout.total_elements
+        return self.layout.trained_elements
 
     @property
     def size_bytes(self) -> int:

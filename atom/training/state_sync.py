@@ -21,6 +21,7 @@ import torch
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head, Value, Voter
 from atom.swarm.chain.commit_chain import (
     PAGE_BYTES,
@@ -29,7 +30,7 @@ from atom.swarm.chain.commit_chain import (
     pages_beyond,
 )
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.state.arenas import DIGEST_BYTES
+from atom.swarm.state.arenas import DIGEST_BYTES, state_digest
 from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -83,6 +84,11 @@ class PeerDonors:
         wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, self._max_bytes)
         return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
+    def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:
+        """What no step changes, as `state`."""
+        wanted = Wanted(FROZEN, peers, digest, size_bytes + (1 << 20))
+        return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
+
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
         """`pace`: the least that must come; None: as long as anything comes."""
         most = self._max_result_bytes
@@ -110,6 +116,19 @@ class _Chain:
     """One more than commits: the first is genesis."""
 
 
+@dataclass(frozen=True)
+class FirstState:
+    """Round 0, which no commit names but the run's manifest."""
+
+    digest: bytes
+    initialise: Callable[[], bool]
+    """Sets the replica to it, if it can be made here; whether it is bit for bit the run's."""
+    frozen_digest: bytes = b""
+    """Of what no step changes; empty: nothing is frozen."""
+    fill_frozen: Callable[[], bool] = lambda: False
+    """Fills it in, if it can be made here."""
+
+
 class StateSync:
     """Used on the worker's thread, but for `proven_head` and `fetch_result`."""
 
@@ -119,14 +138,11 @@ class StateSync:
         replica: Replica,
         storage: RunStorage,
         donors: PeerDonors,
-        first: bytes,
-        initialise: Callable[[], bool],
+        first: FirstState,
         events: EventSink,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """`first`: digest of the state of round 0, which no commit names but the run's manifest.
-        `initialise`: sets the replica to it, if it can be made here; whether it is bit for bit the
-        run's. `on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
+        """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
         self._mine = [me]
         self._replica = replica
         self._storage = storage
@@ -134,7 +150,8 @@ class StateSync:
         self._results = storage.results
         self._donors = donors
         self.stop = donors.stop
-        self._first, self._initialise = first, initialise
+        self._first = first
+        self._has_frozen = not first.frozen_digest
         self._events = events
         self._on_progress = on_progress
         self.usable = False
@@ -159,7 +176,7 @@ class StateSync:
 
         Raises: PeerRefused(SUPERSEDED): we end.
         """
-        is_there = self._from_disk()
+        is_there = self._frozen_from_disk() and self._from_disk()
         try:
             self._replay(self._journal.commits[self._replica.round :] if is_there else ())
         except PeerRefused:
@@ -211,7 +228,20 @@ class StateSync:
             except StorageError:
                 self._events.emit("snapshot-damaged", path=snapshot.path.name)
         self._go_on()
-        return self._initialise()
+        return self._first.initialise()
+
+    def _frozen_from_disk(self) -> bool:
+        """Loads what is frozen, or makes it; whether it is there."""
+        if not self._has_frozen:
+            saved, first = self._storage.frozen() or {}, self._first
+            if state_digest(saved) == first.frozen_digest:
+                self._replica.load_frozen(saved)
+                self._has_frozen = True
+            elif first.fill_frozen():
+                self._has_frozen = state_digest(self._replica.frozen) == first.frozen_digest
+                if self._has_frozen:
+                    self._storage.save_frozen(self._replica.frozen)
+        return self._has_frozen
 
     # ---- from others
 
@@ -238,6 +268,7 @@ class StateSync:
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
         """To its end, with what these peers serve and the first one offers. An offer that does not
         hold must not stand in the way of another one. Raises: PeerRefused, OSError."""
+        self._fetch_frozen(peers)
         here = self._journal.head
         on_chain = chain.heads[here.round : here.round + 1] == [here]
         ours = on_chain and self.usable and not discard
@@ -260,6 +291,15 @@ class StateSync:
                 raise failed or OSError("no donor serves a state on the chain")
         self._replay_rest(chain, peers)
 
+    def _fetch_frozen(self, peers: Sequence[str]) -> None:
+        """Raises: PeerRefused, OSError, StorageError."""
+        if not self._has_frozen:
+            size = sum(arena.nbytes for arena in self._replica.frozen.values())
+            found = self._donors.frozen(peers, self._first.frozen_digest, size)
+            self._replica.load_frozen(found)
+            self._storage.save_frozen(found)
+            self._has_frozen = True
+
     @property
     def _worth_replaying(self) -> int:
         """So many results have at most as many bytes as a state."""
@@ -267,7 +307,7 @@ class StateSync:
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
     def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
-        return certified_state(round_number, self._first, commits)
+        return certified_state(round_number, self._first.digest, commits)
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""

@@ -56,15 +56,15 @@ def swapped(
     store = HostStore.allocate(program.layout)
     parameters = dict(model.named_parameters())
     for name in program.layout.by_name:
-        program.layout.view(store.master, name).copy_(parameters[name].detach())
+        store.write_weights(name, parameters[name])
     store.round_master()
     slots = DeviceSlots.allocate([program], device, torch.float32)
     assert len(slots.weights) == 2
     engine = Engine(program, load(program, "cpu"), store, slots, device)
     losses = engine.run_pass(batches, seeds)
     gradients = {
-        name: program.layout.view(store.gradients, name) / engine.sequences_of(batches[0])
-        for name in program.layout.by_name
+        spec.name: program.layout.view(store.gradients, spec.name) / engine.sequences_of(batches[0])
+        for spec in program.layout.trained
     }
     return losses, gradients
 
@@ -91,7 +91,7 @@ CUTS = {"finest": finest, "planned": planned}
 
 
 def assert_equal(found: Result, expected: Result, frozen: frozenset[str] = frozenset()) -> None:
-    """Bit by bit; what has no gradient in `expected` has none, or zeros where arenas hold it."""
+    """Bit by bit; a parameter without gradient in `expected` has none, or zeros."""
     assert found[0] == expected[0]
     assert not expected[1].keys() - found[1].keys()
     for name, gradient in found[1].items():

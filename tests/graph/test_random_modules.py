@@ -51,7 +51,7 @@ def arranged(
     """Two passes over one engine: the second must not see anything of the first."""
     store, device = HostStore.allocate(program.layout), CpuDevice()
     for name in program.layout.by_name:
-        program.layout.view(store.master, name).copy_(model.get_parameter(name).detach())
+        store.write_weights(name, model.get_parameter(name))
     store.round_master()
     slots = DeviceSlots.allocate([program], device, torch.float32, arrangement)
     engine = Engine(program, load(program, "cpu"), store, slots, device)
@@ -59,7 +59,8 @@ def arranged(
     store.gradients.zero_()
     losses = engine.run_pass(batches, seeds)
     gradients = {
-        name: program.layout.view(store.gradients, name) for name in program.layout.by_name
+        spec.name: program.layout.view(store.gradients, spec.name)
+        for spec in program.layout.trained
     }
     return losses, gradients
 

@@ -53,7 +53,9 @@ OWING = {
     "Muon": Muon(**SEED), "SignSGD": SignSGD(betas=(0.8, 0.9)),
 }  # fmt: skip
 """But for AdamW, whose forms have a test of their own."""
-SEVERAL = ParameterLayout.of({"odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"})
+SEVERAL = ParameterLayout.of(
+    {"still": (20, 30), "odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"}, {"still"}
+)
 
 
 @pytest.mark.parametrize("form", StateForm)
@@ -62,9 +64,9 @@ def test_a_store_takes_what_is_reckoned(name: str, form: StateForm) -> None:
     """Of state that differs from parameter to parameter, in shape, type and presence, too."""
     narrow = torch.bfloat16
     store = allocate_store(OWING[name], SEVERAL, narrow, form=form, gradients=narrow)
-    arenas = {*store.state.values(), store.gradients, store.working}
-    reckoned = store_bytes(OWING[name], SEVERAL, narrow, form, narrow)
-    assert sum(arena.nbytes for arena in arenas) == reckoned
+    tensors = [*store.state.values(), store.gradients, store.working]  # the longest last
+    held = {each.data_ptr(): each.nbytes for each in tensors}
+    assert sum(held.values()) == store_bytes(OWING[name], SEVERAL, narrow, form, narrow)
 
 
 def stepped(optimizer: Optimizer, form: StateForm, *gradients: torch.dtype) -> HostStore:
@@ -73,7 +75,7 @@ def stepped(optimizer: Optimizer, form: StateForm, *gradients: torch.dtype) -> H
     for spec in SEVERAL.specs:
         store.write_weights(spec.name, uniform(spec.shape, spec.numel))
     for step in range(1, 4):
-        gradient = uniform((SEVERAL.total_elements,), step)
+        gradient = uniform((SEVERAL.trained_elements,), step)
         for each in gradients:
             gradient = gradient.to(each)
         take_step(optimizer, store, gradient, 1e-2, step, 0.7)
@@ -92,7 +94,10 @@ def test_split_weights_are_as_exact_and_a_half_state_is_near(
     name: str, gradients: torch.dtype
 ) -> None:
     exact, split, half = (stepped(OWING[name], form, gradients) for form in StateForm)
-    assert torch.equal(exact.working, exact.master.bfloat16()), "the copy for the device"
+    copy, still = exact.working[: SEVERAL.trained_elements], uniform((20, 30), 600).bfloat16()
+    assert torch.equal(copy, exact.master.bfloat16()), "the copy for the device"
+    for store in (exact, split, half):
+        assert torch.equal(store.weights("still"), still.float()), "frozen: no step changes it"
     kept = exact.state.keys() & split.state.keys()
     assert all(torch.equal(exact.state[each], split.state[each]) for each in kept)
     for spec in SEVERAL.specs:

@@ -12,7 +12,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.training.state_sync import PeerDonors, StateSync
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage, write_snapshot
 from tests.event_list import EventList
@@ -87,9 +87,9 @@ class Peer:
         self._network = LocalNetwork()
         self._doors: dict[BlobServer, str] = {}
         self.donors = self._peer_donors()
-        first = run().digest(0), self._first
+        first = FirstState(run().digest(0), self._first)
         self.state_sync = StateSync(
-            ME, self.replica, self.storage, self.donors, *first, self.events, self._tell
+            ME, self.replica, self.storage, self.donors, first, self.events, self._tell
         )
 
     def _peer_donors(self) -> PeerDonors:

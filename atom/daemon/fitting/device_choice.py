@@ -15,7 +15,7 @@ from atom.placement.choice import Choice
 from atom.placement.choosing import Question
 from atom.placement.memory import Limits
 from atom.swap.device_slots import staging_bytes
-from atom.swap.host_store import working_copy_bytes
+from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
@@ -96,10 +96,10 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         for name, arena in replica_state(run, layout).items()
     ]
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    elements = layout.total_elements
+    elements = layout.trained_elements
     codec = codec_named(run.swarm.codec)
     arenas += [
-        ("working copy", working_copy_bytes(precision, form) * elements),
+        ("what the device loads", beside_bytes(layout, precision, form)),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
         # the one voted on and the next
         ("averages, as they travel", 2 * codec.wire_bytes(elements)),

@@ -222,7 +222,7 @@ def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_g
     capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
     numbers = graph.layout, graph.parameter_dtype, state_form(run)
     return Work(
-        parameters=graph.layout.total_elements,
+        parameters=graph.layout.trained_elements,
         round_sequences=run.batch.global_sequences,
         micro_batch_sequences=run.batch.micro_batch_sequences,
         sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
@@ -261,13 +261,15 @@ def number_bytes(run: RunFile) -> float:
 def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
     """What there will be in the state directory `root`, and what room there is for it."""
     codec = codec_named(run.swarm.codec)
-    result_bytes = codec.wire_bytes(graph.layout.total_elements)
+    result_bytes = codec.wire_bytes(graph.layout.trained_elements)
     kept = peer.state.snapshots
     state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
     own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
+    frozen = graph.layout.total_elements - graph.layout.trained_elements
+    frozen_bytes = frozen * graph.parameter_dtype.itemsize
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
-        snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes,
+        snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes + frozen_bytes,
         result_bytes=kept * run.snapshot.every_rounds * result_bytes,
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

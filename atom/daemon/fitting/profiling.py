@@ -121,12 +121,12 @@ def step_elements_per_s(
     number. Raises: MemoryError."""
     sample = ParameterLayout.of({"sample": (SAMPLE_ELEMENTS // 64, 64)})
     seconds = _step_s(optimizer, sample, precision, form, now)
-    seconds *= layout.total_elements / sample.total_elements
-    if products := sum(map(optimizer.products, layout.specs)):
+    seconds *= layout.trained_elements / sample.total_elements
+    if products := sum(map(optimizer.products, layout.trained)):
         matrix = ParameterLayout.of({"sample": SAMPLE_MATRIX}, {"sample"})
         share = products / optimizer.products(matrix.specs[0])
         seconds += share * _step_s(optimizer, matrix, precision, form, now)
-    return layout.total_elements / seconds
+    return layout.trained_elements / seconds
 
 
 def _step_s(

@@ -78,7 +78,7 @@ def _opened(
     arenas, outside = kept.arenas(snapshot), source.outside(dtype)
     if outside.config is None:
         console.note(NO_CONFIG)
-    return _Drawer(kept, source, kept.layout(source), arenas, dtype), outside
+    return _Drawer(kept, source, kept.layout(source), arenas, kept.frozen(), dtype), outside
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class _Drawer:
     source: ModelSource
     layout: ParameterLayout
     arenas: dict[str, Tensor]
+    frozen: Tensor | None
     dtype: torch.dtype
 
     def value(self, place: Place) -> Tensor:
@@ -106,6 +107,11 @@ class _Drawer:
 
     def _trained(self, name: str) -> Tensor:
         """As a device that computes in `dtype` loads it: a view, or new memory."""
+        spec = self.layout.by_name[name]
+        if spec.frozen:
+            assert self.frozen is not None, "its digest is in the manifest"
+            start = spec.offset - self.layout.trained_elements
+            return self.frozen[start : start + spec.numel].view(spec.shape).to(self.dtype)
         if MASTER in self.arenas:
             return self.layout.view(self.arenas[MASTER], name).to(self.dtype)
         high, low = (self.layout.view(self.arenas[half], name) for half in (HIGH, LOW))

@@ -24,10 +24,13 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
 from atom.models.source import ModelSource
+from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
-from atom.training.storage.run_storage import Snapshot, list_snapshots
+from atom.swarm.state.arenas import state_digest
+from atom.training.storage.disk import read_tensors
+from atom.training.storage.run_storage import STILL, Snapshot, list_snapshots
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,19 @@ class KeptRun:
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.commits)
         return snapshot.checked(certified)
+
+    def frozen(self) -> Tensor | None:
+        """What no step changes, mapped and checked; None: all is trained. Raises: StorageError."""
+        wanted, path = self.manifest.frozen_digest, self.state.snapshots / STILL
+        if not wanted:
+            return None
+        arenas = read_tensors(path)
+        if state_digest(arenas) != wanted:
+            raise StorageError(
+                f"{path} is damaged: it is not what the run began with",
+                "delete it, and start the daemon once: it fetches it",
+            )
+        return arenas[FROZEN]
 
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner

@@ -109,16 +109,35 @@ def initialise(
     """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
     its seed. Raises: SourceError; what `given` raises.
     """
+    _fill(replica.initialise, recipe, False, progress, given)
+
+
+def fill_frozen(
+    replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
+) -> None:
+    """The same for the frozen parameters, which are no part of a state."""
+    _fill(replica.fill_frozen, recipe, True, progress, given)
+
+
+def _fill(
+    fill: Callable[[InitialValue, int], None],
+    recipe: Recipe,
+    frozen: bool,
+    progress: Progress,
+    given: InitialValue | None,
+) -> None:
+    specs = [spec for spec in recipe.graph.layout.specs if spec.frozen == frozen]
+    if not specs:
+        return
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     several = given is not None or recipe.source.values_in_threads
     value_of = given or recipe.source.initial_values(recipe.run.run.seed)
-    counted = _counted(value_of, recipe.graph, progress)
-    replica.initialise(counted, threads if several else 1)
+    counted = _counted(value_of, sum(spec.numel for spec in specs), progress)
+    fill(counted, threads if several else 1)
 
 
-def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> InitialValue:
+def _counted(value_of: InitialValue, total: int, progress: Progress) -> InitialValue:
     """The same values; from whatever threads they are asked for, it is told how many there are."""
-    total = sum(spec.numel for spec in graph.layout.specs)
     lock, made = threading.Lock(), 0
     progress("making the first weights", made, total, "parameters")
 

@@ -25,6 +25,7 @@ from atom.daemon.model.model_source import (
 from atom.daemon.model.recipe import (
     Recipe,
     check_recipe,
+    fill_frozen,
     initialise,
     refuse_versions,
     write_recipe,
@@ -46,7 +47,8 @@ from atom.swarm.records.manifest import (
 )
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import write_snapshot
+from atom.training.storage.disk import write_tensors
+from atom.training.storage.run_storage import STILL, write_snapshot
 
 _Made = tuple[Recipe, Samples, Built]
 """What a run becomes on this machine."""
@@ -94,6 +96,14 @@ class Membership:
             initialise(self.replica, self.recipe, self.progress)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
+
+    def fill_frozen(self) -> bool:
+        """Fills in what no step changes, if it can be made here."""
+        if self.run.model.weights is not None:
+            return False
+        with source_errors(self.run):
+            fill_frozen(self.replica, self.recipe, self.progress)
+        return True
 
 
 def found_run(
@@ -146,8 +156,9 @@ def _founded(
     if weights is not None:
         given = given_values(recipe.source, weights)
         refuse_unused(recipe, weights)
-    initialise(built.replica, recipe, box.console.progress, given)
-    run, state = recipe.run, built.replica.state_arenas()
+    for fill in (fill_frozen, initialise):
+        fill(built.replica, recipe, box.console.progress, given)
+    run, state, frozen = recipe.run, built.replica.state_arenas(), built.replica.frozen
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
@@ -158,12 +169,15 @@ def _founded(
         data_amount=DataAmount(*samples.amount),
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
+        frozen_digest=state_digest(frozen) if frozen else b"",
     )
     record = encode_manifest(manifest, box.identity)
     if weights is not None:
         # Nobody could make this state again: it is on disk before the run is.
         digest = manifest.initial_state_digest
         write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
+    if frozen:
+        write_tensors(box.state.snapshots / STILL, frozen, synced=True)
     write_atomically(box.state.manifest, record)
     return _member(manifest, record, made, code, box)
 

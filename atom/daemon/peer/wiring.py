@@ -16,7 +16,7 @@ from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
-from atom.training.state_sync import PeerDonors, StateSync
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 
@@ -81,8 +81,12 @@ def state_sync_of(
         member.replica,
         storage,
         donors,
-        member.manifest.initial_state_digest,
-        member.initialise,
+        FirstState(
+            member.manifest.initial_state_digest,
+            member.initialise,
+            member.manifest.frozen_digest,
+            member.fill_frozen,
+        ),
         events,
         lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
     )

@@ -91,7 +91,7 @@ def read_exported(
         constants=constants,
         batch=names,
         loss=loss,
-        layout=ParameterLayout.of(shapes, hidden_matrices(calls, parameters)),
+        layout=ParameterLayout.of(shapes, hidden_matrices(calls, parameters), frozen),
         parameter_dtype=_parameter_dtype({parameters[n]: effects.specs[n].dtype for n in used}),
         frozen=frozen.intersection(shapes),
         specs=effects.specs,

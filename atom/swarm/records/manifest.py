@@ -21,6 +21,7 @@ from atom.swarm.chain.commit import (
     Digest,
     Head,
     Incarnation,
+    OptionalDigest,
     PeerId,
     Signature,
     Voter,
@@ -78,6 +79,8 @@ class Manifest:
     founder_incarnation: Incarnation
     data_amount: DataAmount | None = None
     """None: nobody said it."""
+    frozen_digest: OptionalDigest = b""
+    """Of the parameters that no step changes and no state holds; empty: there are none."""
 
 
 def manifest_digest(manifest: Manifest) -> bytes:

@@ -102,7 +102,7 @@ class LocalSteps(UpdateRule):
         super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost)
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
-        elements = store.layout.total_elements
+        elements = store.layout.trained_elements
         self._theta, self._momentum, self._way = (
             allocate_host_memory(elements, dtype)
             for dtype in (*SHARED_DTYPES.values(), _offer_dtype(keeps_lost))
@@ -122,7 +122,7 @@ class LocalSteps(UpdateRule):
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
         dtypes = *SHARED_DTYPES.values(), _offer_dtype(keeps_lost)
-        return sum(dtype.itemsize for dtype in dtypes) * layout.total_elements
+        return sum(dtype.itemsize for dtype in dtypes) * layout.trained_elements
 
     def shared(self) -> Mapping[str, Tensor]:
         return {MASTER: self._theta, OUTER_MOMENTUM: self._momentum}
@@ -156,7 +156,7 @@ class LocalSteps(UpdateRule):
 
     def _by_name(self, arena: Tensor) -> dict[str, Tensor]:
         layout = self.store.layout
-        return {spec.name: layout.view(arena, spec.name) for spec in layout.specs}
+        return {spec.name: layout.view(arena, spec.name) for spec in layout.trained}
 
     # ---- the peer's own, for its next start
 

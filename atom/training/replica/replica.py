@@ -18,6 +18,7 @@ from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
+from atom.swap.host_store import FROZEN
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
 from atom.swarm.exchange.contribution import Contribution
@@ -25,6 +26,9 @@ from atom.training.replica.engines import DeviceTaken, ReplicaEngines, ReplicaSe
 from atom.training.replica.passes import PassLimits, PassWatch
 
 __all__ = ["Batch", "Replica", "ReplicaSettings"]
+
+FirstValue = Callable[[str, tuple[int, ...]], Tensor]
+"""(parameter's name, shape) → its value in round 0."""
 
 Batch = Mapping[str, Tensor]
 """One micro-batch: the program's batch inputs by name, first dimension = sequences."""
@@ -46,7 +50,8 @@ class Replica:
         clock: Clock | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Allocates everything, all zeros; call `initialise` or `load_state` before a pass.
+        """Allocates everything, all zeros; call `initialise` or `load_state` before a pass, and
+        fill what is frozen.
 
         `evaluation` is the same model traced without its dropout, cut at will; without it,
         validation runs the training program, dropout included. `observer` is told of the training
@@ -73,7 +78,6 @@ class Replica:
             settings.optimizer,
             clock,
             program.sub_models,
-            program.frozen,
             observer or self.watch.stepped,
         )
         self._rule = settings.update_rule(
@@ -94,24 +98,32 @@ class Replica:
         """The most that a pass may accumulate; fewer after memory ran out."""
         return self._limits.micro_batches
 
-    def initialise(
-        self, initial_value: Callable[[str, tuple[int, ...]], Tensor], threads: int = 1
-    ) -> None:
-        """Round 0: every parameter as `initial_value(name, shape)` says, the optimizer's state
-        zero. Asked in order of first use, by so many `threads` at once.
+    def initialise(self, initial_value: FirstValue, threads: int = 1) -> None:
+        """Round 0: every trained parameter as `initial_value(name, shape)` says, the optimizer's
+        state zero. Asked in order of first use, by so many `threads` at once.
 
         Raises: ValueError for a value of another shape.
         """
+        self._stepper.rest()
+        self._store.clear_state()
+        self._fill(self._store.layout.trained, initial_value, threads)
+        self._rule.initialised()
+        self._settle_at(0)
 
+    def fill_frozen(self, initial_value: FirstValue, threads: int = 1) -> None:
+        """The same for the frozen parameters, which a state does not hold."""
+        specs = [spec for spec in self._store.layout.specs if spec.frozen]
+        self._fill(specs, initial_value, threads)
+        self._store.changed()
+
+    def _fill(
+        self, specs: Sequence[ParameterSpec], initial_value: FirstValue, threads: int
+    ) -> None:
         def fill(spec: ParameterSpec) -> None:
             self._store.write_weights(spec.name, initial_value(spec.name, spec.shape))
 
-        self._stepper.rest()
-        self._store.clear_state()
         with ThreadPoolExecutor(threads, "atom-first-values") as pool:
-            list(pool.map(fill, self._store.layout.specs))
-        self._rule.initialised()
-        self._settle_at(0)
+            list(pool.map(fill, specs))
 
     # --- accumulating -------------------------------------------------------------------------
 
@@ -319,6 +331,19 @@ class Replica:
 
     # --- state --------------------------------------------------------------------------------
 
+    @property
+    def frozen(self) -> Mapping[str, Tensor]:
+        """What no step changes, by the one name that it has as an arena: flat, live, in the run's
+        precision. Empty where all is trained."""
+        arena = self._store.frozen
+        return {FROZEN: arena} if arena.numel() else {}
+
+    def load_frozen(self, arenas: Mapping[str, Tensor]) -> None:
+        """Takes over another replica's. Raises: ValueError if it does not fit; then nothing is
+        changed."""
+        _take_over(self.frozen, arenas)
+        self._store.changed()
+
     def state_arenas(self) -> dict[str, Tensor]:
         """The shared state, by the names that `state_form` declares: flat, live, not copies. Of the
         rule `EveryStep` the weights and the optimizer's state.
@@ -336,16 +361,10 @@ class Replica:
         return self._rule.shared_arenas(self._store.arenas)
 
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
-        """Takes over another replica's arenas, as of `round`. Raises: ValueError if they do not
-        fit; then nothing is changed."""
+        """Takes over another replica's arenas, as of `round`; what is frozen, if it is among them.
+        Raises: ValueError if they do not fit; then nothing is changed."""
         self._stepper.rest()
-        own = self._rule.shared()
-        for name, arena in own.items():
-            given = arenas.get(name)
-            if given is None or given.shape != arena.shape or given.dtype != arena.dtype:
-                raise ValueError(f"the state's {name} is missing or does not fit this model")
-        for name, arena in own.items():
-            arena.copy_(arenas[name])
+        _take_over({**self._rule.shared(), **(self.frozen if FROZEN in arenas else {})}, arenas)
         self._rule.adopted(round)
         self._settle_at(round)
 
@@ -372,3 +391,13 @@ class Replica:
         self.finish_step()
         specs = self._store.layout.specs
         return {spec.name: self._store.weights(spec.name) for spec in specs}
+
+
+def _take_over(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raises: ValueError if an arena is missing or does not fit; then nothing is changed."""
+    for name, arena in own.items():
+        found = given.get(name)
+        if found is None or found.shape != arena.shape or found.dtype != arena.dtype:
+            raise ValueError(f"the state's {name} is missing or does not fit this model")
+    for name, arena in own.items():
+        arena.copy_(given[name])

@@ -162,13 +162,13 @@ class EveryStep(UpdateRule):
         descent"; Karimireddy et al. 2019). Without it a codec of few bits would lose the same small
         numbers round after round."""
         if self.keeps_lost:
-            self._lost = allocate_host_memory(self.store.layout.total_elements, torch.float32)
+            self._lost = allocate_host_memory(self.store.layout.trained_elements, torch.float32)
         self._owes = False
         """Whether that is to be added to the next contribution."""
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
-        return torch.float32.itemsize * layout.total_elements if keeps_lost else 0
+        return torch.float32.itemsize * layout.trained_elements if keeps_lost else 0
 
     def adopted(self, round: int) -> None:
         self._owes = False

@@ -6,6 +6,7 @@ before the commit that names them, and are dropped once the oldest snapshot cove
 stops the writing, never the training.
 
     snapshots          which states are offered: their heads, 32 bytes each
+    frozen             the parameters that no step changes, the same in all states
     state/<head>       a state's arenas
     result/<digest>    one averaged result
     chain/<n>          the commits after round n, as many as make a page
@@ -23,6 +24,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover, why_not_written
+from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
 from atom.swarm.exchange.codec import Codec
@@ -42,7 +45,7 @@ from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tens
 OFFERS = "snapshots"
 """Name of the list of states."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
-OWN = "own.safetensors"
+OWN, STILL = "own.safetensors", "frozen.safetensors"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
 
 
@@ -284,6 +287,8 @@ class RunStorage:
         """What others get under this name. None: nothing."""
         if name == OFFERS:
             return plain_bytes(self._listed())
+        if name == FROZEN:
+            return self.frozen()
         match = _NAME.fullmatch(name)
         if match is None:
             return self._code.get(name)
@@ -338,6 +343,19 @@ class RunStorage:
             self._prune(self._keep - 1)
         if self.room.attempt(SNAPSHOTS, write):
             self._prune(self._keep)
+
+    # ---- what no step changes
+
+    def save_frozen(self, arenas: Mapping[str, Tensor]) -> None:
+        """Whole and checked: it is offered from now on."""
+        path = self._folder / STILL
+        self.room.attempt(FROZEN, lambda: write_tensors(path, arenas, synced=True))
+
+    def frozen(self) -> dict[str, Tensor] | None:
+        """What was saved. From any thread. None: there is nothing that can be read."""
+        with suppress(StorageError):
+            return read_tensors(self._folder / STILL)
+        return None
 
     # ---- what is this peer's own
 

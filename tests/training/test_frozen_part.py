@@ -1,0 +1,132 @@
+"""What no step changes is no part of a state: it comes once, and is on disk from then on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3
+from atom.swap.device import CpuDevice
+from atom.swarm.exchange.codec import EXACT
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobServer
+from atom.swarm.state.fetch import Watch
+from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.storage.disk import DiskRoom
+from atom.training.storage.run_storage import STILL, Journal, Results, RunStorage
+from tests.event_list import EventList
+from tests.manual_clock import ManualClock
+from tests.swarm.chain_samples import beginning
+from tests.swarm.local_transport import LocalNetwork
+from tests.training.catching_peer import ME
+from tests.training.small_history import FOUNDER
+from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
+
+
+def half_frozen() -> Replica:
+    """All but the last block and norm stays as it is."""
+    model = GPT3(config())
+    for part in (model.embedding, model.blocks[0]):
+        part.requires_grad_(False)
+    program = compile_program(model, batches(1, 0)[0])
+    return Replica(program, None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
+
+
+FOUNDERS = half_frozen()
+FOUNDERS.fill_frozen(FIRST_VALUE)
+FOUNDERS.initialise(FIRST_VALUE)
+FROZEN_DIGEST = state_digest(FOUNDERS.frozen)
+STATE_DIGEST = state_digest(FOUNDERS.state_arenas())
+
+
+class Peer:
+    """A process: its replica, and its part of the disk."""
+
+    def __init__(self, folder: Path, network: LocalNetwork, makes: bool = False) -> None:
+        folder.mkdir(exist_ok=True)
+        self.replica, self.lies = half_frozen(), list[str]()
+        self.file, self.makes = folder / "snapshots" / STILL, makes
+        events, elements = EventList(), self.replica.elements
+        journal = Journal(folder / "chain.bin", beginning(FOUNDER, STATE_DIGEST))
+        results, room = Results(folder / "results", elements, EXACT), DiskRoom(folder, events)
+        self.storage = RunStorage(journal, results, folder / "snapshots", room, 2, {})
+        watch = Watch(events=events, on_lie=lambda who, reason: self.lies.append(who))
+        size = sum(arena.nbytes for arena in self.replica.state_arenas().values())
+        donors = PeerDonors(network.add(), results.usual_bytes, size, folder / "downloads", watch)
+        first = FirstState(STATE_DIGEST, self._initialise, FROZEN_DIGEST, self._fill)
+        self.sync = StateSync(ME, self.replica, self.storage, donors, first, events)
+
+    def _initialise(self) -> bool:
+        self.replica.initialise(FIRST_VALUE)
+        return True
+
+    def _fill(self) -> bool:
+        self.replica.fill_frozen(FIRST_VALUE)
+        return self.makes
+
+    def is_whole(self) -> bool:
+        held = {**self.replica.frozen, **self.replica.state_arenas()}
+        wanted = {**FOUNDERS.frozen, **FOUNDERS.state_arenas()}
+        return self.sync.usable and all(torch.equal(held[name], wanted[name]) for name in wanted)
+
+
+@pytest.fixture
+def network() -> Iterator[LocalNetwork]:
+    with_doors = LocalNetwork()
+    yield with_doors
+    with_doors.close()
+
+
+def test_it_is_fetched_once_and_loaded_from_disk_then(
+    tmp_path: Path, network: LocalNetwork
+) -> None:
+    founder = Peer(tmp_path / "founder", network, makes=True)
+    founder.sync.restore()
+    assert founder.is_whole()
+    founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
+    content = founder.storage.content
+    lie = {"frozen": torch.zeros_like(FOUNDERS.frozen["frozen"])}
+    liar = network.add(BlobServer(lambda name: lie if name == "frozen" else content(name)).serve)
+    honest = network.add(BlobServer(content).serve)
+
+    joiner = Peer(tmp_path / "joiner", network)
+    joiner.sync.restore()
+    assert not joiner.sync.usable, "its first state would do, but for what is frozen"
+    assert "hash-mismatch" in joiner.sync.run([liar.peer_id], discard=True)
+    assert joiner.lies == [liar.peer_id]
+    assert not joiner.sync.run([honest.peer_id], discard=True)
+    assert joiner.is_whole()
+
+    again = Peer(tmp_path / "joiner", network)
+    again.sync.restore()
+    assert again.is_whole()
+
+
+def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
+    founder = Peer(tmp_path / "founder", network, makes=True)
+    founder.sync.restore()
+    raw = bytearray(founder.file.read_bytes())
+    raw[-1] ^= 1
+    founder.file.write_bytes(raw)
+    again = Peer(tmp_path / "founder", network)
+    again.sync.restore()
+    assert not again.sync.usable
+
+
+def test_steps_and_their_memory_are_of_the_rest_alone() -> None:
+    replica = half_frozen()
+    replica.fill_frozen(FIRST_VALUE)
+    replica.initialise(FIRST_VALUE)
+    before = {name: value.clone() for name, value in replica.export_parameters().items()}
+    replica.run_pass(batches(2, 0))
+    replica.begin_own_step()
+    after = replica.export_parameters()
+    for name, value in before.items():
+        still = name.startswith(("embedding", "blocks.0"))
+        assert torch.equal(value, after[name]) == still, name
+    trained = sum(v.numel() for n, v in before.items() if n.startswith(("blocks.1", "final")))
+    assert trained <= replica.elements < trained + 16 * len(before)
+    assert {arena.numel() for arena in replica.state_arenas().values()} == {replica.elements}
