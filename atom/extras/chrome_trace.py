@@ -16,9 +16,9 @@ ROWS = {
     "backward": "computing",
     "values out": "values out",
     "gradient out": "gradients out",
+    "gradient sum": "gradients added",
 }
-"""Kind of work → row, from top to bottom. What shares a row happens one after the other. Values
-leave while gradients are being added on the host, so these have a row of their own."""
+"""Kind of work → row, from top to bottom. What shares a row happens one after the other."""
 _PROCESS = 1
 
 

@@ -36,6 +36,10 @@ def require_flat(numbers: FlatNumbers, elements: int) -> None:
         raise ValueError(f"{what} does not fit: wanted is {wanted}")
 
 
+def nothing_leaves() -> None:
+    """Whatever is counted has been summed."""
+
+
 @dataclass
 class GradientArena:
     """Sums over sequences since the last `reset`, or own step. Not synchronised: passes and reads
@@ -43,6 +47,8 @@ class GradientArena:
 
     flat: torch.Tensor
     """[total elements] float32 or bfloat16, on the host; summed into by the engine."""
+    landed: Callable[[], None] = nothing_leaves
+    """Returns when the engine has summed all that was counted."""
     tag: bytes = b""
     """The head that they are counted for."""
     sequences: int = field(default=0, init=False)
@@ -57,7 +63,8 @@ class GradientArena:
 
     @property
     def sums(self) -> torch.Tensor:
-        """The gradients, not copied."""
+        """The gradients, not copied. Waits until they are there; raises what `landed` does."""
+        self.landed()
         if self.void:
             self.flat.zero_()
             self.void = False

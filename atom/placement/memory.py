@@ -120,8 +120,8 @@ class DeviceMemory:
     resident_bytes: int
     """Weights that stay."""
     gradient_bytes: int
-    """Two float32 slots of the largest sub-model, what they are rounded in on their way out, and in
-    float32 the sums of what several sub-models use."""
+    """The slots of the largest sub-model, and in float32 the sums of what several sub-models
+    use."""
     activation_bytes: int
     """Of the sub-model at work that takes most, its parameters' gradients included, which autograd
     holds in the parameters' precision until they are added to the float32 slot."""
@@ -153,8 +153,7 @@ def device_memory(
     return DeviceMemory(
         slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
         resident_bytes=sum(resident) * element_bytes,
-        gradient_bytes=gradient_slot_bytes(largest, limits.gradient_element_bytes)
-        + carried_elements * FLOAT32_BYTES,
+        gradient_bytes=gradient_slot_bytes(largest) + carried_elements * FLOAT32_BYTES,
         activation_bytes=max(working),
         kept_bytes=limits.micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
     )

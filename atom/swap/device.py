@@ -15,7 +15,7 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.swap.host_memory import allocate_host_memory, give_back_pages
-from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
+from atom.swap.host_sums import Gate, HostSum, add_admitted
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
@@ -80,7 +80,7 @@ class Device(Protocol):
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
         """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates. In
-        `dtype`, float32 or bfloat16, they leave; sources are float32 anyway."""
+        `dtype`, float32 or bfloat16, they leave."""
         ...
 
     def computing(self) -> AbstractContextManager[object]:
@@ -110,16 +110,28 @@ class Device(Protocol):
         ...
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+        self,
+        gradient_slot: int,
+        sums: Sequence[HostSum],
+        gate: Gate,
+        report: Report | None = None,
+        added: Report | None = None,
     ) -> None:
         """Starts bringing gradients to the host, once everything computed so far has finished.
 
         All of them are added, or none, as the gate says; what they replace is lost either way.
-        Whoever waits for them next hears of the first that are not finite (NotFinite)."""
+        Whoever waits for them hears of the first that are not finite (NotFinite). `added`: told of
+        the addition, where it is not a part of the way out."""
         ...
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
-        """Returns when the host holds the sums of the last `gradients_out` of that slot."""
+        """Operations issued from now on may overwrite what the last `gradients_out` of that slot
+        was given. It need not have landed."""
+        ...
+
+    def settle(self) -> None:
+        """Returns when all is computed, and all gradients on their way are known to be finite: that
+        they land is certain then, but for a failure (`Gate.failure`). Raises: as `drain`."""
         ...
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
@@ -132,8 +144,8 @@ class Device(Protocol):
         ...
 
     def drain(self) -> None:
-        """Returns when nothing of the engine's is under way any more. Raises: the first background
-        error."""
+        """Returns when nothing of the engine's is under way any more, and all that left has landed.
+        Raises: the first background error."""
         ...
 
     def seed(self, seed: int) -> RandomState:
@@ -195,7 +207,6 @@ class CpuDevice:
         self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")  # and values, by negative numbers
-        self._rounded: dict[int, torch.Tensor] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -222,9 +233,7 @@ class CpuDevice:
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        """In float32 there is nothing to prepare: gradients are added from the slot itself."""
-        if dtype != torch.float32:
-            self._rounded = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
+        """There is nothing to prepare: gradients are added from the slot itself."""
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -252,10 +261,14 @@ class CpuDevice:
         self._loads.wait(slot)
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+        self,
+        gradient_slot: int,
+        sums: Sequence[HostSum],
+        gate: Gate,
+        report: Report | None = None,
+        added: Report | None = None,
     ) -> None:
-        rounded = self._rounded.get(gradient_slot)
-        job = partial(_add_sound, sums, gate, rounded)
+        job = partial(_add_sound, sums, gate)
         self._gradients.submit(gradient_slot, lambda: self._reported(job, report))
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
@@ -271,6 +284,9 @@ class CpuDevice:
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
+
+    def settle(self) -> None:
+        self.drain()
 
     def drain(self) -> None:
         try:
@@ -301,12 +317,5 @@ def _copy_all(copies: Sequence[Copy]) -> None:
 
 
 @torch.no_grad()
-def _add_sound(sums: Sequence[HostSum], gate: Gate, rounded: torch.Tensor | None) -> None:
-    """`rounded`: memory for what leaves in bfloat16, a slot's worth."""
-    if rounded is not None:
-        landed = landing(sums, rounded)
-        _copy_all(
-            [Copy(after.source, before.source) for before, after in zip(sums, landed, strict=True)]
-        )
-        sums = landed
-    add_admitted(sums, gate, gate.judge([part.source for part in sums]))
+def _add_sound(sums: Sequence[HostSum], gate: Gate) -> None:
+    add_admitted(sums, gate, gate.extremes([part.source for part in sums]))

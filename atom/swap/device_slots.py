@@ -22,10 +22,6 @@ from atom.swap.schedule import Shape
 GRADIENT_SLOTS = 2
 """One leaves for the host while the next is summed."""
 FLOAT32_BYTES = torch.float32.itemsize
-BOUNCE_ELEMENTS = 2**23
-"""Rounded at a time, where gradients leave in bfloat16: a third of a millisecond of a fast link,
-so that starting the next piece costs little, and hardly any memory."""
-
 
 Factory = Callable[[], nn.Module]
 """Builds a sub-model's module: parameters without memory, constants on the device."""
@@ -93,7 +89,10 @@ class DeviceSlots:
     """In the computing precision: the shared slots, [largest swapped sub-model's elements] each;
     then the residents', [its own elements] each."""
     gradients: tuple[torch.Tensor, ...]
-    """[most trained elements of a sub-model] each, float32."""
+    """[most trained elements of a sub-model] each, float32. One is enough where sums are
+    rounded."""
+    leaving: tuple[torch.Tensor, ...]
+    """Where sums are rounded before they leave, as large; none if they leave as they are."""
     carried: dict[str, torch.Tensor]
     """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
     float32, where they go on from one to the next."""
@@ -128,9 +127,12 @@ class DeviceSlots:
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
         largest = max(_elements(program) for program in programs)
         carried = dict(each for p in programs for each in carried_elements(p, precision).items())
+        rounds = gradients != torch.float32
+        summing, leaving = (1, GRADIENT_SLOTS) if rounds else (GRADIENT_SLOTS, 0)
         made = cls(
             tuple(device.slot_memory(elements, precision) for elements in weights),
-            tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
+            tuple(device.slot_memory(largest, torch.float32) for _ in range(summing)),
+            tuple(device.slot_memory(largest, gradients) for _ in range(leaving)),
             {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
             {program.sub_models: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
@@ -148,7 +150,8 @@ class DeviceSlots:
         device.take_again(self._on_device())
 
     def _on_device(self) -> list[torch.Tensor]:
-        return [*self.weights, *self.gradients, *self.carried.values(), *self.boundary.ring]
+        gradients = *self.gradients, *self.leaving, *self.carried.values()
+        return [*self.weights, *gradients, *self.boundary.ring]
 
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""
@@ -162,7 +165,6 @@ def device_bytes(
     precision: torch.dtype,
     arrangement: Arrangement | None = None,
     micro_batches: int = 1,
-    gradients: torch.dtype = torch.float32,
 ) -> int:
     """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it, on a
     GPU.
@@ -173,18 +175,16 @@ def device_bytes(
     arrangement = arrangement or Arrangement()
     weights = sum(_weight_elements(program, arrangement))
     ring = boundary_shape(program, arrangement, micro_batches).ring_slot_bytes
-    sums = gradient_slot_bytes(_elements(program), gradients.itemsize)
+    sums = gradient_slot_bytes(_elements(program))
     sums += sum(carried_elements(program, precision).values()) * FLOAT32_BYTES
     slots = weights * precision.itemsize + sums
     return slots + ring_slots(micro_batches) * ring
 
 
-def gradient_slot_bytes(elements: int, leaving_bytes: int = FLOAT32_BYTES) -> int:
-    """Device memory for gradients, where a sub-model trains at most so many `elements`: the slots,
-    float32, and what they are rounded in if they leave in fewer bytes each."""
-    slots = GRADIENT_SLOTS * elements * FLOAT32_BYTES
-    rounds = leaving_bytes != FLOAT32_BYTES
-    return slots + (min(elements, BOUNCE_ELEMENTS) * leaving_bytes if rounds else 0)
+def gradient_slot_bytes(elements: int) -> int:
+    """Device memory for gradients, where a sub-model trains at most so many `elements`. If they
+    leave in bfloat16, one slot to sum in and two to round in take as much as two to sum in."""
+    return GRADIENT_SLOTS * elements * FLOAT32_BYTES
 
 
 def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
@@ -205,7 +205,7 @@ def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]
 
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:
-    """Host memory in which gradients land before they are added: a GPU's, or rounded ones."""
+    """Host memory in which a GPU's gradients land before they are added."""
     return GRADIENT_SLOTS * _elements(program) * gradients.itemsize
 
 

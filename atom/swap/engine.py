@@ -7,7 +7,7 @@ arena.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -29,6 +29,7 @@ from atom.swap.schedule import (
     Event,
     Forward,
     GradientOut,
+    GradientSum,
     Load,
     Observed,
     Shape,
@@ -56,10 +57,15 @@ class Engine:
     `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
     needs it, choose a power of two. It and `observer` may be changed between passes.
 
+    A pass returns when all is computed and found finite; its last gradients may still be on their
+    way then, under the next pass. Whoever reads the gradient arena calls `landed` first. A pass
+    that is observed returns when all of it has landed.
+
     When a pass raises, whatever the reason, parameters are untouched and the engine is usable
-    again. If `touched`, the gradient arena holds an unknown part of that pass: zero it before the
-    next. Nothing that is not finite is ever added to it (`host_sums.Gate`). A `first` pass that
-    raises leaves there what it likes, finite or not: the next one has to be the first again.
+    again. If `touched`, the gradient arena holds an unknown part of that pass, or lacks some of the
+    one before: zero it before the next. Nothing that is not finite is ever added to it
+    (`host_sums.Gate`). A `first` pass that raises leaves there what it likes, finite or not: the
+    next one has to be the first again.
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
     once per pass. Others wait on the host if the arrangement says so; then a pass may have no more
@@ -89,7 +95,8 @@ class Engine:
         self._device = device
         self.loss_scale = loss_scale
         self.observer = observer
-        self._gate = Gate()
+        self._before, self._gate = Gate(), Gate()
+        """Of the latest training pass, and of the one before it."""
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
         self._crossings = boundary_shape(program, self._arrangement, 1).crossings
@@ -127,8 +134,12 @@ class Engine:
         ran out; ValueError for a micro-batch that does not fit the program, before anything is
         changed; whatever the model's own computation raises.
         """
-        self._gate = Gate()
+        self._before, self._gate = self._gate, Gate()
         with voided_by_memory():
+            if first or self._before.failure is not None:
+                self._device.drain()  # copies go straight to where something may be added still
+            if self._before.failure is not None and not first:
+                raise self._before.failure
             begun = self._begin(micro_batches, seeds, self._gate)
             current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
@@ -150,8 +161,16 @@ class Engine:
 
     @property
     def touched(self) -> bool:
-        """May the gradient arena hold something of the latest training pass?"""
-        return self._gate.touched
+        """May the gradient arena hold something of the latest training pass, or lack some of the
+        one before?"""
+        return self._gate.touched or self._before.failure is not None
+
+    def landed(self) -> None:
+        """Returns when the gradient arena holds all of the passes that have returned. Between two
+        passes. Raises: what kept some of it from landing; then the arena is to be zeroed."""
+        self._device.drain()
+        if self._gate.failure is not None:
+            raise self._gate.failure
 
     @property
     def leaving(self) -> bool:
@@ -183,7 +202,10 @@ class Engine:
                         raise PassCancelled("the pass was cancelled")
                     self._carry_out(event, current)
                 losses = current.losses()
-            self._device.drain()
+                if current.gate is None or self.observer is not None:
+                    self._device.drain()
+                else:
+                    self._device.settle()
             return losses
         except NotFinite as found:
             self._abandon(current)
@@ -203,10 +225,10 @@ class Engine:
         for part in self._bound:
             for parameter in part.parameters.values():
                 parameter.grad = None
-        try:
+        with suppress(Exception):  # a consequence of the failure that is being raised
             self._device.drain()
-        except Exception:  # noqa: BLE001 - a consequence of the failure that is being raised
-            return
+        if current.gate is not None:
+            current.gate.failure = None  # nothing of it counts
 
     def _begin(
         self,
@@ -259,13 +281,14 @@ class Engine:
                 assert current.gate is not None, "only training schedules have it"
                 gate, terms = current.gate, (current.first, current.seed)
                 gate.expects = True
-                self._gradients.send(sub_model, gate, *terms, self._report(event))
+                reports = self._report(event), self._report(GradientSum(sub_model))
+                self._gradients.send(sub_model, gate, *terms, *reports)
             case ValuesOut(_, micro_batch):
                 self._traffic.send(event, current.batches[micro_batch], self._report(event))
             case ValuesIn():
                 self._traffic.fetch(event, self._report(event))
 
-    def _report(self, event: Event) -> Report | None:
+    def _report(self, event: Observed) -> Report | None:
         return None if self.observer is None else partial(self.observer, event)
 
     def _timed(self, event: Event) -> AbstractContextManager[object]:

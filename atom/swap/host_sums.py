@@ -1,9 +1,9 @@
 """Gradients on the host: whether they may be added, to what, and the sums themselves.
 
 The gate: a pass's gradients go through while they are finite, then none. The check costs one
-reading of each gradient by whoever has it at hand: the thread that adds (on the CPU), the out
-stream (on a GPU). The thread that launches kernels never waits for it. Smallest and largest element
-say it all: both are NaN if any element is, and infinite if the extreme one is.
+reading of each gradient where it is: by the thread that adds (on the CPU), behind the backward (on
+a GPU). The thread that launches kernels never waits for it. Smallest and largest element say it
+all: both are NaN if any element is, and infinite if the extreme one is.
 
 The losses are looked at together with the first gradients. These are the last sub-model's, which
 leave when all losses are known: a pass with a bad loss adds nothing at all.
@@ -11,8 +11,9 @@ leave when all losses are known: a pass with a bad loss adds nothing at all.
 Sums are made on several cores: one cannot keep up with a fast link.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -37,6 +38,8 @@ class Gate:
         """Gradients of the pass are on their way here."""
         self.touched = False
         """Something of the pass may have reached the gradient arena."""
+        self.failure: BaseException | None = None
+        """What kept gradients that were admitted from reaching it."""
         self._losses: list[Tensor] = []
         self._closed = False
 
@@ -44,40 +47,51 @@ class Gate:
         """A loss that must be finite for anything to go through from now on."""
         self._losses.append(loss.detach())
 
-    def judge(self, sources: Sequence[Tensor]) -> Tensor | bool:
-        """Are these gradients and the losses finite? On their device; waits for nothing."""
-        return all_finite([*self._losses, *sources])
+    def extremes(self, sources: Sequence[Tensor]) -> Tensor:
+        """Of these gradients, and of losses that no gradients were asked about before."""
+        losses, self._losses = self._losses, []
+        return extremes([*losses, *sources])
 
-    def admits(self, verdict: Tensor | bool, adds: bool) -> bool:
-        """May the piece that was judged be added? `adds`: is there anything in it.
+    def admits(self, extremes: Tensor, adds: bool) -> bool:
+        """May the piece with these extremes be added? `adds`: is there anything in it.
 
-        Raises: NotFinite for the first piece that is not; those behind it are turned away.
+        Raises: NotFinite for the first piece that is not finite; those behind it are turned away.
         """
         if self._closed:
             return False
-        if not bool(verdict):
+        if not torch.isfinite(extremes).all():
             self._closed = True
             raise NotFinite("a gradient or loss of this pass is not finite")
-        self._losses.clear()
         self.touched |= adds
         return True
 
+    @contextmanager
+    def landing(self) -> Iterator[None]:
+        """Wraps what brings gradients to the arena. What breaks it off is kept: the pass may have
+        been counted by then."""
+        try:
+            yield
+        except NotFinite:
+            raise
+        except BaseException as failure:
+            self.failure = failure
+            raise
 
-def all_finite(values: Iterable[Tensor]) -> Tensor | bool:
-    """Are all elements of all values finite? On the values' device; waits for nothing."""
+
+def extremes(values: Iterable[Tensor]) -> Tensor:
+    """Smallest and largest element of each value that has any, [even number] float32: all finite if
+    every element is. On the values' device; waits for nothing."""
     filled = [value.detach() for value in values if value.numel() > 0]
     if not filled:
-        return True
-    extremes = [extreme.float() for value in filled for extreme in torch.aminmax(value)]
-    return torch.isfinite(torch.stack(extremes)).all()
+        return torch.empty(0)
+    return torch.stack([extreme.float() for value in filled for extreme in torch.aminmax(value)])
 
 
 @dataclass(frozen=True)
 class HostSum:
-    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
-
-    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves. What
-    is to be replaced is worth nothing: it may be overwritten before the gate is asked.
+    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace; both
+    float32, or bfloat16. What is to be replaced is worth nothing: it may be overwritten before the
+    gate is asked.
     """
 
     destination: Tensor
@@ -104,18 +118,19 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
 
 
 @torch.no_grad()
-def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: Tensor | bool) -> None:
+def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
     """Carries out the sums if the gate admits them; sources and destinations are host memory.
 
     Raises: NotFinite.
     """
-    if not gate.admits(verdict, adds=len(sums) > 0):
-        return
-    for part in sums:
-        if not part.replace:
-            _add(part)
-        elif part.source is not part.destination:
-            part.destination.copy_(part.source)
+    with gate.landing():
+        if not gate.admits(extremes, adds=len(sums) > 0):
+            return
+        for part in sums:
+            if not part.replace:
+                _add(part)
+            elif part.source is not part.destination:
+                part.destination.copy_(part.source)
 
 
 def _add(part: HostSum) -> None:

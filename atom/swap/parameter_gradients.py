@@ -1,7 +1,8 @@
 """Parameter gradients on their way from autograd to the host: summed per pass, then sent off.
 
 On the device they are summed in float32, micro-batch by micro-batch, in a flat slot laid out like
-the parameters' own.
+the parameters' own. If they leave in bfloat16, the pass's sum is rounded to nearest in a slot of
+its own, where it is computed: the one it was summed in is free then.
 
 A parameter that several sub-models use (a tied weight) has a sum in each of them. In half precision
 they meet in the arena: the latest user's is added first, the earliest's last. In float32 the bits
@@ -17,7 +18,12 @@ from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.swap.device import Device, Report
-from atom.swap.device_slots import BoundSubModel, DeviceSlots, users_of_parameters
+from atom.swap.device_slots import (
+    GRADIENT_SLOTS,
+    BoundSubModel,
+    DeviceSlots,
+    users_of_parameters,
+)
 from atom.swap.host_sums import Gate, HostSum
 
 
@@ -38,9 +44,8 @@ class _Place:
 class ParameterGradients:
     """The gradient slots of one program, and where each sub-model's sums go.
 
-    `arena` [layout.trained_elements] is float32, or bfloat16: then sums are rounded to nearest
-    before they leave, what a first pass leaves is kept as it is, and what is added to it is rounded
-    at random (`atom.swap.host_sums.add_rounded`).
+    `arena` [layout.trained_elements] is float32, or bfloat16: then what a first pass leaves is kept
+    as it is, and what is added to it is rounded at random (`atom.swap.host_sums.add_rounded`).
     """
 
     def __init__(
@@ -52,13 +57,13 @@ class ParameterGradients:
         device: Device,
     ) -> None:
         self._device = device
-        self._slots = len(slots.gradients)
+        self._leaving = slots.leaving
         users = users_of_parameters([part.sub_model for part in bound])
         self._places: list[list[_Place]] = []
         self._parts: list[list[HostSum]] = []
         """What leaves in one move each. `replace`: no later sub-model adds to it before."""
         for part in bound:
-            slot = slots.gradients[part.sub_model.index % self._slots]
+            slot = slots.gradients[part.sub_model.index % len(slots.gradients)]
             self._places.append(_places(part, layout, slot, slots.carried, users))
             self._parts.append(_parts(part, layout, slot, arena, slots.carried, users))
         elements = sum(
@@ -67,8 +72,11 @@ class ParameterGradients:
         assert elements == layout.trained_elements, "every parameter is used, and arrives"
 
     def wait_for_slot(self, sub_model: int) -> None:
-        """Returns when the slot's last sums are on the host."""
-        self._device.wait_gradients_out(sub_model % self._slots)
+        """What is computed from now on comes after the slot's last sums have left; at the
+        beginning of a backward, all of the pass before."""
+        slots = range(GRADIENT_SLOTS)
+        for slot in slots if sub_model == len(self._places) - 1 else [sub_model % GRADIENT_SLOTS]:
+            self._device.wait_gradients_out(slot)
 
     def begin(self, sub_model: int) -> None:
         """Prepares the slot for the sub-model's first micro-batch. Call where one computes, after
@@ -117,8 +125,10 @@ class ParameterGradients:
         first_pass: bool,
         seed: int,
         report: Report | None = None,
+        added: Report | None = None,
     ) -> None:
-        """Starts adding the sub-model's sums to the host's arena, through the pass's gate.
+        """Starts adding the sub-model's sums to the host's arena, through the pass's gate. Call
+        where one computes.
 
         `first_pass`: of its round, it replaces what the arena held. `seed`: where the noise comes
         from that sums in bfloat16 are rounded with.
@@ -129,7 +139,20 @@ class ParameterGradients:
             replace(part, replace=first_pass and part.replace, noise_key=noise_key)
             for part in self._parts[sub_model]
         ]
-        self._device.gradients_out(sub_model % self._slots, sums, gate, report)
+        slot = sub_model % GRADIENT_SLOTS
+        if self._leaving:
+            sums = rounded(sums, self._leaving[slot])
+        self._device.gradients_out(slot, sums, gate, report, added)
+
+
+def rounded(sums: Sequence[HostSum], slot: Tensor) -> list[HostSum]:
+    """The same sums, rounded to nearest, one behind the other in the slot."""
+    found, offset = [], 0
+    for part in sums:
+        end = offset + part.source.numel()
+        found.append(replace(part, source=slot[offset:end].copy_(part.source)))
+        offset = end
+    return found
 
 
 _Users = dict[str, list[int]]

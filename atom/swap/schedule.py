@@ -92,7 +92,14 @@ class OptimizerStep:
     sub_model: int
 
 
-Observed = Event | OptimizerStep
+@dataclass(frozen=True)
+class GradientSum:
+    """Add on the host what a `GradientOut` has brought there, if that is done beside the next."""
+
+    sub_model: int
+
+
+Observed = Event | OptimizerStep | GradientSum
 """What takes time, and is told to who observes."""
 
 

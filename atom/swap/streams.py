@@ -6,8 +6,10 @@ Why each ordering holds:
   issued: whatever used the slot before has then finished.
 * Computing on a slot waits for `loaded[slot]`, recorded on the in stream behind the copies. The
   event is recorded by the loader's thread, so the engine first waits for that thread's job.
-* A gradient leaves after `ready[slot]`, recorded on the compute stream; the host thread that adds
-  it waits for the copy, and the engine waits for that thread before it writes the slot again.
+* A gradient is judged on the compute stream and leaves after `ready[slot]`, recorded behind that.
+  The slot is written again after `copied[slot]`, recorded on the out stream by the thread that
+  issues copies: the engine first waits for its job. Another thread waits for `copied[slot]` and
+  adds; the next copy to the same staging memory is issued when it has.
 * A value leaves after `left[key]`, recorded on the compute stream. Its memory is given up after the
   compute stream was made to wait for `gone[key]`, so whoever is given it next comes after the copy.
   A value comes back as a load does: behind everything computed before, the wait included.
@@ -31,7 +33,6 @@ import torch
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
 from atom.swap.device import Copy, Lane, RandomState, Report, at_once
-from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.host_memory import (
     LEAST_REGISTERED_BYTES,
     allocate_host_memory,
@@ -77,9 +78,13 @@ class StreamTimes:
         yield
         self._pending.append((started, self.mark(stream), report))
 
-    def report_until_now(self, started: torch.cuda.Event, report: Report) -> None:
-        """For work that a host thread ends; `started` has passed."""
-        report(self._at(started), self._clock.now())
+    @contextmanager
+    def until_now(self, report: Report | None) -> Iterator[None]:
+        """Around work of a host thread."""
+        started_s = self._clock.now()
+        yield
+        if report is not None:
+            report(started_s, self._clock.now())
 
     def end(self, tell: bool) -> None:
         """Reports what is pending and forgets the origin. The device is idle."""
@@ -122,11 +127,13 @@ class CudaDevice:
         self._left: dict[int, torch.cuda.Event] = {}
         self._gone: dict[int, torch.cuda.Event] = {}
         self._staging: dict[int, torch.Tensor] = {}
-        self._bounce: torch.Tensor | None = None
-        """Where gradients are rounded before they leave, piece by piece: only the out stream writes
-        it and reads it, one after the other."""
+        self._judged: dict[int, torch.Tensor] = {}
+        """Per gradient slot, where the extremes of what it held land."""
+        self._undecided: list[torch.Tensor] = []
+        """Extremes of what has left since the last time that everything was known to be finite."""
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
+        self._sums = Lane("atom-gradient-sums")
         self._registered = list[torch.Tensor]()
         self.unlocked_bytes = 0
 
@@ -157,23 +164,20 @@ class CudaDevice:
         """A storage without memory keeps its views: parameters need not be bound anew."""
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
-            for memory in self._with_bounce(slots):
+            for memory in slots:
                 memory.untyped_storage().resize_(0)
             give_back_cache()
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
         with torch.cuda.device(self._device):
             try:
-                for memory in self._with_bounce(slots):
+                for memory in slots:
                     memory.untyped_storage().resize_(memory.numel() * memory.element_size())
                     memory.zero_()
                 torch.cuda.synchronize()
             except BaseException:
                 self.give_back(slots)
                 raise
-
-    def _with_bounce(self, slots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [*slots, *([] if self._bounce is None else [self._bounce])]
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -203,23 +207,24 @@ class CudaDevice:
 
         def copy_in() -> None:
             ready()
-            self._copy_in(free, loaded, copies, report)
+            self._copy(self._in, free, loaded, copies, report)
 
         self._loads.submit(slot, copy_in)
 
-    def _copy_in(
+    def _copy(
         self,
-        free: torch.cuda.Event,
-        loaded: torch.cuda.Event,
+        stream: torch.cuda.Stream,
+        after: torch.cuda.Event,
+        done: torch.cuda.Event,
         copies: Sequence[Copy],
         report: Report | None,
     ) -> None:
-        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._in):
-            self._in.wait_event(free)
-            with self._times.around(self._in, report):
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(stream):
+            stream.wait_event(after)
+            with self._times.around(stream, report):
                 for copy in copies:
                     copy.destination.copy_(copy.source, non_blocking=True)
-            loaded.record(self._in)
+            done.record(stream)
 
     def wait_loaded(self, slot: int) -> None:
         self._loads.wait(slot)
@@ -227,77 +232,69 @@ class CudaDevice:
             self._compute.wait_event(self._loaded[slot])
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+        self,
+        gradient_slot: int,
+        sums: Sequence[HostSum],
+        gate: Gate,
+        report: Report | None = None,
+        added: Report | None = None,
     ) -> None:
         if report is not None:
             self._times.begin(self._compute)
+        extremes = gate.extremes([part.source for part in sums])
+        if extremes.numel():
+            self._undecided.append(extremes)
         ready = event_of(self._ready, gradient_slot)
         ready.record(self._compute)
         copied = event_of(self._copied, gradient_slot)
-        staging = self._staging[gradient_slot]
-        self._gradients.submit(
-            gradient_slot, lambda: self._bring_out(ready, copied, staging, sums, gate, report)
-        )
 
-    def _bring_out(
-        self,
-        ready: torch.cuda.Event,
-        copied: torch.cuda.Event,
-        staging: torch.Tensor,
-        sums: Sequence[HostSum],
-        gate: Gate,
-        report: Report | None,
-    ) -> None:
-        landed = landing(sums, staging)
-        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._out):
-            self._out.wait_event(ready)
-            started = None if report is None else self._times.mark(self._out)
-            moved = zip(sums, landed, strict=True)
-            judged = [each for before, after in moved for each in self._move_out(before, after)]
-            # On the device, beside the copy: reading it all again on the host would cost more.
-            verdict = gate.judge(judged)
-            copied.record(self._out)
-            copied.synchronize()
-            add_admitted(landed, gate, verdict)
-        if report is not None and started is not None:
-            self._times.report_until_now(started, report)
+        def bring_out() -> None:
+            with gate.landing():
+                self._sums.wait(gradient_slot)  # its staging memory is free
+                judged = self._judged[gradient_slot][: extremes.numel()]
+                landed = landing(sums, self._staging[gradient_slot])
+                copies = [Copy(judged, extremes)]
+                copies += (Copy(to.source, of.source) for of, to in zip(sums, landed, strict=True))
+                self._copy(self._out, ready, copied, copies, report)
 
-    def _move_out(self, before: HostSum, after: HostSum) -> Iterator[torch.Tensor]:
-        """Copies the source to the host. Yields what must be finite for that to be so."""
-        bounce = self._bounce
-        if bounce is None:
-            after.source.copy_(before.source, non_blocking=True)
-            yield before.source
-            return
-        for start in range(0, before.source.numel(), bounce.numel()):
-            piece = slice(start, start + bounce.numel())
-            source = before.source[piece]
-            rounded = bounce[: source.numel()]
-            rounded.copy_(source)
-            after.source[piece].copy_(rounded, non_blocking=True)
-            yield torch.stack(torch.aminmax(rounded))
+            def add() -> None:
+                with gate.landing():
+                    copied.synchronize()
+                copies.clear()  # until now it kept the memory of the extremes
+                with self._times.until_now(added):
+                    add_admitted(landed, gate, judged)
+
+            self._sums.submit(gradient_slot, add)
+
+        self._gradients.submit(gradient_slot, bring_out)
 
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        rounds = dtype != torch.float32
-        self._bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
         self._staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
+        least = LEAST_REGISTERED_BYTES // torch.float32.itemsize
+        self._judged = {slot: self.host_memory(least, torch.float32) for slot in range(slots)}
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
+        if gradient_slot in self._copied:
+            self._compute.wait_event(self._copied[gradient_slot])
+
+    def settle(self) -> None:
+        self._loads.drain()
+        undecided, self._undecided = self._undecided, []
+        if not undecided:
+            self._compute.synchronize()
+        elif not torch.isfinite(torch.cat(undecided)).all():
+            self.drain()
+            raise AssertionError("the gate has turned nothing away")
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         if report is not None:
             self._times.begin(self._compute)
         left, gone = event_of(self._left, key), event_of(self._gone, key)
         left.record(self._compute)
-        with torch.no_grad(), torch.cuda.stream(self._out):
-            self._out.wait_event(left)
-            with self._times.around(self._out, report):
-                for copy in copies:
-                    copy.destination.copy_(copy.source, non_blocking=True)
-            gone.record(self._out)
+        self._copy(self._out, left, gone, copies, report)
 
     def wait_values_out(self, key: int) -> None:
         self._compute.wait_event(self._gone[key])
@@ -307,6 +304,7 @@ class CudaDevice:
         waits: tuple[Callable[[], None], ...] = (
             self._loads.drain,
             self._gradients.drain,
+            self._sums.drain,
             self._in.synchronize,
             self._compute.synchronize,
             self._out.synchronize,
@@ -316,6 +314,7 @@ class CudaDevice:
                 wait()
             except Exception as error:  # noqa: BLE001 - every lane must be quiet before we report
                 failures.append(error)
+        self._undecided.clear()
         self._times.end(tell=not failures)
         if failures:
             raise failures[0]
@@ -337,6 +336,7 @@ class CudaDevice:
     def close(self) -> None:
         self._loads.close()
         self._gradients.close()
+        self._sums.close()
         torch.cuda.synchronize(self._device)
         give_back_cache()
         self._staging.clear()

@@ -28,6 +28,7 @@ from atom.swap.schedule import (
     Event,
     Forward,
     GradientOut,
+    GradientSum,
     Load,
     Observed,
     OptimizerStep,
@@ -36,7 +37,7 @@ from atom.swap.schedule import (
     ValuesOut,
 )
 
-Lane = Literal["load", "compute", "gradients", "optimizer"]
+Lane = Literal["load", "compute", "gradients", "sums", "optimizer"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Span:
                 return "load"
             case GradientOut() | ValuesOut():
                 return "gradients"
+            case GradientSum():
+                return "sums"
             case OptimizerStep():
                 return "optimizer"
         return "compute"

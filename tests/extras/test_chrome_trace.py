@@ -10,6 +10,7 @@ from atom.swap.schedule import (
     Backward,
     Forward,
     GradientOut,
+    GradientSum,
     Load,
     Observed,
     OptimizerStep,
@@ -20,7 +21,7 @@ from atom.swap.timeline import Span
 
 EVERY_KIND = (
     OptimizerStep(0), Load(0, 1), ValuesIn(0, 1, 0), Forward(0, 2), Backward(0, 2),
-    ValuesOut(0, 1), GradientOut(0),
+    ValuesOut(0, 1), GradientOut(0), GradientSum(0),
 )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ class Swapped:
         for number in range(PASSES):
             self.store.gradients.zero_()
             losses = self.engine.run_pass(batches(number), seeds(number))
+            self.engine.landed()
             told.append((losses, self.store.gradients.clone()))
             self.store.master.mul_(0.9)
             self.store.round_master()

@@ -61,3 +61,10 @@ def test_a_pass_that_breaks_off_with_a_part_of_it_there_takes_all_with_it(
     assert arena.tag == b"head"
     assert (arena.sequences, arena.loss_sum) == ((0, 0.0) if touched else (6, 13.0))
     assert arena.sums.tolist() == [0 if touched else 2] * 4
+
+
+def test_who_reads_the_sums_waits_until_they_have_landed() -> None:
+    flat = torch.zeros(4)
+    arena = GradientArena(flat, lambda: flat.fill_(3))
+    arena.count(1, 0.5)
+    assert arena.sums.tolist() == [3.0] * 4

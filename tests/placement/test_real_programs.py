@@ -81,7 +81,7 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     held = sum(
         getattr(choice.memory, name) for name in ("slot_bytes", "resident_bytes", "gradient_bytes")
     )
-    assert held == device_bytes(program, narrow, choice.arrangement, gradients=narrow)
+    assert held == device_bytes(program, narrow, choice.arrangement)
     assert choice.memory.total_bytes <= budget
     rate = of.machine.gradient_bytes_per_s
     assert choice.cut.durations.gradient_out_s == tuple(

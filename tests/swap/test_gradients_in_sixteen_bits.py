@@ -1,6 +1,7 @@
 """Gradients that leave in bfloat16: what arrives, against plain tensor arithmetic, bit for bit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from torch import Tensor
 from atom.swap.device import CpuDevice
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import Gate, HostSum, NotFinite
+from atom.swap.parameter_gradients import rounded
 
 CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
 SEEDS = (11, 12)
 
 
 class Onlooker(CpuDevice):
-    """Notes the float32 sums that leave: where in the arena they go, and what they are."""
+    """Notes the sums that leave: where in the arena they go, and what they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,15 +38,15 @@ def new_rig(cut: Sequence[Sequence[str]], device: CpuDevice | None = None) -> En
 
 
 def expected_arena(rig: EngineRig, passes: Sequence[list[list[tuple[int, Tensor]]]]) -> Tensor:
-    """By the rules: to nearest on the way; the first to come in a round stays as it is; what comes
-    on top is rounded at random, with noise of the pass and the sub-model."""
+    """By the rules: the first to come in a round stays as it is; what comes on top is rounded at
+    random, with noise of the pass and the sub-model."""
     arena = torch.zeros_like(rig.store.gradients)
     filled = torch.zeros(arena.numel(), dtype=torch.bool)
     for number, left in enumerate(passes):
         for sub_model, parts in zip(reversed(range(len(left))), left, strict=True):
             for start, sums in parts:
                 place = slice(start, start + sums.numel())
-                arriving = sums.bfloat16()
+                arriving = sums
                 if filled[place].any():
                     key = SEEDS[number] + sub_model * 0x9E3779B97F4A7C15
                     arriving = rounded_sum(arena[place], arriving, start, key % 2**64)
@@ -82,13 +84,26 @@ def test_the_uses_of_a_tied_weight_meet_in_the_arena() -> None:
         device.left = []
 
 
+def test_sums_are_rounded_to_nearest_before_they_leave() -> None:
+    """One behind the other: the memory they were summed in is free for the next."""
+    sums, arena = torch.rand(48), torch.zeros(64).bfloat16()
+    wanted = [HostSum(arena[:16], sums[32:], False, 5, 0), HostSum(arena[32:], sums[:32], True)]
+    slot = torch.zeros(64).bfloat16()
+    found, expected = rounded(wanted, slot), [sums[32:].bfloat16(), sums[:32].bfloat16()]
+    sums.zero_()
+    for part, before, source in zip(found, wanted, expected, strict=True):
+        assert torch.equal(part.source, source)
+        assert part == replace(before, source=part.source)
+    assert torch.equal(slot[:48], torch.cat(expected))
+
+
 def test_what_rounding_makes_infinite_is_turned_away() -> None:
     device, arena = CpuDevice(), torch.ones(16).bfloat16()
-    device.reserve_gradients(1, 16, torch.bfloat16)
     source = torch.zeros(16)
     source[3] = 3.4e38  # a float32, but above bfloat16's largest number
-    gate = Gate()
-    device.gradients_out(0, [HostSum(arena, source, replace=False, noise_key=1)], gate)
+    gate, slot = Gate(), torch.zeros(16).bfloat16()
+    wide = HostSum(arena, source, replace=False, noise_key=1)
+    device.gradients_out(0, rounded([wide], slot), gate)
     with pytest.raises(NotFinite):
         device.wait_gradients_out(0)
     assert torch.equal(arena, torch.ones(16).bfloat16())

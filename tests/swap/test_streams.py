@@ -6,7 +6,7 @@ what an engine needs of it is.
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,12 +19,16 @@ from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
 from atom.swap import streams
 from atom.swap.device import RandomState
+from atom.swap.host_sums import Gate, HostSum, add_admitted
 from atom.swap.readiness import Readiness, StepFailed
-from atom.swap.schedule import GradientOut
+from atom.swap.schedule import GradientOut, GradientSum
 from atom.swap.streams import CudaDevice, StreamTimes, has_code
 from atom.swap.timeline import Recording
 from atom.swap.voided import PassVoided
 from tests.manual_clock import ManualClock
+
+WAIT_S = 20.0
+"""At the most, for what happens at once."""
 
 
 class HostStream:
@@ -103,14 +107,14 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
         data = batches([2, 3], seed)
         assert hosted.engine.run_pass(data, [1, 2]) == plain.engine.run_pass(data, [1, 2])
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
-    assert GradientOut in {type(span.event) for span in recording.take().spans}
+    assert {GradientOut, GradientSum} < {type(span.event) for span in recording.take().spans}
 
 
-def test_the_steady_state_makes_nothing_and_only_its_end_waits(
+def test_the_steady_state_makes_nothing_and_only_the_thread_that_adds_waits(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No event, no stream, no slot and no host memory after the first pass. Who launches waits for
-    the device once, when all of a pass has been launched; the thread that adds may, before."""
+    losses and extremes alone."""
     rig = EngineRig(FINEST, device=device)
     rig.engine.run_pass(batches([2, 3]), [1, 2])
     told, default = list[str](), HostStream()
@@ -125,34 +129,107 @@ def test_the_steady_state_makes_nothing_and_only_its_end_waits(
         monkeypatch.setattr(made, "__init__", note("made"))
         monkeypatch.setattr(made, "synchronize", note("waits"))
     monkeypatch.setattr(torch.cuda, "synchronize", note("waits"))
-    drain = device.drain
-    monkeypatch.setattr(device, "drain", lambda: [told.append("all is launched"), drain()])
     for seed in range(3):
         rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
         rig.store.changed()
-        end = told.index("all is launched")
-        adding = {"waits, atom-gradients-out_0"}
-        assert set(told[:end]) <= adding
-        here = f"waits, {threading.current_thread().name}"
-        assert set(told[end + 1 :]) <= {here, *adding}
-        told.clear()
+        assert set(told) <= {"waits, atom-gradient-sums_0"}
 
 
-@pytest.mark.parametrize("at_a_time", [7, 2**23])
-def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(
-    device: HostedDevice, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+class SteeredSums:
+    """In the place of `add_admitted`: does `before` the addition of this number."""
+
+    def __init__(self, number: int, before: Callable[[], object]) -> None:
+        self._number, self._before, self._begun = number, before, 0
+
+    def __call__(self, sums: Sequence[HostSum], gate: Gate, extremes: torch.Tensor) -> None:
+        self._begun += 1
+        with gate.landing():
+            if self._begun == self._number:
+                self._before()
+        add_admitted(sums, gate, extremes)
+
+
+LAST = len(FINEST)
+
+
+def test_the_next_gradients_are_copied_while_others_are_added(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients in sixteen bits, rounded piece by piece."""
-    monkeypatch.setattr(streams, "BOUNCE_ELEMENTS", at_a_time)
+    copies, copied = 0, threading.Event()
+    copy = device._copy
+
+    def noting(stream: Any, *given: Any) -> None:
+        nonlocal copies
+        copy(stream, *given)
+        copies += stream is device._out
+        if copies == 2:
+            copied.set()
+
+    monkeypatch.setattr(device, "_copy", noting)
+    monkeypatch.setattr(streams, "add_admitted", SteeredSums(1, lambda: copied.wait(WAIT_S)))
+    first_pass(EngineRig(FINEST, device=device))
+    device.drain()
+    assert copied.is_set()
+    assert copies == LAST
+
+
+def test_a_pass_returns_when_its_gradients_are_found_finite_and_before_they_are_added(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned = threading.Event()
+    monkeypatch.setattr(streams, "add_admitted", SteeredSums(LAST, lambda: returned.wait(WAIT_S)))
+    hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
+    assert hosted.engine.run_pass(batches([2]), [1]) == plain.engine.run_pass(batches([2]), [1])
+    returned.set()
+    hosted.engine.landed()
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    for rig in (hosted, plain):
+        rig.engine.run_pass(batches([2, 3]), [1, 2])
+        rig.engine.run_pass(batches([3]), [3])
+    hosted.engine.landed()
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+
+
+@pytest.mark.parametrize("asked", ["before the next pass", "by the next pass", "by nobody"])
+def test_what_does_not_land_of_a_counted_pass_costs_what_was_accumulated(
+    device: HostedDevice, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    steered = SteeredSums(LAST, fail)
+    monkeypatch.setattr(streams, "add_admitted", steered)
+    hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
+    hosted.engine.run_pass(batches([2]), [1])
+    if asked == "before the next pass":
+        with pytest.raises(MemoryError):
+            hosted.engine.landed()
+    elif asked == "by nobody":
+        with pytest.raises(MemoryError):
+            device.drain()
+        with pytest.raises(MemoryError):
+            hosted.engine.landed()
+    with pytest.raises(PassVoided, match="no room"):
+        hosted.engine.run_pass(batches([2]), [1])
+    assert hosted.engine.touched
+    hosted.store.gradients.zero_()
+    for rig in (hosted, plain):
+        rig.engine.run_pass(batches([2, 3]), [1, 2])
+    hosted.engine.landed()
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+
+
+def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
+    """With gradients in sixteen bits."""
     narrow = torch.bfloat16
     hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
     plain = EngineRig(FINEST, narrow, gradients=narrow)
     for seed in range(2):
         for rig in (hosted, plain):
             rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
-        slots, bounce = hosted.engine._slots, device._bounce
-        assert bounce is not None
-        owned = [*slots.weights, *slots.gradients, bounce]
+        hosted.engine.landed()
+        slots = hosted.engine._slots
+        owned = [*slots.weights, *slots.gradients, *slots.leaving]
         slots.give_back(device)
         assert [slot.untyped_storage().nbytes() for slot in owned] == [0] * len(owned)
         assert hosted.engine.loaded() == []
@@ -183,6 +260,7 @@ def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: to
     for staged in device._staging.values():
         staged.fill_(-7)
     assert first_pass(hosted) == first_pass(plain)
+    hosted.engine.landed()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     added = 0  # to what is there: in sixteen bits, the second use of the tied weight
     if gradients == torch.bfloat16:
@@ -213,6 +291,7 @@ def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
     assert device.unlocked_bytes == 2**20
     hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
     assert first_pass(hosted) == first_pass(plain)
+    hosted.engine.landed()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
 
 
@@ -305,12 +384,8 @@ def test_times_on_streams_become_times_on_the_clock_once_drained(stream: HostStr
     assert told == [], "those of a failed pass are forgotten"
 
 
-def test_what_a_host_thread_ends_is_told_at_once(stream: HostStream) -> None:
+def test_what_a_host_thread_does_is_told_at_once() -> None:
     clock, told = ManualClock(10.0), list[tuple[float, float]]()
-    times = StreamTimes(clock)
-    times.begin(stream)
-    stream.now_ms += 250
-    started = times.mark(stream)
-    clock.advance(2)
-    times.report_until_now(started, lambda *span: told.append(span))
-    assert told == [(10.25, 12.0)]
+    with StreamTimes(clock).until_now(lambda *span: told.append(span)):
+        clock.advance(2)
+    assert told == [(10.0, 12.0)]

@@ -5,13 +5,13 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from atom.base.errors import DeviceError
-from atom.swap.device import CpuDevice, RandomState, Report
-from atom.swap.host_sums import Gate, HostSum
+from atom.swap.device import CpuDevice, RandomState
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Batch, Worker
@@ -43,13 +43,11 @@ class ScriptedDevice(CpuDevice):
         self._seeds = 0
         super().drain()
 
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
-    ) -> None:
+    def gradients_out(self, *given: Any) -> None:
         self._sums += 1
         if self._sums in self.sums_that_fail:
             raise MemoryError("scripted")
-        super().gradients_out(gradient_slot, sums, gate, report)
+        super().gradients_out(*given)
 
 
 @pytest.fixture

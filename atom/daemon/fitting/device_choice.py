@@ -117,9 +117,9 @@ def cut_arenas(
     program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
 ) -> list[tuple[str, int]]:
     """Host memory that a cut costs: (what, bytes). `leaving`: as what gradients leave."""
-    lands = on_gpu or leaving != torch.float32
+    lands_bytes = staging_bytes(program, leaving) if on_gpu else 0
     arenas = [
-        ("gradients on their way from the device", staging_bytes(program, leaving) if lands else 0),
+        ("gradients on their way from the device", lands_bytes),
         ("values between sub-models", choice.host_bytes),
     ]
     return [(what, size) for what, size in arenas if size > 0]

@@ -102,6 +102,12 @@ class ReplicaEngines:
     def torch_device(self) -> torch.device:
         return self._device.torch_device
 
+    def landed(self) -> None:
+        """Returns when the store has the gradients of all passes so far. Raises: as
+        `Engine.landed`."""
+        with self._in_use:
+            self.training.landed()
+
     # ---- the device's memory
 
     @contextmanager
@@ -136,6 +142,7 @@ class ReplicaEngines:
 
     def _give_back(self) -> None:
         if not self._given_back:
+            self.training.landed()
             self._given_back = True
             self._slots.give_back(self._device)
 

@@ -69,7 +69,7 @@ class Replica:
         self.engines = ReplicaEngines(program, evaluation, settings, device)
         """Which give the device's memory back on demand."""
         self._store = self.engines.store
-        self._arena = GradientArena(self._store.gradients)
+        self._arena = GradientArena(self._store.gradients, self.engines.landed)
         self.watch = PassWatch(clock)
         """Looks at some of the passes, unless there is an observer for all of them."""
         self._names = [part.name for part in program.sub_models]
