@@ -12,6 +12,7 @@ from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Samples, text_samples
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.data.tokenizer import load_tokenizer
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
 
@@ -70,6 +71,18 @@ def open_text(
     except ValueError as problem:
         raise _named(problem, "the run's text cannot be used") from problem
     return run.pinned(text.vocabulary_size, text.tokenizer_digest), text
+
+
+def check_copies(run: RunFile, sources: TextSources) -> None:
+    """What can be told of a joiner's copies without reading the text: files are there, and the
+    tokenizer is the run's. Raises: ConfigError."""
+    try:
+        if run.data.source == "text":
+            text_corpus(sources.paths)
+        coder = load_tokenizer(sources.tokenizer)
+    except ValueError as problem:
+        raise _named(problem, "the run's text cannot be used") from problem
+    run.pinned(coder.vocabulary_size, coder.digest)
 
 
 def _named(problem: ValueError, what: str) -> UserError:

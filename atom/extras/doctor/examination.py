@@ -14,11 +14,12 @@ from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
+from atom.config.sources import text_sources
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import open_source, source_errors
 from atom.daemon.model.recipe import trace_run
-from atom.daemon.model.text_source import run_amount
+from atom.daemon.model.text_source import check_copies, run_amount
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.extras.doctor import this_box
@@ -81,8 +82,6 @@ def swarm(sight: Sight) -> Iterator[Finding]:
     """Who is there, and what it takes to be one of them."""
     yield alive(sight.manifest.run, sight.alive, sight.own)
     yield from versions(sight.manifest.versions)
-    if data := run_amount(sight.manifest):
-        yield ok("Its data", str(data))
     yield from_outside({peer: lease.reached for peer, lease in sight.alive.items()}, sight.own)
 
 
@@ -127,6 +126,19 @@ def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
         fix = 'forward it in the router, or say [network] reachable = "no" in the peer file'
         return warning(topic, "no peer of the run could connect to the data port", fix)
     return unchecked(topic, "no other peer of the run has tried yet")
+
+
+def data(manifest: Manifest, peer: PeerFile, has_it: bool) -> Finding:
+    """Whether what `atom join` will read is here, as far as that is quickly told. `has_it`: the
+    daemon here runs, or founded the run."""
+    topic, amount = "Its data", run_amount(manifest)
+    try:
+        run = run_from_text(manifest.run_file)
+        if not has_it:
+            check_copies(run, text_sources(run, peer, None))
+    except UserError as problem:
+        return failure(topic, problem.message, problem.hint)
+    return ok(topic, str(amount) if amount else "all that it needs is here")
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
@@ -194,6 +206,8 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding
     if isinstance(sight, Finding):
         return [*found, sight]
     found += [this_box.clock(sight.offset_s), *swarm(sight)]
+    has_it = is_ours or sight.own == sight.manifest.owner
+    found += [data(sight.manifest, peer, has_it)]
     note("reckoning whether the run fits")
     return [*found, fit(sight.manifest, peer, folder, is_ours)]
 

@@ -1,5 +1,7 @@
 """The checks of a run, and that the examination asks for the right box."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,14 @@ from atom.extras.doctor.examination import (
     DoctorRequest,
     box_of,
     clock_offset_s,
+    data,
     examine,
     fit,
     from_outside,
     state_of,
 )
 from atom.extras.doctor.this_box import Finding, Level, failure
+from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import Manifest, decode_manifest
@@ -83,6 +87,28 @@ def test_a_run_fits_or_says_what_it_lacks(
     for trains in (False, True):
         lacking = fit(manifest, PeerFile(), tmp_path / "new", trains)
         assert (lacking.level, "of disk, 0 B" in lacking.said) == (Level.FAILURE, True)
+
+
+def test_the_data_that_join_will_read(manifest: Manifest, tmp_path: Path) -> None:
+    lacking = data(manifest, PeerFile(), has_it=False)
+    assert (lacking.level, lacking.fix[-27:]) == (Level.FAILURE, '[data]\npaths = ["text.txt"]')
+    assert data(manifest, PeerFile(), has_it=True).level is Level.OK
+    peer = parse_peer_text('[data]\npaths = ["copy.txt"]\n', tmp_path)
+    assert "matches no file" in data(manifest, peer, has_it=False).said
+    (tmp_path / "copy.txt").write_text("of another size: join tells")
+    found = data(manifest, peer, has_it=False)
+    assert (found.level, "tokens" in found.said) == (Level.OK, True)
+
+
+def test_another_tokenizer_than_the_run_s_is_found(manifest: Manifest, tmp_path: Path) -> None:
+    run = json.loads(manifest.run_file)
+    run["data"] |= {"tokenizer": "theirs.json", "tokenizer_sha256": "a" * 64}
+    other = replace(manifest, run_file=json.dumps(run))
+    (tmp_path / "mine.json").write_text(byte_level_tokenizer())
+    (tmp_path / "copy.txt").write_text("text")
+    copies = '[data]\npaths = ["copy.txt"]\ntokenizer = "mine.json"\n'
+    found = data(other, parse_peer_text(copies, tmp_path), has_it=False)
+    assert (found.level, "another tokenizer" in found.said) == (Level.FAILURE, True)
 
 
 def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
