@@ -1,5 +1,6 @@
 """Commands that found, join and plan runs. Heavy imports wait for their command."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,11 @@ from atom.cli.shell.options import (
     NetworkOption,
     PeerOption,
     PeersOption,
-    RunFileArgument,
     StateOption,
     TrustOption,
     below_home,
 )
-from atom.cli.shell.signals import end_at_once_on_signals
+from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
 from atom.cli.shell.terminal import stderr_console
 
 commands = typer.Typer()
@@ -132,35 +132,45 @@ def bootstrap(
 
 @commands.command()
 def plan(
-    run_file: RunFileArgument,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="RUN.toml, or the ADDRESS of a swarm.")],
     peer: PeerOption = None,
     gpu_memory: GpuMemoryOption = None,
     assume: AssumeOption = None,
     network: NetworkOption = None,
-    peers: PeersOption = 4,
+    peers: PeersOption = None,
+    measure_again: Annotated[
+        bool, typer.Option("--measure-again", help="Keep no older figures of this device.")
+    ] = False,
     source: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the generated source of the sub-models here."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a run fits this box, and how fast it would go.
+    """Say whether a run fits this box, and what it and a swarm would make of it.
 
-    It shows memory, sub-models, the time of a pass and of a round, and tokens per second. Without
+    The verdict comes first, then memory, sub-models, the time of a pass and of a round. Without
     --assume it measures the model's layers on this device. That may take minutes, once: the
     figures are kept in ~/.cache/atom.
 
     [bold]Examples[/]
-    atom plan peers/gpt3-small.toml --peer my-box.toml
+    atom plan ADDRESS --peer my-box.toml
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
     atom plan peers/demo.toml --source submodels.py
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.train.plan import parse_gpu_memory, parse_network, show_plan
-    from atom.daemon.fitting.planning import PlanRequest
+    from atom.daemon.fitting.planning import DEFAULT_PEERS, PlanRequest
 
     memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
-    show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json, source)
+    sharing = peers or DEFAULT_PEERS
+    request = PlanRequest(Path(run), peer, memory, assume, bits_per_s, sharing, measure_again)
+    if "/p2p/" in run and not Path(run).exists():
+        from atom.cli.look.onlooker import what_is_trained
+
+        its, there = run_to_the_end(what_is_trained(run))
+        request = replace(request, run=its, peers=peers or there + 1)
+    show_plan(request, as_json, source)
 
 
 @commands.command()

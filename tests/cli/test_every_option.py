@@ -68,6 +68,7 @@ OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("join", "state"): NOT_CLAIMED,
     ("id", "run"): ((CONFIG, ()), (NO_ADDRESS, ("a b", "Words", "/ip4/1.2.3.4"))),
     ("id", "state"): NOT_CLAIMED,
+    ("plan", "run"): (*NO_FILE, (USAGE, ()), (NO_ADDRESS, NO_NODE[-1:])),
     ("bootstrap", "state"): NOT_CLAIMED,
     ("watch", "state"): ((NO_ADDRESS, ("folder",)),),
     ("dashboard", "state"): ((NO_ADDRESS, ("folder",)),),

@@ -46,6 +46,13 @@ def test_measured_once(tmp_path: Path, graph: Graph) -> None:
     assert list(folder.iterdir()) == [folder / file_name(graph, CPU)]
 
 
+def test_measured_again_if_asked(tmp_path: Path, graph: Graph) -> None:
+    measured = Measured()
+    for times, again in ((1, False), (2, True), (2, False)):
+        kept_profile(tmp_path, graph, CPU, measured, again)
+        assert measured.times == times
+
+
 def test_another_question_has_another_answer(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [graph, trace(TiedGPT(), tokens_and_targets(length=8))]
     asked.append(trace(TiedGPT().half(), tokens_and_targets()))

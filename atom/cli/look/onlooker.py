@@ -18,6 +18,8 @@ from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
 from atom.config.places import default_state_directory
+from atom.config.run_file import RunFile
+from atom.daemon.model.model_source import agreed_run
 from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.commit_chain import Ledger
@@ -155,6 +157,14 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
             onlooker.close()
     finally:
         await directory.close()
+
+
+async def what_is_trained(address: str) -> tuple[RunFile, int]:
+    """In the run that `address` names, and by how many peers. Raises: AddressError; ConfigError;
+    MismatchError."""
+    async with onlooking(address) as onlooker:
+        view = (await onlooker.first_look()).view
+        return agreed_run(onlooker.manifest), sum(peer.state != "left" for peer in view.peers)
 
 
 async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:

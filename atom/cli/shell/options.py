@@ -63,9 +63,6 @@ LookedAtArgument = Annotated[
         help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
     ),
 ]
-RunFileArgument = Annotated[
-    Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")
-]
 GpuMemoryOption = Annotated[
     str | None,
     typer.Option("--gpu-memory", metavar="SIZE", help='Device memory to use, such as "8 GiB".'),
@@ -84,9 +81,13 @@ NetworkOption = Annotated[
     ),
 ]
 PeersOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        metavar="N", min=1, max=100_000, help="Peers like this one that share the global batch."
+        metavar="N",
+        min=1,
+        max=100_000,
+        help="Peers like this one that share the global batch; else 4, or those of the swarm and"
+        " this one.",
     ),
 ]
 TrustOption = Annotated[

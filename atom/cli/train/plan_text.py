@@ -11,7 +11,7 @@ from rich.text import Text
 from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
-from atom.placement.prediction import RoundPrediction
+from atom.placement.prediction import DAY_S, RoundPrediction
 
 MAX_SUB_MODELS = 12
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
@@ -28,11 +28,11 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
     """All of it, one below the other, for a terminal of so many columns."""
     return Group(
         _headline(plan),
+        *_section("verdict", _verdict(plan)),
         *_section("does it fit", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
-        *_section("the mode for this line", _recommended(plan)),
     )
 
 
@@ -57,6 +57,33 @@ def _grid(right: Sequence[int] = (1,), columns: int = 3) -> Table:
     return table
 
 
+def _verdict(plan: Plan) -> RenderableType:
+    """What matters before anything else: is it worth it, what does it take of the line, when does
+    it end, and what would be better."""
+    round_, gain = plan.prediction, plan.gain
+    unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
+    alone = f"than the {gain.alone:,.0f} of this box alone"
+    times = f"{gain.times_alone:.2g} times the {gain.alone:,.0f} of this box alone"
+    worth = (times, "") if gain.times_alone >= 1 else (f"fewer {alone}", "bad")
+    without = f"; without this box {gain.without:,.0f}" if gain.without else ""
+    table = _grid(right=())
+    swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", worth, without)
+    table.add_row("speed", swarm)
+    table.add_row("passes", f"{round_.utilisation:.0%} {_share_of(round_)}")
+    an_hour = _line_bytes(round_.line_bytes_per_day / 24)
+    table.add_row("line", f"{an_hour} an hour up, and as much down")
+    if plan.run_s is not None and plan.run_alone_s is not None:
+        ends = f"{plan.rounds:,} rounds take {_seconds(plan.run_s)}"
+        table.add_row("end", f"{ends}; as much alone {_seconds(plan.run_alone_s)}")
+    table.add_row("best mode", _recommended(plan))
+    return table
+
+
+def _peers(plan: Plan) -> str:
+    peers = plan.work.peers
+    return f"{peers:,} peers like this one" if peers > 1 else "this box, alone"
+
+
 def _fit(plan: Plan) -> RenderableType:
     memory, host, disk = plan.choice.memory, plan.host, plan.disk
     table = _grid(right=(1, 2), columns=4)
@@ -68,7 +95,7 @@ def _fit(plan: Plan) -> RenderableType:
         ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
     ]
     for name, need, have, remark in rows:
-        table.add_row(name, format_bytes(need), format_bytes(have), _verdict(need, have, remark))
+        table.add_row(name, format_bytes(need), format_bytes(have), _fits(need, have, remark))
     parts = [
         (memory.slot_bytes, "swapped weights"),
         (memory.resident_bytes, "weights that stay"),
@@ -89,7 +116,7 @@ def _fit(plan: Plan) -> RenderableType:
     return Group(table, *lines)
 
 
-def _verdict(need_bytes: int, have_bytes: int, remark: str) -> Text:
+def _fits(need_bytes: int, have_bytes: int, remark: str) -> Text:
     if need_bytes <= have_bytes:
         verdict = (f"fits, {format_bytes(have_bytes - need_bytes)} to spare", "good")
     else:
@@ -140,12 +167,12 @@ def _pass_title(plan: Plan) -> str:
 
 def _pass(plan: Plan) -> RenderableType:
     timeline, profile = plan.choice.timeline, plan.profile
-    source = "measured here, layer by layer"
+    source = "measured here, layer by layer, once: --measure-again"
     if profile.source == "assumed":
         source = f"reckoned from the data sheet of {plan.device}"
     table = _grid()
     table.add_row("takes", _seconds(timeline.seconds), f"seconds are {source}")
-    busy = f"the device computes {timeline.computing:.0%} of the time"
+    busy = f"the device computes {timeline.computing:.0%} of the pass"
     table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
     rate, loads_s = profile.link.load_bytes_per_s, timeline.busy_s("load")
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
@@ -159,8 +186,7 @@ def _pass(plan: Plan) -> RenderableType:
 
 
 def _round_title(plan: Plan) -> str:
-    peers = plan.work.peers
-    return f"a round of {plan.work.round_sequences:,} sequences with {peers} peers like this one"
+    return f"a round of {plan.work.round_sequences:,} sequences with {_peers(plan)}"
 
 
 def _round(plan: Plan) -> RenderableType:
@@ -175,14 +201,6 @@ def _round(plan: Plan) -> RenderableType:
     table.add_row("exchange", _seconds(round_.all_reduce_s), travels)
     goes_on = "go on under" if round_.overlapped else "wait for"
     table.add_row("round", _seconds(round_.round_s), f"passes {goes_on} the exchange")
-    table.add_row("utilisation", f"{round_.utilisation:.0%}", _share_of(round_))
-    a_day = _line_bytes(round_.line_bytes_per_day)
-    table.add_row("line a day", a_day, "up and as much down")
-    gain, unit = plan.gain, "tokens" if plan.work.sequence_tokens > 1 else "samples"
-    without = f"; without this peer {gain.without:,.0f}" if gain.without else ""
-    table.add_row("the swarm", f"{gain.swarm:,.0f}", f"{unit}/s over whole rounds{without}")
-    alone = f"{unit}/s; the swarm makes {gain.times_alone:.2g} times as many"
-    table.add_row("this box alone", f"{gain.alone:,.0f}", alone)
     return table
 
 
@@ -199,10 +217,10 @@ def _line_bytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"
 
 
-def _recommended(plan: Plan) -> RenderableType:
+def _recommended(plan: Plan) -> str:
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
-    return Text(f"{keys}: {found.reason}")
+    return f"{keys}: {found.reason}"
 
 
 def _seconds(seconds: float) -> str:
@@ -212,4 +230,6 @@ def _seconds(seconds: float) -> str:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:,.1f} days"

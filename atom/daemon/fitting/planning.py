@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from atom.base.errors import ConfigError, DeviceError
+from atom.base.errors import ConfigError, DeviceError, TrustError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file
@@ -46,6 +46,7 @@ from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
+from atom.models.own_code import OwnCode
 from atom.placement.choice import Choice
 from atom.placement.choosing import choose
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
@@ -59,7 +60,8 @@ DEFAULT_PEERS = 4
 class PlanRequest:
     """What `atom plan` was asked."""
 
-    run_file: Path
+    run: Path | RunFile
+    """A founder's run file, or what a swarm's manifest says."""
     peer_file: Path | None = None
     device_bytes: int | None = None
     """Overrides the peer file's device memory."""
@@ -67,6 +69,8 @@ class PlanRequest:
     """A device of the table instead of the one here."""
     network_bits_per_s: float | None = None
     peers: int = DEFAULT_PEERS
+    measure_again: bool = False
+    """Whatever is kept of this device."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Plan:
     disk: DiskPlan
     device: str
     """What computes."""
+    rounds: int | None
+    """The run's last one; None: endless."""
     choice: Choice
     work: Work
     prediction: RoundPrediction
@@ -125,18 +131,31 @@ class Plan:
         host = self.host.total_bytes <= self.host.have_bytes
         return host and self.disk.total_bytes <= self.disk.have_bytes
 
+    @property
+    def run_s(self) -> float | None:
+        """All rounds, with these peers; None: it is endless."""
+        return None if self.rounds is None else self.rounds * self.prediction.round_s
+
+    @property
+    def run_alone_s(self) -> float | None:
+        """As many, of this box alone."""
+        return None if self.run_s is None else self.run_s * self.gain.times_alone
+
 
 def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     """Plans from the two files. `note` is told what takes long or is not as expected.
 
-    Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
+    Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device;
+    TrustError for a swarm whose model is its owner's code.
     """
-    run, peer = load_run(request.run_file), load_peer_file(request.peer_file)
+    run, folder, peer = request.run, None, load_peer_file(request.peer_file)
+    if isinstance(run, Path):
+        folder, run = run.absolute().parent, load_run(run)
     if request.assume is not None:
         assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
-    run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
+    run, graph, model = _trace(run, peer, folder)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
     arenas = replica_arenas(run, graph.layout)
     left_bytes = have_bytes - sum(size for _, size in arenas)
@@ -156,6 +175,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         host=HostPlan(tuple(arenas), have_bytes),
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
+        rounds=run.run.rounds,
         choice=choice,
         work=work,
         prediction=predict(choice, work),
@@ -164,16 +184,28 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     )
 
 
-def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, str]:
-    """The run as its founder would pin it, and its graph. Raises: ConfigError, ModelError."""
+def _trace(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, Graph, str]:
+    """The run as its founder pins it, its graph, and what its model is called. Raises: ConfigError,
+    ModelError, TrustError."""
     with source_errors(run):
-        run, code = pin_source(run, folder, run.model.weights is not None)
-        if run.model.family is not None and run.model.vocabulary_size is None:
-            vocabulary = _vocabulary(run, peer, folder)
-            model = run.model.model_copy(update={"vocabulary_size": vocabulary})
-            run = run.model_copy(update={"model": model})
+        run, code = _pinned(run, peer, folder)
         source = open_source(run, code)
         return run, trace_run(run, source), source.name
+
+
+def _pinned(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, OwnCode | None]:
+    """With the model's own code. `folder`: of the run file; None: a manifest's run is pinned."""
+    if folder is None:
+        if run.model.module is not None:
+            said = "this run's model is code of its owner, and nothing of it is run for a plan"
+            raise TrustError(
+                said, "ask the owner for the run file and the code: atom plan RUN.toml"
+            )
+        return run, None
+    run, code = pin_source(run, folder, run.model.weights is not None)
+    if run.model.family is not None and run.model.vocabulary_size is None:
+        run = run.changed("model", vocabulary_size=_vocabulary(run, peer, folder))
+    return run, code
 
 
 def _root(run: RunFile, peer: PeerFile) -> Path:
@@ -214,7 +246,7 @@ def _device(
         budget = cap or usable_device_bytes(kind, left_bytes)
     finally:
         opened.close()
-    return str(kind), budget, profile_of(graph, kind, note)
+    return str(kind), budget, profile_of(graph, kind, note, again=request.measure_again)
 
 
 def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_gpu: bool) -> Work:

@@ -1,6 +1,7 @@
 """Where a plan's seconds come from: a device's known rates, or a measurement on this box."""
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ SAMPLE_ELEMENTS = 2**23  # of a step that is timed: far more than any cache hold
 SAMPLE_MATRIX = 768, 3072
 PATIENCE_S = 30.0
 """A daemon does not measure for longer than about this before it begins to train."""
+BUSY_SHARE = 0.75
+"""Of the cores: from this load on, what is measured is what other programs leave."""
 
 
 def profile_of(
@@ -41,9 +44,10 @@ def profile_of(
     note: Callable[[str], None],
     patience_s: float = math.inf,
     told: Told = lambda done, total: None,
+    again: bool = False,
 ) -> Profile:
     """Measured here, layer by layer, and kept in the user's cache for the next time. `told`: layers
-    measured, and how many there are.
+    measured, and how many there are. `again`: whatever is kept.
 
     Raises: DeviceError if a layer does not fit, or it would take longer than `patience_s`;
     ModelError if the layers do not run on made-up inputs.
@@ -56,9 +60,13 @@ def profile_of(
         _require_memory(graph, device)
         about = _about(seconds)
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if load > BUSY_SHARE * cores:
+            said = f"other programs are at work (a load of {load:.1f} on {cores} cores)"
+            note(f"{said}: figures will be too slow; once they are done, atom plan --measure-again")
         return _measured(graph, device, told)
 
-    return kept_profile(base_folder("cache") / "profiles", graph, device, measure)
+    return kept_profile(base_folder("cache") / "profiles", graph, device, measure, again)
 
 
 def _measured(graph: Graph, device: torch.device, told: Told) -> Measurement:

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from atom.base.errors import ConfigError
+from atom.base.errors import ConfigError, MismatchError
 from atom.base.files import expand_home
+from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
@@ -16,6 +17,14 @@ from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code, read_code
 from atom.models.source import ModelSource, SourceError
+from atom.swarm.records.manifest import Manifest
+
+_PINNED = {
+    "family": "vocabulary_size",
+    "huggingface": "huggingface_config",
+    "module": "module_sha256",
+}
+"""Where a model comes from → the key that is filled in when its run is founded."""
 
 
 @contextmanager
@@ -42,6 +51,20 @@ def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile
         code = find_code(run.model.module, folder)
     digest = None if code is None else code.sha256
     return run.with_source(config=config, code=digest, weights_given=weights_given), code
+
+
+def agreed_run(manifest: Manifest) -> RunFile:
+    """What a (verified) manifest says is trained, with all that its founder fills in.
+
+    Raises: ConfigError; MismatchError.
+    """
+    run = run_from_text(manifest.run_file)
+    if run.run.name != manifest.run:
+        raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
+    pinned = _PINNED[run.model.source]
+    if getattr(run.model, pinned) is None:
+        raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
+    return run
 
 
 def kept_code(run: RunFile, path: Path) -> OwnCode | None:

@@ -17,6 +17,7 @@ from atom.config.sources import text_sources
 from atom.daemon.console import Progress, Silence
 from atom.daemon.fitting.building import Built, Callbacks, build_replica
 from atom.daemon.model.model_source import (
+    agreed_run,
     open_samples,
     open_source,
     pin_source,
@@ -227,13 +228,7 @@ def run_of(manifest: Manifest, box: Box) -> RunFile:
             f"{box.state.root} belongs to another run named {manifest.run!r}",
             "choose another directory with --state DIR",
         )
-    run = run_from_text(manifest.run_file)
-    if run.run.name != manifest.run:
-        raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
-    for source, pinned in (("huggingface", "huggingface_config"), ("module", "module_sha256")):
-        if run.model.source == source and getattr(run.model, pinned) is None:
-            raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
-    return run
+    return agreed_run(manifest)
 
 
 def _make(

@@ -11,13 +11,13 @@ from pathlib import Path
 from atom.base import __version__
 from atom.base.errors import AtomError, UserError
 from atom.base.units import format_bytes
-from atom.config.load import load_peer_file, run_from_text
+from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.config.sources import text_sources
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
-from atom.daemon.model.model_source import open_source, source_errors
+from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.recipe import trace_run
 from atom.daemon.model.text_source import check_copies, run_amount
 from atom.daemon.peer.box import check_member, kept_peer
@@ -133,7 +133,7 @@ def data(manifest: Manifest, peer: PeerFile, has_it: bool) -> Finding:
     daemon here runs, or founded the run."""
     topic, amount = "Its data", run_amount(manifest)
     try:
-        run = run_from_text(manifest.run_file)
+        run = agreed_run(manifest)
         if not has_it:
             check_copies(run, text_sources(run, peer, None))
     except UserError as problem:
@@ -155,7 +155,7 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
     directory; `trains`: the daemon there runs, so what it takes of memory it has."""
     topic = "This run"
     try:
-        run = run_from_text(manifest.run_file)
+        run = agreed_run(manifest)
         if run.model.module is not None:
             said = "the run's model is code of its owner: join with --trust, and it tells"
             return unchecked(topic, said)

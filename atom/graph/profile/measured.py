@@ -250,18 +250,21 @@ Measurement = tuple[tuple[Seconds, ...], Machine]
 
 
 def kept_profile(
-    directory: Path, graph: Graph, device: torch.device, measure: Callable[[], Measurement]
+    directory: Path,
+    graph: Graph,
+    device: torch.device,
+    measure: Callable[[], Measurement],
+    again: bool = False,
 ) -> Profile:
-    """From the kept measurement; where there is none of this graph, from a new one, which is kept
-    if it can be.
+    """From the kept measurement; where there is none of this graph, or it is to be taken `again`,
+    from a new one, which is kept if it can be.
 
     Raises: whatever `measure` raises.
     """
     path = directory / file_name(graph, device)
-    try:
-        layers, link = _read(path, len(layers_of(graph)))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        layers, link = measure()
+    kept = None if again else _read(path, len(layers_of(graph)))
+    layers, link = kept or measure()
+    if kept is None:
         content = [list(vars(each).values()) for each in (*layers, link)]
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
@@ -288,11 +291,13 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _read(path: Path, layers: int) -> Measurement:
-    """Raises: what Python raises for content that is no measurement of so many layers."""
-    pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
-    if len(pairs) != layers + 1 or min(pairs[-1]) <= 0:
-        raise ValueError("no measurement")
-    if not all(0 <= number < math.inf for pair in pairs for number in pair):
-        raise ValueError("a rate or a time that cannot be")
+def _read(path: Path, layers: int) -> Measurement | None:
+    """None: there is no measurement of so many layers."""
+    try:
+        pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    fine = all(0 <= number < math.inf for pair in pairs for number in pair)
+    if len(pairs) != layers + 1 or min(pairs[-1]) <= 0 or not fine:
+        return None
     return tuple(Seconds(*pair) for pair in pairs[:-1]), Machine(*pairs[-1])

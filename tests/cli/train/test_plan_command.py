@@ -30,9 +30,10 @@ def test_the_text_tells_all(
     lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
     text = "\n".join(lines)
     for words in ("834,304 parameters", "does it fit", "19.1 MiB", "GeForce RTX 3060",
-                  "400 Mbit/s each way", "with 3 peers like this", "tokens/s over whole rounds",
-                  'rule = "local-steps", codec = '):  # fmt: skip
+                  "400 Mbit/s each way", "with 3 peers like this", "tokens/s of 3 peers like this",
+                  'rule = "local-steps", codec = ', "100 rounds take "):  # fmt: skip
         assert words in text, words
+    assert "verdict" in lines[2], "first of all"
     assert not any(line != line.rstrip() for line in lines)
 
 
@@ -61,6 +62,9 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["work"]["network_bytes_per_s"] == 2.5e6
     assert told["round"]["round_s"] > told["round"]["accumulate_s"] > 0
     assert 0 < told["round"]["utilisation"] < 1
+    assert told["round"]["run_s"] == pytest.approx(100 * told["round"]["round_s"])
+    times = told["round"]["swarm_tokens_per_s"] / told["round"]["alone_tokens_per_s"]
+    assert told["round"]["run_alone_s"] == pytest.approx(times * told["round"]["run_s"])
     assert told["recommendation"].keys() == {"keys", "utilisation", "reason"}
     spans = [each["operations"] for each in told["plan"]["sub_models"]]
     assert all(before[1] == after[0] for before, after in pairwise(spans))
@@ -97,9 +101,20 @@ def test_a_model_that_does_not_fit_leaves_no_source_and_what_would_do_is_named(
     lines_of(capsys, "--gpu-memory", enough[1])
 
 
+def test_a_swarm_that_is_slower_than_one_box_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    verdict = lines_of(capsys, "--network", "1 kbit/s")[3]
+    assert ", fewer than the " in verdict
+    assert " of this box alone" in verdict
+    assert ", fewer than " not in lines_of(capsys, "--network", "100 Gbit/s")[3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (["/ip4/1.2.3.4/tcp/1/p2p/me"], ExitCode.ADDRESS, "is not a join address"),
         ([DEMO, "--assume", "rtx5090"], ExitCode.DEVICE, "known are rtx4090-24g"),
         ([DEMO, *ASSUME, "--gpu-memory", "16 GiB"], ExitCode.DEVICE, "has 12.0 GiB"),
         (

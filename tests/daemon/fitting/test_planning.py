@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, ModelError
-from atom.config.load import load_peer_file
+from atom.base.errors import ConfigError, DeviceError, ModelError, TrustError
+from atom.config.load import load_peer_file, parse_run_text
 from atom.daemon.fitting import profiling
 from atom.daemon.fitting.device_choice import cut_arenas
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
@@ -178,6 +178,19 @@ def test_a_module_with_samples_of_its_own_is_planned(
     planned = plan_run(PlanRequest(tmp_path / "run.toml", assume="h200"), lambda _: None)
     assert planned.parameters == 3 * 65 * 64
     assert planned.work.sequence_tokens == 1
+
+
+def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Path) -> None:
+    of_file = plan(tmp_path)
+    text = (tmp_path / "run.toml").read_text()
+    run = parse_run_text(text).changed("model", vocabulary_size=256)
+    told = plan_run(PlanRequest(run, assume="rtx3060-12g"), lambda _: None)
+    assert (told.model, told.parameters) == (of_file.model, of_file.parameters)
+
+
+def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(TrustError, match="nothing of it is run"):
+        plan_run(PlanRequest(parse_run_text(OWN_RUN), assume="h200"), lambda _: None)
 
 
 def test_a_model_that_cannot_be_traced_is_refused_where_it_says_so(tmp_path: Path) -> None:

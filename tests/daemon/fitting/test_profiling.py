@@ -32,8 +32,9 @@ def graph() -> Graph:
 
 
 @pytest.fixture(autouse=True)
-def _no_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_cache_nor_load_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
@@ -67,6 +68,16 @@ def test_who_asks_for_a_plan_is_told_how_long_it_takes(
     notes: list[str] = []
     profile_of(graph, CPU, notes.append)
     assert "--assume" in notes[0]
+
+
+@pytest.mark.parametrize(("load", "doubts"), [(0.1, False), (1e4, True)])
+def test_a_measurement_beside_other_programs_is_doubted(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, load: float, doubts: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    notes: list[str] = []
+    profile_of(graph, CPU, notes.append, again=True)
+    assert ("--measure-again" in notes[-1]) is doubts
 
 
 def test_layers_that_do_not_run_on_made_up_inputs(

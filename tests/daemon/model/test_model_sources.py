@@ -255,11 +255,11 @@ def test_another_version_of_the_library_is_named(folder: Folder) -> None:
     assert "llama9" in caught.value.message
 
 
-@pytest.mark.parametrize("model", [LLAMA, own("words")])
+@pytest.mark.parametrize("model", [LLAMA, GPT3, own("words")])
 def test_a_manifest_that_pins_nothing_is_refused(folder: Folder, model: str) -> None:
     founder = folder.found(model)
     text = json.loads(founder.manifest.run_file)
-    for key in ("huggingface_config", "module_sha256"):
+    for key in ("huggingface_config", "module_sha256", "vocabulary_size"):
         text["model"].pop(key, None)
     manifest = dataclasses.replace(founder.manifest, run_file=json.dumps(text))
     assert run_from_text(manifest.run_file)
