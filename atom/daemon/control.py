@@ -21,8 +21,8 @@ class Controllable(Protocol):
     def resume(self) -> str: ...
     def leave(self, deadline_s: float | None) -> str: ...
     def reload(self) -> Sequence[Mapping[str, Any]]:
-        """Reads the peer file again. Returns `key` of what has changed, and whether that is `live`.
-        Raises: UserError; then nothing is changed."""
+        """Reads the peer file again. Returns `key` of what has changed, whether that is `live`,
+        and what it `costs` the swarm, in words. Raises: UserError; then nothing is changed."""
         ...
 
     def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:

@@ -24,6 +24,7 @@ from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.records.lease import Validation
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -318,6 +319,7 @@ class RoundExecutor:
         except PassVoided as void:  # the next one takes fewer micro-batches at a time
             self.voided(void)
             return {}
+        self.stats.validation = Validation(round_number, round(loss, 6))
         return {"validation_loss": round(loss, 6)}
 
     # ---- fetching

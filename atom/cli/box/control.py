@@ -97,7 +97,8 @@ def reload_settings(state: Path | None) -> None:
     with stderr_console().status("the daemon reads its peer file"):
         changed = client.reload()
     for each in changed:
-        typer.echo(each["key"] if each["live"] else f"{each['key']}  # changes at a restart")
+        remark = each["costs"] if each["live"] else "changes at a restart"
+        typer.echo(f"{each['key']}  # {remark}" if remark else each["key"])
     if not changed:
         typer.echo("nothing has changed in the peer file", err=True)
 

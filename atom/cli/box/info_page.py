@@ -9,7 +9,7 @@ from typing import Any
 from atom.base.units import format_bytes, format_seconds
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
-from atom.swarm.records.view import loss_unit, trained_on
+from atom.swarm.records.view import loss_unit, remaining, trained_on, validation_text
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]
@@ -19,9 +19,9 @@ MOST_PEERS = 8
 
 def rows(info: Info) -> Iterator[Row]:
     """(label, text), in the order in which a person asks."""
-    for label in ("run", "state", "trouble", "paused"):
+    for label in ("run", "state", "trouble", "paused", "line_cost"):
         if info[label]:
-            yield label, str(info[label])
+            yield label.replace("_cost", ""), str(info[label])
     yield from _work(info)
     yield "device", _device(info)
     yield "works", ", ".join(_wishes(info["wishes"]))
@@ -44,7 +44,14 @@ def _work(info: Info) -> Iterator[Row]:
     data, loss = Amount(**info["data"]), info["loss"]
     of_rounds = "" if info["rounds"] is None else f" of {info['rounds']:,}"
     now = "" if loss is None else f", loss {loss:.4f} {loss_unit(data)}".rstrip()
-    yield "round", f"{info['round']:,}{of_rounds}{now}"
+    held_back = validation_text(info["validation"] and tuple(info["validation"].values()))
+    yield "round", ", ".join(filter(None, (f"{info['round']:,}{of_rounds}{now}", held_back)))
+    if use := info["last_round"]:
+        took = f"{use['seconds']:.1f} s, {use['utilisation']:.0%} of it in passes"
+        sent, received = (format_bytes(use[f"{way}_bytes"]) for way in ("sent", "received"))
+        line = f"{sent} sent, {received} received"
+        to_go = remaining(info["rounds"], info["round"], use["seconds"])
+        yield "last round", ", ".join(filter(None, (took, line, to_go)))
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
     yield "data", str(data)

@@ -58,6 +58,8 @@ class Onlooker:
         self.manifest = manifest
         self._rounds, self._global_batch = _agreed_on(manifest)
         self._has_list = seen_from_outside(manifest) is not None
+        here = me or own_identity(default_state_directory(manifest.run))
+        self._me = "" if here is None else here.peer_id
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self._leases: dict[str, Lease] = {}
@@ -66,7 +68,9 @@ class Onlooker:
     async def look(self) -> Sight:
         """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
         self._leases = await self._directory.read_leases()
-        view = view_swarm(self.manifest, self._leases.values(), self._global_batch, time.time())
+        view = view_swarm(
+            self.manifest, self._leases.values(), self._global_batch, time.time(), self._me
+        )
         return Sight(view, self._rounds, self._leases)
 
     async def view(self) -> SwarmView:

@@ -14,9 +14,16 @@ from atom.cli.look.onlooker import Sight, onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
-from atom.swarm.identity import short_id
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.view import SwarmView, round_use, trained_on, void_text
+from atom.swarm.records.view import (
+    SwarmView,
+    batch_text,
+    remaining,
+    round_use,
+    trained_on,
+    validation_text,
+    void_text,
+)
 
 _BAR_COLUMNS = 40
 _COLUMNS = (
@@ -39,8 +46,8 @@ _STATE_STYLES = {
 
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
     """Prints the swarm. Raises: AddressError, ControlError."""
-    address, _ = run_meant(address, state)
-    sight = run_to_the_end(_look(address))
+    meant, place = run_meant(address, state)
+    sight = run_to_the_end(_look(meant, place if address is None else None))
     if as_json:
         typer.echo(json.dumps(sight.view.to_json(), indent=2))
         return
@@ -55,8 +62,8 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 
 
-async def _look(address: str) -> Sight:
-    async with onlooking(address) as onlooker:
+async def _look(address: str, state: Path | None) -> Sight:
+    async with onlooking(address, state) as onlooker:
         return await onlooker.first_look()
 
 
@@ -91,6 +98,8 @@ def headline(view: SwarmView, rounds: int | None) -> Text:
     ]
     if view.loss is not None:
         parts.append(Text(f"loss {view.loss:.4f}"))
+    more = validation_text(view.validation), remaining(rounds, view.round, view.round_s)
+    parts += map(Text, filter(None, more))
     return Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
 
 
@@ -101,7 +110,7 @@ def batch_bar(view: SwarmView) -> RenderableType:
     row = Table.grid(padding=(0, 1))
     done = min(view.accumulated, view.global_batch)
     bar = ProgressBar(total=view.global_batch, completed=done, width=_BAR_COLUMNS)
-    row.add_row("sequences", bar, f"{view.accumulated:,} / {view.global_batch:,}")
+    row.add_row("sequences", bar, batch_text(view.accumulated, view.global_batch))
     return row
 
 
@@ -120,7 +129,7 @@ def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
     trouble = void_text(peer.void_passes, peer.void_cause)
     state = Text(peer.state, _STATE_STYLES.get(peer.state, "yellow"))
     return {
-        "peer": Text(short_id(peer.peer_id), row),
+        "peer": Text(view.name(peer.peer_id), row),
         "state": Text.assemble((trouble, "bad"), ", ", state) if trouble else state,
         "round": Text(f"{peer.round:,}", behind),
         "sequences": Text(f"{peer.sequences:,}", row),

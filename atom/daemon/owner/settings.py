@@ -9,7 +9,7 @@ import torch
 
 from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import PeerFile
+from atom.config.peer_file import Network, PeerFile
 from atom.daemon.extensions import Turns, Wishes
 from atom.swarm.stream.bandwidth import Bandwidth
 
@@ -36,6 +36,11 @@ class Settings:
         self._path, self._peer, self._lock = path, peer, threading.Lock()
         self._wishes, self._turns, self._bandwidth = wishes, turns, bandwidth
         self._on_worker = on_worker
+
+    @property
+    def network(self) -> Network:
+        """As it is now."""
+        return self._peer.network
 
     def reload(self) -> list[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""

@@ -12,7 +12,7 @@ from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.owner.pauses import Pauses
-from atom.daemon.owner.settings import Settings
+from atom.daemon.owner.settings import CAPS, Settings
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
@@ -27,6 +27,7 @@ from atom.daemon.peer.lifecycle import (
     noted_signals,
 )
 from atom.daemon.peer.news import News
+from atom.daemon.peer.slow_joining import RoundNow, line_cost
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
     round_terms,
@@ -86,6 +87,7 @@ class Peer:
         # what is kept, and what others are reached by
         codec, inbox = codec_named(run.swarm.codec), Inbox()
         terms = round_terms(member, codec)
+        self._average_bytes = terms.average_bytes
         self._storage = run_storage(box, member, codec, events)
         self._transport = transport_of(box, member, events, inbox, self._storage)
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
@@ -321,6 +323,7 @@ class Peer:
             **self._status.info(self._life.facts, self._loop.view),
             "wishes": self._wishes.figures(),
             "device_turns": self._turns.figures(),
+            "line_cost": self._line_cost() or None,
             "join_address": self._join_address,
             "state_directory": str(self._box.state.root),
         }
@@ -344,10 +347,22 @@ class Peer:
     def reload(self) -> Sequence[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""
         changed = self._settings.reload()
+        cost = self._line_cost()
+        changed = [{**each, "costs": cost if each["key"] in CAPS else ""} for each in changed]
         if changed:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self._on_change()
         return changed
+
+    def _line_cost(self) -> str:
+        """See `line_cost`: by the last round that is known."""
+        stats = self._executor.stats
+        use, last = stats.use, stats.last
+        if use is None or last is None:
+            return ""
+        passes_s, overlapped = use.utilisation * use.seconds, self._replica.overlaps
+        now = RoundNow(len(last.contributions), use.seconds, passes_s, last.sequences, overlapped)
+        return line_cost(self._settings.network, self._average_bytes, now, last.given_by(self._me))
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""

@@ -1,5 +1,5 @@
-"""Tells a volunteer, before the peer takes part, that it would slow the run down. It refuses
-nothing, and says nothing where it cannot know."""
+"""Tells a volunteer that the peer would slow the run down, before it takes part and while it does.
+It refuses nothing, and says nothing where it cannot know."""
 
 import math
 import statistics
@@ -54,8 +54,7 @@ def slow_joining(
         micro_batch_s: seconds that this box takes for one; None: it was not measured.
         now: a round without this peer.
     """
-    caps = (network.upload_bits_per_s, network.download_bits_per_s)
-    cap = min((cap for cap in caps if cap is not None), default=None)
+    cap = least_cap(network)
     if cap is None or now is None:
         return ""
     line_s = codec_named(run.swarm.codec).wire_bytes(elements) / (cap / 8)
@@ -71,6 +70,37 @@ def slow_joining(
         f"{line_s:,.1f} s. What would help: a faster line ([network] upload, download), or, in "
         f"another run file, {', '.join(helps)}"
     )
+
+
+def line_cost(network: Network, average_bytes: float, now: RoundNow, given: int) -> str:
+    """What the caps of a peer's line cost the swarm that it is in; empty: nothing.
+
+    Args:
+        now: the last round, with this peer in it.
+        given: of its sequences by this peer.
+    """
+    cap, others = least_cap(network), now.sequences - given
+    if cap is None or others <= 0:
+        return ""
+    line_s, exchange_s = average_bytes / (cap / 8), max(now.seconds - now.passes_s, 0.0)
+    both = max if now.overlapped else float.__add__
+    with_s = both(now.passes_s, max(exchange_s, line_s))
+    without_s = both(now.passes_s * now.sequences / others, max(exchange_s - line_s, 0.0))
+    said = []
+    if with_s > WORTH_SAYING * now.seconds:
+        said.append(f"a round takes {now.seconds:,.1f} s now, and about {with_s:,.1f} s with it")
+    if with_s > WORTH_SAYING * without_s:
+        said.append(
+            f"the line costs the swarm more than this peer gives: of a round's {with_s:,.1f} s it "
+            f"takes {line_s:,.1f}; without this peer a round takes about {without_s:,.1f} s"
+        )
+    return "; ".join(said)
+
+
+def least_cap(network: Network) -> float | None:
+    """Bits per second. None: there is no cap."""
+    caps = (network.upload_bits_per_s, network.download_bits_per_s)
+    return min((cap for cap in caps if cap is not None), default=None)
 
 
 def seconds_with(now: RoundNow, line_s: float, sequences_per_s: float = math.inf) -> float:

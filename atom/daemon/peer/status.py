@@ -97,6 +97,7 @@ class Status:
             void_passes=stats.void_in_a_row,
             void_cause=stats.void_cause,
             last_round=stats.use,
+            validation=stats.validation,
         )
 
     def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
@@ -123,6 +124,7 @@ class Status:
             "sequences_per_s": round(rate, 3),
             "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
             "loss": stats.last and stats.last.loss,
+            "validation": stats.validation and stats.validation._asdict(),
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
             "last_pass": self.context.replica.watch.figures(),

@@ -14,7 +14,9 @@ from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.swarm.records.view import (
     SwarmView,
     VoidAttempt,
+    batch_text,
     loss_unit,
+    remaining,
     round_use,
     trained_on,
     void_text,
@@ -77,12 +79,16 @@ def _liveness(seen: Seen) -> str:
 def _tiles(seen: Seen) -> Iterable[str]:
     view = seen.view
     of_rounds = "" if seen.rounds is None else f"of {seen.rounds:,}"
+    to_go = remaining(seen.rounds, view.round, view.round_s)
     alive = _living(view)
     at_round = sum(peer.round == view.round for peer in alive)
     behind = len(alive) - at_round
-    yield _tile("round", f"{view.round:,}", of_rounds)
+    yield _tile("round", f"{view.round:,}", ", ".join(filter(None, (of_rounds, to_go))))
     loss = "-" if view.loss is None else f"{view.loss:.4f}"
     yield _tile("loss", loss, loss_unit(view.data_amount))
+    if view.validation is not None:
+        after, held_back = view.validation
+        yield _tile("validation", f"{held_back:.4f}", f"after round {after:,}")
     yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{trained_on(view.data_amount)}/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
     agreed = agreement(view)
@@ -104,7 +110,7 @@ def _batch(view: SwarmView) -> str:
         return f'{title}<p class="count">{count}</p>'
     done = min(view.accumulated, view.global_batch)
     return (
-        f'{title}<p class="count"><b>{view.accumulated:,}</b> / {view.global_batch:,}</p>'
+        f'{title}<p class="count">{batch_text(view.accumulated, view.global_batch)}</p>'
         f'<progress max="{view.global_batch}" value="{done}"></progress>'
     )
 
@@ -135,7 +141,7 @@ def _contributions(seen: Seen) -> str:
     )
     if seen.ledger is None or (seen.ledger_note and not seen.ledger.rounds):
         return title + _quietly("not known without the chain: see rounds")
-    return title + _as_of(seen) + contributions_table(seen.ledger)
+    return title + _as_of(seen) + contributions_table(seen.ledger, seen.view)
 
 
 def _as_of(seen: Seen) -> str:
@@ -192,12 +198,12 @@ def rounds_table(ledger: Ledger, void: Sequence[VoidAttempt]) -> str:
     return _table("rounds", _ROUNDS, rows, more)
 
 
-def contributions_table(ledger: Ledger) -> str:
+def contributions_table(ledger: Ledger, view: SwarmView) -> str:
     """What each peer gave, over the whole run."""
     listed = ledger.by_share()
     rows = [
         _row(_SHARES, (
-            _short(peer_id, f"…{peer_id[-_ID_CHARACTERS:]}"),
+            _short(peer_id, view.name(peer_id)),
             f"{share.sequences:,}",
             _bar(share.sequences / ledger.sequences),
             f"{share.rounds:,}",
@@ -236,7 +242,7 @@ def _peer(peer: Lease, view: SwarmView) -> tuple[str, ...]:
     gone = peer.state == PeerState.LEFT
     digest, age_s = peer.state_digest.hex(), view.age_s(peer)
     return (
-        _short(peer.peer_id, f"…{peer.peer_id[-_ID_CHARACTERS:]}"),
+        _short(peer.peer_id, view.name(peer.peer_id)),
         f'<span class="state {peer.state}">{peer.state}</span>{_trouble(peer)}',
         _marked(f"{peer.round:,}", peer.round != view.round and not gone),
         f"{peer.sequences:,}",
@@ -269,13 +275,13 @@ def _void(attempt: VoidAttempt) -> tuple[str, ...]:
 
 
 def what_happened(each: Round) -> str:
-    """A round's peculiarities, in words; empty for an ordinary one."""
+    """A round's peculiarities, in words."""
     words = []
     if each.branch:
         words.append(f"branch of {each.branch} without a quorum")
     if each.absent:
         words.append(f"{each.absent} voter{'s' if each.absent > 1 else ''} absent")
-    return ", ".join(words)
+    return ", ".join(words) or "a quorum decided"
 
 
 def _bar(share: float) -> str:

@@ -117,6 +117,15 @@ class RoundUse(NamedTuple):
     received_bytes: int
 
 
+class Validation(NamedTuple):
+    """What the run's held-back text gave. For display."""
+
+    round: int
+    """After which it was validated."""
+    loss: Loss
+    """As `Lease.loss`."""
+
+
 def short_name(peer_id: str) -> bytes:
     """Eight bytes that name a peer well enough for a hint."""
     return blake3(peer_id.encode()).digest(length=SHORT_NAME_BYTES)
@@ -162,6 +171,8 @@ class Lease:
     """Of the last of them."""
     last_round: RoundUse | None = None
     """None: it has not seen a whole one yet."""
+    validation: Validation | None = None
+    """The newest of this process; None: there was none yet."""
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:

@@ -1,13 +1,41 @@
 """The swarm as an onlooker sees it, from leases and manifest alone: `atom status`, `watch`."""
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from atom.base.units import format_bytes
 from atom.swarm.chain.commit import rank
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.identity import short_id
+from atom.swarm.records.lease import Lease, PeerState, Validation
 from atom.swarm.records.manifest import DataAmount, Manifest
+
+
+def remaining(rounds: int | None, round_number: int, round_s: float | None) -> str:
+    """How long a run goes on, if its rounds take as long as now: "2.3 h to go". Empty: not known,
+    or it is over."""
+    left = 0 if rounds is None else rounds - round_number
+    if round_s is None or left <= 0:
+        return ""
+    seconds = left * round_s
+    for unit, length_s in ("days", 86400.0), ("h", 3600.0), ("min", 60.0):
+        if seconds >= 2 * length_s:
+            many = seconds / length_s
+            return f"{many:,.{int(many < 10)}f} {unit} to go"
+    return f"{seconds:.0f} s to go"
+
+
+def validation_text(validation: tuple[int, float] | None) -> str:
+    """ "validation 4.6470 after round 160"; empty: there is none."""
+    if validation is None:
+        return ""
+    return f"validation {validation[1]:.4f} after round {validation[0]:,}"
+
+
+def batch_text(counted: int, batch: int) -> str:
+    """Of the sequences that a round asks for."""
+    return f"{counted:,} of {batch:,}" + (", due" if counted >= batch else "")
 
 
 def void_text(in_a_row: int, cause: str) -> str:
@@ -72,6 +100,17 @@ class SwarmView:
     """The last ones of every peer, by round."""
     data_amount: tuple[int, int, int] | None = None
     """As in the manifest."""
+    validation: Validation | None = None
+    """The newest that a peer at the head says."""
+    round_s: float | None = None
+    """Of the last round, as the middle one of the peers at the head saw it."""
+
+    me: str = ""
+    """Peer id of who looks; empty: of nobody that takes part."""
+
+    def name(self, peer_id: str) -> str:
+        """How a table calls a peer."""
+        return f"{short_id(peer_id)} (you)" if peer_id == self.me else short_id(peer_id)
 
     def age_s(self, lease: Lease) -> float:
         """Since the publisher issued it, by two wall clocks: for display."""
@@ -89,6 +128,8 @@ class SwarmView:
             "loss": self.loss,
             "head": self.head,
             "tokens_per_s": round(self.tokens_per_s, 3),
+            "validation": self.validation and self.validation._asdict(),
+            "round_s": self.round_s,
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [self._peer(lease) for lease in self.peers],
         }
@@ -110,13 +151,20 @@ class SwarmView:
 
 
 def view_swarm(
-    manifest: Manifest, leases: Iterable[Lease], global_batch: int | None, unix_time: float
+    manifest: Manifest,
+    leases: Iterable[Lease],
+    global_batch: int | None,
+    unix_time: float,
+    me: str = "",
 ) -> SwarmView:
-    """Assembles the view. `global_batch` (sequences) is what the manifest's run file says."""
+    """Assembles the view. `global_batch` (sequences) is what the manifest's run file says; `me`: as
+    in the view."""
     peers = tuple(sorted(leases, key=lambda lease: lease.peer_id))
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
+    seconds = [lease.last_round.seconds for lease in on_head if lease.last_round]
+    validations = [v for lease in on_head if (v := lease.validation) and v.round <= newest]
     return SwarmView(
         run=manifest.run,
         round=newest,
@@ -140,6 +188,9 @@ def view_swarm(
             )
         ),
         data_amount=manifest.data_amount,
+        validation=max(validations, default=None),
+        me=me,
+        round_s=statistics.median_low(seconds) if seconds else None,
     )
 
 

@@ -15,6 +15,7 @@ FOLDER = f"/home/you/{'long/' * 30}tiny"
 def info(**more: Any) -> dict[str, Any]:
     return {
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
+        "line_cost": None, "validation": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
@@ -47,13 +48,25 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert shown["works"] == "at all hours, not on battery"
     assert shown["other peers"] == "1: …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
-    assert not {"trouble", "paused", "void passes", "disk paused"} & set(shown)
+    assert not {"line", "last round", "trouble", "paused", "void passes", "disk paused"} & set(
+        shown
+    )
 
 
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:
     own = dict(rows(info(data={"tokens": 0, "samples": 20, "held_back": 0})))
     assert own["round"] == "1,076 of 10,000, loss 3.7321"
     assert own["speed"] == "82.2 sequences/s"
+
+
+def test_what_the_last_round_took_what_is_held_back_and_when_it_ends() -> None:
+    use = {"seconds": 30.0, "utilisation": 0.75, "sent_bytes": 3 << 20, "received_bytes": 5 << 20}
+    validation = {"round": 1070, "loss": 3.5}
+    shown = dict(rows(info(last_round=use, validation=validation, line_cost="more than it gives")))
+    assert shown["round"].endswith("nats per token, validation 3.5000 after round 1,070")
+    took = "30.0 s, 75% of it in passes, 3.0 MiB sent, 5.0 MiB received, 3.1 days to go"
+    assert shown["last round"] == took
+    assert shown["line"] == "more than it gives"
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:

@@ -15,13 +15,19 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed: list[dict[str, Any]] = [
-        {"key": "network.upload", "live": True}, {"key": "network.listen", "live": False},
-    ]  # fmt: skip
+        {"key": "device.slot", "live": True, "costs": ""},
+        {"key": "network.upload", "live": True, "costs": "a round takes longer"},
+        {"key": "network.listen", "live": False, "costs": ""},
+    ]
     daemon = SimpleNamespace(reload=lambda: changed)
     monkeypatch.setattr(control, "control_client", lambda state: daemon)
     assert main(["reload"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown == ["network.upload", "network.listen  # changes at a restart"]
+    assert shown == [
+        "device.slot",
+        "network.upload  # a round takes longer",
+        "network.listen  # changes at a restart",
+    ]
     changed.clear()
     assert main(["reload"]) == 0
     streams = capsys.readouterr()

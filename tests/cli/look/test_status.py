@@ -1,6 +1,7 @@
 import asyncio
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import PeerState, RoundUse
+from atom.swarm.records.lease import PeerState, RoundUse, Validation
 from tests.cli.swarm_sights import DIGEST, Village, sight
 from tests.swarm.directory_memory import MemoryDht
 
@@ -29,7 +30,7 @@ def drawn(seen: Sight, width: int = 100, **options: object) -> str:
 def test_the_table_shows_the_same() -> None:
     shown = sight()
     text = drawn(shown, 120)
-    for expected in ("tiny", "round 7 of 30", "2 peers", "200 tokens/s", "loss 2.5", "21 / 64"):
+    for expected in ("tiny", "round 7 of 30", "2 peers", "200 tokens/s", "loss 2.5", "21 of 64"):
         assert expected in text
     for peer in shown.view.peers:
         assert short_id(peer.peer_id) in text
@@ -43,6 +44,15 @@ def test_the_table_shows_the_same() -> None:
     gone = drawn(sight(state=PeerState.LEFT))
     assert "0 peers" in gone
     assert "left" in gone
+
+
+def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
+    shown = sight(validation=Validation(5, 2.75), last_round=RoundUse(300.0, 0.5, 0, 0))
+    mine = shown.view.peers[1].peer_id
+    text = drawn(replace(shown, view=replace(shown.view, me=mine)), 120)
+    for expected in ("validation 2.7500 after round 5", "115 min to go", f"{short_id(mine)} (you)"):
+        assert expected in text
+    assert text.count("(you)") == 1
 
 
 def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:
@@ -76,7 +86,7 @@ def test_on_a_terminal_only_what_is_copied_goes_beyond_its_edge(
     seen, amount = sight(), (9_599_052, 149_985, 1_066_561)
     seen = replace(seen, view=replace(seen.view, owner="o" * 60, data_amount=amount))
 
-    async def look(address: str) -> Sight:
+    async def look(address: str, state: Path | None) -> Sight:
         return seen
 
     monkeypatch.setattr("atom.cli.look.status._look", look)

@@ -5,7 +5,7 @@ import pytest
 from atom.config.load import parse_run_text
 from atom.config.peer_file import Network
 from atom.config.run_file import RunFile
-from atom.daemon.peer.slow_joining import RoundNow, round_now, seconds_with, slow_joining
+from atom.daemon.peer.slow_joining import RoundNow, line_cost, round_now, seconds_with, slow_joining
 from atom.swarm.records.lease import Lease, PeerState, RoundUse
 from tests.daemon.tiny_run import GPT3, run_text
 from tests.swarm.swarm_samples import a_lease
@@ -62,6 +62,34 @@ def test_a_round_with_one_peer_more(line_s: float, sequences_per_s: float, secon
     """10 sequences a second now, and an exchange of 8 s: 4 / 3 averages, lines of 6 s each."""
     assert NOW is not None
     assert seconds_with(NOW, line_s, sequences_per_s) == pytest.approx(seconds)
+
+
+def round_of(seconds: float, passes_s: float, overlapped: bool = False) -> RoundNow:
+    return RoundNow(3, seconds, passes_s, 120, overlapped)
+
+
+@pytest.mark.parametrize(
+    ("upload", "now", "given", "said"),
+    [
+        # 4 s of 8 Mbit/s; without its third of the work passes take 15 s
+        ("8 Mbit/s", round_of(11.0, 10.0), 40, "takes 11.0 s now, and about 14.0 s with it"),
+        ("1 Mbit/s", round_of(42.0, 10.0), 40, "42.0 s it takes 32.0; without this peer a round"),
+        ("1 Mbit/s", round_of(42.0, 10.0), 40, "takes about 15.0 s"),
+        ("1 Mbit/s", round_of(11.0, 10.0), 0, "11.0 s now, and about 42.0 s with it; "),
+        ("1 Mbit/s", round_of(10.0, 10.0, True), 40, "now, and about 32.0 s with it; the line"),
+        ("8 Mbit/s", round_of(14.0, 10.0), 40, ""),
+        ("8 Mbit/s", round_of(10.0, 10.0, True), 40, ""),
+        ("1 Mbit/s", round_of(42.0, 10.0), 120, ""),
+    ],
+    ids=["new", "it takes", "without", "both", "local steps", "gives more", "under", "alone"],
+)  # fmt: skip
+def test_what_a_capped_line_costs_the_swarm(
+    upload: str, now: RoundNow, given: int, said: str
+) -> None:
+    found = line_cost(line(upload), 4e6, now, given)
+    assert said in found
+    assert bool(said) == bool(found)
+    assert line_cost(Network(), 4e6, now, given) == "", "no cap"
 
 
 def test_one_peer_alone_had_no_exchange() -> None:

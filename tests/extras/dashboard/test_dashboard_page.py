@@ -16,7 +16,7 @@ from atom.extras.dashboard.page import (
     rounds_table,
 )
 from atom.swarm.chain.commit_chain import Ledger
-from atom.swarm.records.lease import PeerState, RoundUse
+from atom.swarm.records.lease import PeerState, RoundUse, Validation
 from atom.swarm.records.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
@@ -65,6 +65,19 @@ def test_everything_that_status_says_is_on_the_page() -> None:
         assert word in text, word
 
 
+def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
+    known = a_view(
+        validation=Validation(6, 2.75), round_s=36.0, me=a_peer().peer_id, accumulated=13
+    )
+    text = Document(page(seen(known, rounds=2000))).text
+    for word in ("validation", "2.7500", "after round 6", "of 2,000, 20 h to go", "…oWpeer (you)",
+                 "13 of 12, due"):  # fmt: skip
+        assert word in text, word
+    text = Document(page(seen(a_view(), rounds=2000))).text
+    for word in ("validation", "to go", "(you)", "due"):
+        assert word not in text, word
+
+
 def test_a_strangers_text_is_text() -> None:
     view = a_view(a_peer(peer_id=HOSTILE), run=HOSTILE)
     whole = replace(seen(view, problem=HOSTILE), ledger=a_ledger(), ledger_note=HOSTILE)
@@ -93,17 +106,17 @@ def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
     document = Document(html)
     assert document.texts[5:] == [
         "4", "-", "-", "-", f"no result: {HOSTILE}, says ", "…ooWbob",
-        "3", "2.0000", "10", "2",
+        "3", "2.0000", "10", "2", "a quorum decided",
         "3", "-", "-", "-", "no result: ring-broken, says ", "…ooWann",
         "2", "2.5000", "10", "1", "branch of 1 without a quorum, 2 voters absent",
-        "1", "3.0000", "10", "1",
+        "1", "3.0000", "10", "1", "a quorum decided",
     ]  # fmt: skip
 
 
 def test_contributions_are_listed_by_share() -> None:
-    document = Document(contributions_table(a_ledger()))
+    document = Document(contributions_table(a_ledger(), a_view(me="12D3KooWann")))
     assert document.texts[5:] == [
-        "…ooWann", "20", "66.7%", "3", "3",
+        "…ooWann (you)", "20", "66.7%", "3", "3",
         "…ooWbob", "10", "33.3%", "1", "3",
     ]  # fmt: skip
     assert [a["value"] for tag, a in document.tags if tag == "progress"] == ["0.6667", "0.3333"]

@@ -1,12 +1,13 @@
 import json
 
+import pytest
 from swarm_samples import HEAD, a_lease, a_manifest
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, RoundUse
-from atom.swarm.records.view import SwarmView, preferred_head, view_swarm
+from atom.swarm.records.lease import Lease, PeerState, RoundUse, Validation
+from atom.swarm.records.view import SwarmView, preferred_head, remaining, view_swarm
 
 OTHER = b"x" * 32
 LEFT = (Branch(4, 1, b"n" * 8),)
@@ -54,3 +55,31 @@ def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:
     assert (empty.round, empty.accumulated, empty.loss, empty.peers) == (0, 0, None, ())
     ahead = a_lease(issued_at=2e9)
     assert view_of(ahead).age_s(ahead) == 0.0
+
+
+def test_the_newest_validation_and_the_middle_time_of_those_at_the_head() -> None:
+    said = [(4, 2.0, 10.0), (6, 1.5, 30.0), (10**9, 0.0, 20.0)]
+    head = {"head": bytes(32), "round": 7}
+    leases = [
+        a_lease(f"p{n}", validation=Validation(at, loss), last_round=RoundUse(s, 1.0, 0, 0), **head)
+        for n, (at, loss, s) in enumerate(said)
+    ]
+    seen = view_of(*leases)
+    assert (seen.validation, seen.round_s) == (Validation(6, 1.5), 20.0), "none of a later round"
+    assert seen.to_json()["validation"] == {"round": 6, "loss": 1.5}
+    nothing = view_of()
+    assert (nothing.validation, nothing.round_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "at", "round_s", "said"),
+    [
+        (100, 40, 1.0, "60 s to go"), (100, 40, 60.0, "60 min to go"), 
+        (100, 0, 3600.0, "4.2 days to go"),
+        (100, 0, 100.0, "2.8 h to go"), (None, 1, 1.0, ""), (7, 7, 1.0, ""), (7, 6, None, ""),
+    ],
+)  # fmt: skip
+def test_how_long_a_run_goes_on(
+    rounds: int | None, at: int, round_s: float | None, said: str
+) -> None:
+    assert remaining(rounds, at, round_s) == said
