@@ -130,6 +130,9 @@ def export(
         ),
     ] = None,
     trust: TrustOption = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Only what the run trained beside it, for peft.")
+    ] = False,
 ) -> None:
     """Write the model as a folder that transformers loads, from the newest snapshot.
 
@@ -141,7 +144,7 @@ def export(
     """
     from atom.cli.box.export import export_model
 
-    export_model(folder, state, precision, trust)
+    export_model(folder, state, precision, trust, adapter)
 
 
 @commands.command()

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
 from atom.config.address import RUN_NAME
-from atom.config.model_and_data import Data, Model
+from atom.config.model_and_data import Data, Model, Name
 from atom.config.section import Count, Fraction, PeerId, Section, one_of, refuse
 
 BYTE_VOCABULARY = 256
@@ -23,6 +23,39 @@ class Run(Section):
     """Optimizer steps of the swarm until everyone finishes; omitted: endless."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the first weights, the order of the samples and dropout."""
+
+
+class Train(Section):
+    """[train]; omitted: all parameters are trained."""
+
+    what: Literal["adapters", "last-layers"] = "adapters"
+    """Low-rank adapters beside linear layers, as peft has them, or the last layers; all else is
+    frozen."""
+    rank: int = Field(default=8, ge=1, le=4096)
+    """Of an adapter: numbers that it makes of its layer's input."""
+    alpha: float = Field(default=16.0, gt=0, le=1e6)
+    """What an adapter adds is multiplied by alpha / rank."""
+    dropout: Fraction = 0.0
+    """Probability of dropping a number of an adapter's input while training."""
+    targets: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    """Layers with adapters, by name or its end, with wildcards; omitted: all linear layers, but for
+    the head."""
+    layers: int | None = Field(default=None, ge=1, le=4096)
+    """How many of the last layers are trained, with all that comes behind them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Train":
+        if self.what == "last-layers" and self.layers is None:
+            refuse("layers", 'is missing: what = "last-layers" needs their number', "layers = 2")
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            if getattr(self, key) is not None:
+                refuse(key, f'says nothing with what = "{self.what}"', "remove it")
+        return self
+
+    def foreign_keys(self) -> set[str]:
+        """Keys that say nothing here."""
+        last = self.what == "last-layers"
+        return {"rank", "alpha", "dropout", "targets"} if last else {"layers"}
 
 
 class Batch(Section):
@@ -171,6 +204,7 @@ class RunFile(Section):
     run: Run
     model: Model
     data: Data
+    train: Train | None = None
     batch: Batch
     optimizer: Optimizer
     update: Update = Update()
@@ -272,7 +306,9 @@ class RunFile(Section):
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
         local = {"inner_sequences", "outer_rate", "outer_momentum"}
-        update = local if self.update.rule == EVERY_STEP else set()
+        unused = {"model": model, "update": local if self.update.rule == EVERY_STEP else set()}
+        if self.train is not None:
+            unused["train"] = self.train.foreign_keys()
         if self.data.source == "module":
-            return {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}, "update": update}
-        return {"model": model, "update": update}
+            unused |= {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
+        return unused

@@ -112,8 +112,17 @@ class ModelSource(Protocol):
         Raises (the call, or the values): SourceError.
         """
 
+    def beginning(self, given: InitialValue, seed: int) -> InitialValue:
+        """Round 0 with values `given` for all that lies in a folder."""
+        return given
+
     def outside(self, dtype: torch.dtype) -> Outside:
         """How the model lies in a folder for other programs. Raises: SourceError."""
+
+    def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
+        """What else is part of a parameter in a folder. `value_of`: the run's parameters, float32.
+        None: nothing."""
+        return None
 
     def require_config(self, text: str) -> None:
         """Whether a folder's config.json describes this model. Raises: SourceError naming what

@@ -19,6 +19,7 @@ def export_model(
     state: Path | None,
     precision: str | None,
     trust: str | None,
+    adapter: bool,
 ) -> None:
     """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
     if precision not in (None, *PRECISION_NAMES):
@@ -32,7 +33,7 @@ def export_model(
         with stderr_console().status("reading the run"):
             from atom.daemon.model.exporting import export_run
 
-        export_run(folder, kept, console, precision, trust, raise_on_signals)
+        export_run(folder, kept, console, precision, trust, raise_on_signals, adapter)
     finally:
         console.close()
     for path in sorted(expand_home(folder).iterdir()):

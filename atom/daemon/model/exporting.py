@@ -7,9 +7,11 @@ written aside and renamed when it is whole.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,12 +24,21 @@ from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
-from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
+from atom.daemon.model.weight_files import (
+    CONFIG,
+    SHARD_BYTES,
+    WHOLE,
+    Piece,
+    size_bytes,
+    write_weights,
+)
 from atom.graph.ir import ParameterLayout
-from atom.models.source import ModelSource, Outside, Place
+from atom.models.partly_trained import PartlyTrained
+from atom.models.source import ModelSource, Outside, Place, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.training.storage.run_storage import Snapshot
 
+ADAPTER = "adapter_model.safetensors"
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "
     "names, and no config.json; transformers does not load it"
@@ -41,6 +52,7 @@ def export_run(
     precision: str | None = None,
     trust: str | None = None,
     begins: Callable[[], None] = lambda: None,
+    adapter: bool = False,
 ) -> Path:
     """The newest snapshot of a state directory, as a new folder. Returns its absolute path.
 
@@ -48,6 +60,7 @@ def export_run(
         precision: a key of PRECISIONS; None: the run's.
         trust: the owner whose code may run here.
         begins: called before anything is written.
+        adapter: the run's adapters alone, for `peft`; else they are put into the model.
 
     Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
     """
@@ -61,24 +74,33 @@ def export_run(
         # place of those that were there, and may do so while the model is traced.
         kept = KeptRun.read(state)
         precision = precision or kept.run.model.precision
-        drawer, outside = _opened(kept, source, PRECISIONS[precision], console)
+        drawer, outside = _opened(kept, source, PRECISIONS[precision], console, adapter)
         pieces = _pieces(outside, drawer)
         begins()
         with folder_aside(target) as folder:
-            write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
-            _write_texts(folder, kept, outside, precision)
+            told, whole = partial(console.progress, "writing"), ADAPTER if adapter else WHOLE
+            write_weights(folder, pieces, told, sys.maxsize if adapter else SHARD_BYTES, whole)
+            _write_texts(folder, kept, outside, precision, adapter)
     return target
 
 
 def _opened(
-    kept: KeptRun, source: ModelSource, dtype: torch.dtype, console: Console
+    kept: KeptRun, source: ModelSource, dtype: torch.dtype, console: Console, adapter: bool
 ) -> tuple["_Drawer", Outside]:
+    outside = _adapter(source) if adapter else source.outside(dtype)
     snapshot = _newest(kept)
     console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
-    arenas, outside = kept.arenas(snapshot), source.outside(dtype)
+    arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
     if outside.config is None:
         console.note(NO_CONFIG)
-    return _Drawer(kept, source, kept.layout(source), arenas, kept.frozen(), dtype), outside
+    return _Drawer(kept, source, kept.layout(source), arenas, frozen, dtype), outside
+
+
+def _adapter(source: ModelSource) -> Outside:
+    """Raises: SourceError."""
+    if not isinstance(source, PartlyTrained):
+        raise SourceError("the run trains no adapters", "leave --adapter out")
+    return Outside(*source.adapter())
 
 
 @dataclass(frozen=True)
@@ -95,7 +117,7 @@ class _Drawer:
     def value(self, place: Place) -> Tensor:
         """Raises: ModelError for numbers that the format does not hold."""
         if place.parameter in self.layout.by_name:
-            found = self._trained(place.parameter)
+            found = self._whole(place.parameter)
         else:
             found = self._untrained(place).to(self.dtype)
         if not bool(torch.isfinite(found).all()):
@@ -105,17 +127,23 @@ class _Drawer:
             )
         return place.from_parameter(found)
 
-    def _trained(self, name: str) -> Tensor:
+    def _whole(self, name: str) -> Tensor:
+        added = self.source.added(name, lambda each: self._held(each, torch.float32))
+        if added is None:
+            return self._held(name, self.dtype)
+        return (self._held(name, torch.float32) + added).to(self.dtype)
+
+    def _held(self, name: str, dtype: torch.dtype) -> Tensor:
         """As a device that computes in `dtype` loads it: a view, or new memory."""
         spec = self.layout.by_name[name]
         if spec.frozen:
             assert self.frozen is not None, "its digest is in the manifest"
             start = spec.offset - self.layout.trained_elements
-            return self.frozen[start : start + spec.numel].view(spec.shape).to(self.dtype)
+            return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
         if MASTER in self.arenas:
-            return self.layout.view(self.arenas[MASTER], name).to(self.dtype)
+            return self.layout.view(self.arenas[MASTER], name).to(dtype)
         high, low = (self.layout.view(self.arenas[half], name) for half in (HIGH, LOW))
-        return high if self.dtype == high.dtype else joined(high, low).to(self.dtype)
+        return high if dtype == high.dtype else joined(high, low).to(dtype)
 
     def _untrained(self, place: Place) -> Tensor:
         """No part of the loss: it is as it was at first. Raises: SourceError."""
@@ -153,14 +181,16 @@ def _newest(kept: KeptRun) -> Snapshot:
     return newest
 
 
-def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) -> None:
+def _write_texts(
+    folder: Path, kept: KeptRun, outside: Outside, precision: str, adapter: bool
+) -> None:
     end_of_text = write_tokenizer(folder, kept.run, kept.state.tokenizer)
     if outside.config is not None:
-        config = {**outside.config, "dtype": precision}
+        config = dict(outside.config) if adapter else {**outside.config, "dtype": precision}
         if config.get("eos_token_id", "says nothing of it") is None:
             config["eos_token_id"] = end_of_text  # else generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        (folder / ("adapter_config.json" if adapter else CONFIG)).write_text(text, encoding="utf-8")
 
 
 def require_new(target: Path) -> None:

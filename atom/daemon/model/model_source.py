@@ -16,6 +16,7 @@ from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code, read_code
+from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained
 from atom.models.source import ModelSource, SourceError
 from atom.swarm.records.manifest import Manifest
 
@@ -82,6 +83,16 @@ def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
 
     Raises: SourceError.
     """
+    whole, train = _whole_source(run, code), run.train
+    if train is None:
+        return whole
+    if train.layers is not None:
+        return PartlyTrained(whole, LastLayers(train.layers))
+    adapters = Adapters(train.rank, train.alpha, train.dropout, train.targets)
+    return PartlyTrained(whole, adapters)
+
+
+def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     model = run.model
     if model.huggingface is not None:
         assert model.huggingface_config is not None, "pinned when it was founded"
@@ -101,6 +112,7 @@ def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Sam
     Raises: SourceError, ConfigError.
     """
     if text is None:
+        source = source.whole if isinstance(source, PartlyTrained) else source
         assert isinstance(source, ModuleSource)
         fraction = run.data.validation_fraction
         return own_samples(source.dataset, source.example, fraction, run.run.seed)

@@ -131,7 +131,8 @@ def _fill(
         return
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     several = given is not None or recipe.source.values_in_threads
-    value_of = given or recipe.source.initial_values(recipe.run.run.seed)
+    source, seed = recipe.source, recipe.run.run.seed
+    value_of = source.beginning(given, seed) if given else source.initial_values(seed)
     counted = _counted(value_of, sum(spec.numel for spec in specs), progress)
     fill(counted, threads if several else 1)
 

@@ -54,12 +54,13 @@ def write_weights(
     pieces: Sequence[Piece],
     on_progress: Progress = lambda done, total: None,
     shard_bytes: int = SHARD_BYTES,
+    whole: str = WHOLE,
 ) -> None:
-    """Writes one file, or several of at most `shard_bytes` (a larger tensor has one of its own) and
-    their index, in the order given. Raises: StorageError when the disk is full or gone.
+    """Writes one file, `whole`, or several of at most `shard_bytes` (a larger tensor has one of its
+    own) and their index, in the order given. Raises: StorageError when the disk is full or gone.
     """
     shards, total = _shards(pieces, shard_bytes), sum(piece.size_bytes for piece in pieces)
-    names = [WHOLE] if len(shards) == 1 else _shard_names(len(shards))
+    names = [whole] if len(shards) == 1 else _shard_names(len(shards))
     done, places = 0, dict[str, str]()
     with _disk_errors(folder):
         for name, shard in zip(names, shards, strict=True):

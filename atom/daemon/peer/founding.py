@@ -91,7 +91,9 @@ class Membership:
     def initialise(self) -> bool:
         """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.
         Given weights nobody can make: they are in the founder's first snapshot, and fetched."""
-        if self.run.model.weights is not None:
+        train = self.run.train
+        added = train is not None and train.what == "adapters"
+        if self.run.model.weights is not None and not added:
             return False
         with source_errors(self.run):
             initialise(self.replica, self.recipe, self.progress)

@@ -50,12 +50,12 @@ def trained(folder: Folder, model: str) -> tuple[Path, Weights]:
         member.replica.export_parameters()[name].add_(0.1 * noise)
     assert state_digest(state) != member.manifest.initial_state_digest
     target = folder.root / "weights"
-    _as_the_first_state(folder, member)
+    as_the_first_state(folder, member)
     export_run(target, folder.root / "a", Silence())
     return target, weights_of(member)
 
 
-def _as_the_first_state(folder: Folder, member: Membership) -> None:
+def as_the_first_state(folder: Folder, member: Membership) -> None:
     """Rewrites manifest and snapshot, as if the run had begun there."""
     digest = state_digest(member.replica.state_arenas())
     manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)

@@ -1,0 +1,242 @@
+"""A model of which only a part is trained: adapters beside its linear layers, or its last layers.
+
+An adapter (LoRA: Hu et al. 2021, arXiv 2106.09685) adds to what a linear layer gives
+
+    B · A · dropout(x) · alpha / rank
+
+with A [rank, inputs] and B [outputs, rank]. The layer itself is frozen. Names, first values and the
+order of operations are those of the `peft` library, and so are the bits.
+"""
+
+import fnmatch
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from atom.models.source import Batch, InitialValue, ModelSource, Outside, Place, SourceError
+
+DOWN, UP = "lora_A", "lora_B"
+"""Of a layer, as `peft` calls them: A and B."""
+_SHOWN = 8
+
+
+class TrainedPart(Protocol):
+    """Which part of a model is trained."""
+
+    def choose(self, model: nn.Module) -> None:
+        """Makes everything else frozen, and adds what is missing. Raises: SourceError."""
+
+    def shrunk(self) -> "TrainedPart":
+        """The same of a model of few layers."""
+
+
+@dataclass(frozen=True)
+class LastLayers:
+    """The last `count` layers, and all parameters behind them."""
+
+    count: int
+
+    def choose(self, model: nn.Module) -> None:
+        lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
+        layers = max(lists, key=len, default=nn.ModuleList())
+        if self.count > len(layers):
+            raise SourceError(
+                f"the model has {len(layers)} layers, and the last {self.count} are to be trained",
+                "lower [train] layers",
+            )
+        trained = {
+            id(p) for layer in layers[len(layers) - self.count :] for p in layer.parameters()
+        }
+        behind = False
+        for parameter in model.parameters():
+            behind = behind or id(parameter) in trained
+            parameter.requires_grad_(behind)
+
+    def shrunk(self) -> "LastLayers":
+        return LastLayers(1)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters beside linear layers."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    """Names of layers, or their ends, with wildcards: "q_proj", "layers.1?.mlp.*"; none: all."""
+
+    def choose(self, model: nn.Module) -> None:
+        model.requires_grad_(False)
+        chosen = self._chosen(dict(_linear_layers(model)))
+        for layer in chosen.values():
+            _add_adapter(layer, self)
+
+    def shrunk(self) -> "Adapters":
+        return self
+
+    def _chosen(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        found = dict[str, nn.Module]()
+        for target in self.targets or ("*",):
+            named = {
+                n: layer for n, layer in layers.items() if fnmatch.fnmatch(f".{n}", f"*.{target}")
+            }
+            if not named:
+                ends = sorted({name.rpartition(".")[2] for name in layers})[:_SHOWN]
+                raise SourceError(
+                    f"[train] targets: {target!r} names none of the model's linear layers",
+                    f"they end with {', '.join(ends)}" if ends else "the model has none",
+                )
+            found.update(named)
+        return found
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def peft_config(self, layers: list[str], transposed: bool) -> dict[str, Any]:
+        """The adapter_config.json with which `peft` puts them beside these layers. `transposed`:
+        their weights are [inputs, outputs]."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": sorted(layers),
+            "fan_in_fan_out": transposed,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+
+class PartlyTrained(ModelSource):
+    """See `atom.models.source.ModelSource`: another source's model, partly frozen."""
+
+    def __init__(self, whole: ModelSource, part: TrainedPart) -> None:
+        self.whole, self.part = whole, part
+        self.name, self.packages = whole.name, whole.packages
+        self.vocabulary_size = whole.vocabulary_size
+        self.values_in_threads = whole.values_in_threads
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        model = self.whole.build(dtype)
+        self.part.choose(model)
+        return model
+
+    def example_batch(self, sequences: int) -> Batch:
+        return self.whole.example_batch(sequences)
+
+    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
+        return self.whole.text_batch(tokens, targets)
+
+    def initial_values(self, seed: int) -> InitialValue:
+        return self.beginning(self.whole.initial_values(seed), seed)
+
+    def beginning(self, given: InitialValue, seed: int) -> InitialValue:
+        def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+            return _first_value(name, shape, seed) if _is_added(name) else given(name, shape)
+
+        return value_of
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        """As the model is with its adapters put into it."""
+        return self.whole.outside(dtype)
+
+    def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
+        layer = name.removesuffix(".weight")
+        if layer == name or layer not in self.adapted:
+            return None
+        assert isinstance(self.part, Adapters)
+        down, up = (value_of(f"{layer}.{each}.weight") for each in (DOWN, UP))
+        added = (up @ down) * self.part.scale
+        return added.t() if self.adapted[layer] else added
+
+    def adapter(self) -> tuple[tuple[Place, ...], dict[str, Any]]:
+        """Its adapters alone as a folder for `peft`: what is in adapter_model.safetensors, and the
+        adapter_config.json. Raises: SourceError where there are none."""
+        if not isinstance(self.part, Adapters):
+            raise SourceError("the run trains no adapters", "export the whole model")
+        model, places, layers = self.build(torch.float32), list[Place](), list[str]()
+        of_base = {place.parameter: place for place in self.outside(torch.float32).places}
+        for layer in self.adapted:
+            base = of_base[f"{layer}.weight"]
+            layers.append(base.name.removesuffix(".weight"))
+            for each in (DOWN, UP):
+                own = f"{layer}.{each}.weight"
+                shape = tuple(model.get_parameter(own).shape)
+                places.append(Place(f"base_model.model.{layers[-1]}.{each}.weight", own, shape))
+        transposed = base.transposed or self.adapted[layer]
+        return tuple(places), self.part.peft_config(layers, transposed)
+
+    @cached_property
+    def adapted(self) -> Mapping[str, bool]:
+        """The layers with adapters, by name, and whether their weights are [inputs, outputs]."""
+        layers = self.build(torch.float32).named_modules()
+        return {name: _is_transposed(layer) for name, layer in layers if hasattr(layer, DOWN)}
+
+    def require_config(self, text: str) -> None:
+        self.whole.require_config(text)
+
+    def shrunk(self) -> ModelSource:
+        whole = self.whole.shrunk()
+        return self if whole is self.whole else PartlyTrained(whole, self.part.shrunk())
+
+    def inspect(self, seed: int) -> None:
+        self.whole.inspect(seed)
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Those of numbered modules, so not the head, with a weight that nothing else uses. A subclass
+    may do something else with it."""
+    users = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for name, module in model.named_modules():
+        linear = type(module) is nn.Linear or _is_transposed(module)
+        if linear and any(map(str.isdigit, name.split("."))) and users[id(module.weight)] == 1:
+            yield name, module
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """`transformers`' linear layer for GPT-2, which has its weight [inputs, outputs]."""
+    return any(kind.__name__ == "Conv1D" for kind in type(module).mro()) and hasattr(module, "nf")
+
+
+def _add_adapter(layer: Any, adapters: Adapters) -> None:
+    """Changes the layer's class, not its parameters: they keep their names."""
+    outputs, inputs = layer.weight.shape[::-1] if _is_transposed(layer) else layer.weight.shape
+    form = {"bias": False, "device": "meta", "dtype": layer.weight.dtype}
+    setattr(layer, DOWN, nn.Linear(inputs, adapters.rank, **form))
+    setattr(layer, UP, nn.Linear(adapters.rank, outputs, **form))
+    layer.lora_dropout = nn.Dropout(adapters.dropout) if adapters.dropout else nn.Identity()
+    layer.lora_scale = adapters.scale
+    layer.__class__ = _with_adapter(type(layer))
+
+
+def _with_adapter(parent: Any) -> type:
+    def forward(self: Any, x: Tensor) -> Any:
+        result: Tensor = parent.forward(self, x)
+        return result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.lora_scale
+
+    names = {"forward": forward, "__module__": parent.__module__}
+    return type(parent.__name__, (parent,), names)
+
+
+def _is_added(name: str) -> bool:
+    return name.endswith((f".{DOWN}.weight", f".{UP}.weight"))
+
+
+def _first_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """B begins with zeros, so the model as it was; A as PyTorch begins a linear layer."""
+    if name.endswith(f".{UP}.weight"):
+        return torch.zeros(shape)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)

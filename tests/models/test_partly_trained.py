@@ -1,0 +1,88 @@
+"""What a run trains of a model, and what is refused."""
+
+import pytest
+import torch
+
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+from atom.models.huggingface import HuggingFaceSource
+from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained, TrainedPart
+from atom.models.source import ModelSource, SourceError, materialised
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 8,
+    "vocab_size": 64,
+    **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+}
+PLAIN = GPT3Config(3, 2, 16, 8, 64, 0.0)
+MODELS = {
+    "llama": HuggingFaceSource(LLAMA, 8),
+    "gpt2": HuggingFaceSource(GPT2, 8),
+    "gpt3": GPT3Source(PLAIN),
+}
+ADAPTERS = Adapters(rank=4, alpha=6.0, dropout=0.0, targets=())
+
+
+def trained(source: ModelSource, part: TrainedPart) -> set[str]:
+    model = PartlyTrained(source, part).build(torch.float32)
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_alone_are_trained_and_begin_by_adding_nothing(name: str) -> None:
+    source = PartlyTrained(MODELS[name], ADAPTERS)
+    model, plain = (materialised(each, torch.float32, 3) for each in (source, MODELS[name]))
+    places, _ = source.adapter()
+    assert trained(MODELS[name], ADAPTERS) == {place.parameter for place in places}
+    batch = source.text_batch(*torch.randint(64, (2, 2, 8)))
+    assert torch.equal(model(**batch), plain(**batch))
+    downs = [v for n, v in model.named_parameters() if "lora_A" in n]
+    assert all(0 < value.abs().max() <= value.shape[1] ** -0.5 for value in downs)
+    graph = trace(source.build(torch.float32), source.example_batch(2))
+    assert {spec.name for spec in graph.layout.trained} == {place.parameter for place in places}
+
+
+def test_targets_are_ends_of_names_with_wildcards() -> None:
+    def layers(*targets: str) -> set[str]:
+        part = Adapters(2, 4.0, 0.5, targets)
+        names = trained(MODELS["llama"], part)
+        return {name.removeprefix("model.layers.").partition(".lora")[0] for name in names}
+
+    assert layers("q_proj", "1.mlp.*_proj") == {
+        "0.self_attn.q_proj", "1.self_attn.q_proj", "2.self_attn.q_proj",
+        "1.mlp.gate_proj", "1.mlp.up_proj", "1.mlp.down_proj",
+    }  # fmt: skip
+    for missing in ("proj", "lm_head", "embed_tokens", "q_proj.weight"):
+        with pytest.raises(SourceError, match="names none") as caught:
+            layers("q_proj", missing)
+        assert "q_proj" in caught.value.hint
+
+
+def test_the_last_layers_and_what_is_behind_them() -> None:
+    names = trained(MODELS["gpt3"], LastLayers(1))
+    assert {name.rpartition(".")[0].partition(".")[0] for name in names} == {"blocks", "final_norm"}
+    assert all(name.startswith(("blocks.2.", "final_norm")) for name in names)
+    assert trained(MODELS["llama"], LastLayers(3)) > trained(MODELS["llama"], LastLayers(2))
+    with pytest.raises(SourceError, match="has 3 layers, and the last 4"):
+        trained(MODELS["llama"], LastLayers(4))
+
+
+def test_only_adapters_are_an_adapter() -> None:
+    with pytest.raises(SourceError, match="trains no adapters"):
+        PartlyTrained(MODELS["llama"], LastLayers(1)).adapter()
