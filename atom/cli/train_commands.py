@@ -69,6 +69,15 @@ def join(
     peer: PeerOption = None,
     state: StateOption = None,
     trust: TrustOption = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            callback=below_home,
+            help="Your copy of the weights beside which the run trains: not fetched, then.",
+        ),
+    ] = None,
 ) -> int:
     """Join a run: fetch its state, then train with the others.
 
@@ -84,7 +93,7 @@ def join(
     with stderr_console().status("loading PyTorch"):
         from atom.cli.train.daemons import join_daemon
 
-    return join_daemon(address, peer, state, trust)
+    return join_daemon(address, peer, state, trust, base)
 
 
 @commands.command("id")

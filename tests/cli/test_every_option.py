@@ -64,6 +64,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
 OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("start", "state"): NOT_CLAIMED,
     ("start", "weights"): ((USAGE, ("",)),),
+    ("join", "base"): ((USAGE, ("",)),),
     ("join", "address"): (*NO_RUN, (USAGE, ())),
     ("join", "state"): NOT_CLAIMED,
     ("id", "run"): ((CONFIG, ()), (NO_ADDRESS, ("a b", "Words", "/ip4/1.2.3.4"))),

@@ -37,13 +37,17 @@ def start_daemon(options: StartOptions) -> ExitCode:
 
 
 def join_daemon(
-    address: str, peer_file: Path | None, state: Path | None, trust: str | None
+    address: str,
+    peer_file: Path | None,
+    state: Path | None,
+    trust: str | None,
+    weights: Path | None,
 ) -> ExitCode:
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
     trust = parse_trust(trust)
     console = TerminalConsole()
     try:
-        options = JoinOptions(address, peer_file, state, trust)
+        options = JoinOptions(address, peer_file, state, trust, weights)
         return code_of(run_join(options, console, all_extensions()))
     finally:
         console.close()

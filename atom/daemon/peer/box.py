@@ -49,6 +49,8 @@ class JoinOptions:
     state: Path | None = None
     trust: str | None = None
     """Peer id of the owner whose code may run here."""
+    weights: Path | None = None
+    """A folder with what the run began from, for what is frozen of it."""
 
 
 @dataclass(frozen=True)

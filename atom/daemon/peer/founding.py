@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atom.base.errors import (
@@ -71,6 +71,8 @@ class Membership:
     """The run's own code, to be served to others."""
     progress: Progress = Silence().progress
     """Who is told how far the first weights are."""
+    weights: Path | None = None
+    """A folder with what the run began from."""
 
     @property
     def run(self) -> RunFile:
@@ -101,11 +103,19 @@ class Membership:
         return digest == self.manifest.initial_state_digest
 
     def fill_frozen(self) -> bool:
-        """Fills in what no step changes, if it can be made here."""
-        if self.run.model.weights is not None:
+        """Fills in what no step changes, if it can be had here. Raises: MismatchError for a folder
+        with something else."""
+        if self.run.model.weights is not None and self.weights is None:
             return False
         with source_errors(self.run):
-            fill_frozen(self.replica, self.recipe, self.progress)
+            given = given_values(self.recipe.source, self.weights) if self.weights else None
+            fill_frozen(self.replica, self.recipe, self.progress, given)
+        digest = state_digest(self.replica.frozen)
+        if self.weights is not None and digest != self.manifest.frozen_digest:
+            raise MismatchError(
+                f"{self.weights} holds other weights than those that the run began from",
+                "get the same as the run's founder, or leave --from out: others have them",
+            )
         return True
 
 
@@ -198,8 +208,10 @@ def enter_run(
     code: OwnCode | None,
     box: Box,
     take_device: TakeDevice = lambda: None,
+    weights: Path | None = None,
 ) -> Membership:
     """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
+    `weights`: a folder with what the run began from, if there is one here.
 
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
     """
@@ -216,7 +228,7 @@ def enter_run(
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)
-    return _member(manifest, record, made, code, box)
+    return replace(_member(manifest, record, made, code, box), weights=weights)
 
 
 def run_of(manifest: Manifest, box: Box) -> RunFile:

@@ -100,7 +100,9 @@ def run_join(
         check_member(listed, manifest.owner, box.identity.peer_id)
         turns = _turns(stack, box, extensions, address.run, manifest.owner)
         code = obtain_code(run, manifest, options, box, thread)
-        member = enter_run(manifest, record, code, box, lambda: turns.begin(console.note))
+        member = enter_run(
+            manifest, record, code, box, lambda: turns.begin(console.note), options.weights
+        )
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         _say_if_slow(box, member, thread)
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap

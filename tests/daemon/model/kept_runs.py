@@ -92,7 +92,7 @@ class Folder:
         finally:
             box.state.unlock()
 
-    def enter(self, member: Membership, name: str = "b") -> Membership:
+    def enter(self, member: Membership, name: str = "b", weights: Path | None = None) -> Membership:
         """As a joiner, who has the manifest and the text."""
         code = None
         if member.code is not None:
@@ -100,7 +100,8 @@ class Folder:
             kept.write_bytes(member.code)
             assert member.run.model.module is not None
             code = read_code(member.run.model.module, kept)
-        return enter_run(member.manifest, member.record, code, self.box(name))
+        box = self.box(name)
+        return enter_run(member.manifest, member.record, code, box, weights=weights)
 
     def snapshot(self, member: Membership, name: str = "a") -> Path:
         """Of the state that the replica has, as its daemon's first one."""
