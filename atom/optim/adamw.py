@@ -63,6 +63,10 @@ class AdamW(Optimizer):
         dtype = torch.bfloat16 if form is StateForm.HALF else torch.float32
         return dict.fromkeys(MOMENTS, StateTensor(parameter.shape, dtype))
 
+    @property
+    def steps_on_devices(self) -> bool:
+        return type(self) is AdamW  # what is made of it has no kernel there
+
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
         decays = len(part.parameter.shape) >= 2
         decay = 1 - step.learning_rate * self.weight_decay if decays else 1.0

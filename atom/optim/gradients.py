@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from atom.swap.device_state import DeviceState
 from atom.swap.host_kernels import GRADIENT_FORMATS
 
 
@@ -60,15 +61,25 @@ class GradientArena:
     """Of the `unspent`."""
     void: bool = field(default=False, init=False)
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
+    on_device: DeviceState | None = None
+    """Where some of the sums are: `flat` holds what they were when it was asked for last."""
 
     @property
     def sums(self) -> torch.Tensor:
-        """The gradients, not copied. Waits until they are there; raises what `landed` does."""
+        """The gradients, on the host. Waits until they are there; raises what `landed` does. Who
+        changes them calls `changed`."""
         self.landed()
         if self.void:
             self.flat.zero_()
+            self.changed()
             self.void = False
+        elif self.on_device is not None:
+            self.on_device.sums_to_host()
         return self.flat
+
+    def changed(self) -> None:
+        if self.on_device is not None:
+            self.on_device.sums_to_device()
 
     @contextmanager
     def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 "Adding an optimizer" in docs/contributor.md."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.gradients import FlatNumbers
+from atom.swap.device_state import DeviceState
 from atom.swap.host_store import (
     HostStore,
     beside_bytes,
@@ -107,6 +108,12 @@ class Optimizer(ABC):
         Raises: ValueError if the state has no such form.
         """
 
+    @property
+    def steps_on_devices(self) -> bool:
+        """Can `update` be given parts whose tensors, with the gradient, are on a device? Whole
+        parameters then; on a GPU, with `device_kernels`, on the current stream."""
+        return False
+
     def products(self, parameter: ParameterSpec) -> float:
         """Multiplications and additions in products of matrices that an update of this parameter
         takes, beside what it does with each element."""
@@ -167,10 +174,26 @@ def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Itera
     }
     stored = store.stored_weights(spec.name)
     whole = Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
-    if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS:
+    lives_there = store.on_device is not None and spec.name in store.on_device.names
+    if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS or lives_there:
         yield whole
         return
     yield from stretches(whole, PIECE_ELEMENTS, {name: declared[name].block for name in declared})
+
+
+def parts_there(parts: Iterable[Part], on_device: DeviceState) -> dict[str, Part]:
+    """By parameter, those of the parts that live on the device: their tensors there."""
+
+    def there(part: Part, host: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: on_device.state[name].view(part.parameter.name) for name in host}
+
+    return {
+        part.parameter.name: replace(
+            part, state=there(part, part.state), stored=there(part, part.stored)
+        )
+        for part in parts
+        if part.parameter.name in on_device.names
+    }
 
 
 def without_state(part: Part) -> Iterator[Part]:

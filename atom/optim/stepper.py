@@ -18,7 +18,15 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.graph.ir import SubModel
 from atom.optim.gradients import FlatNumbers, require_flat
-from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, parts_of, without_state
+from atom.optim.optimizer import (
+    PIECE_ELEMENTS,
+    Optimizer,
+    Part,
+    StepTerms,
+    parts_of,
+    parts_there,
+    without_state,
+)
 from atom.swap.engine import Observer
 from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import HostStore
@@ -56,6 +64,8 @@ class Stepper:
         self._optimizer = optimizer
         self._parts = parts_of(optimizer, store)
         """Of the store: all that a step changes."""
+        self._there = parts_there(self._parts, store.on_device) if store.on_device else {}
+        """Of these, what lives on the device, by parameter."""
         self.stretches = [each for part in self._parts for each in without_state(part)]
         """The same, in small parts that have no state."""
         self._sub_models = sub_models
@@ -142,8 +152,26 @@ class Stepper:
         for index, part in todo:
             if self._failure is not None:
                 return
-            update(part, part.of(gradients), terms)
+            self._update(part, gradients, terms, update)
             done(index)
+
+    def _update(self, part: Part, gradients: FlatNumbers, terms: StepTerms, update: Update) -> None:
+        """Where the part is. On the device its gradient takes the place of the round's sums."""
+        on_device, name = self._store.on_device, part.parameter.name
+        if on_device is None or name not in self._there:
+            update(part, part.of(gradients), terms)
+            return
+        with on_device.lock:
+            given = part.of(gradients)
+            if not on_device.here:
+                update(part, given, terms)
+                return
+            with on_device.stepping():
+                sums = on_device.sums.view(name)
+                if given.data_ptr() != sums.data_ptr():
+                    sums.copy_(given)
+                update(self._there[name], sums, terms)
+            on_device.ahead = True
 
     def _observed(
         self, parts: Sequence[Part], finish: Callable[[int], None]

@@ -26,9 +26,14 @@ class Arrangement:
     holds anyway."""
     least_offloaded_bytes: int = 64 * 2**10
     """A value that is smaller stays."""
+    trained: frozenset[int] = frozenset()
+    """Resident sub-models whose parameters live on the device, with the optimizer's state and the
+    sums of their gradients, if no other sub-model uses them: they are stepped there."""
 
     def __post_init__(self) -> None:
         if self.slots < MINIMUM_SLOTS:
             raise ValueError(f"{self.slots} slots: swapping needs at least {MINIMUM_SLOTS}")
+        if not self.trained <= self.resident:
+            raise ValueError(f"not resident: {sorted(self.trained - self.resident)}")
         if not self.kept <= self.resident:
             raise ValueError(f"not resident, cannot be kept: {sorted(self.kept - self.resident)}")

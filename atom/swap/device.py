@@ -91,6 +91,12 @@ class Device(Protocol):
         """Reports how long the operations issued within it took. Inside `computing`."""
         ...
 
+    def stepping(self) -> AbstractContextManager[object]:
+        """Where the optimizer steps what lives on the device: operations issued within it come
+        before loads that are issued later. From any thread; when no pass is under way, or what it
+        works on is of no use to the pass before its load."""
+        ...
+
     def load(
         self,
         slot: int,
@@ -236,6 +242,9 @@ class CpuDevice:
         """There is nothing to prepare: gradients are added from the slot itself."""
 
     def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def stepping(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     @contextmanager

@@ -5,7 +5,7 @@ a load into one leaves the version counters of all others alone, so a graph kept
 parameters stays valid while its neighbours are swapped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -23,6 +23,9 @@ GRADIENT_SLOTS = 2
 """One leaves for the host while the next is summed."""
 FLOAT32_BYTES = torch.float32.itemsize
 
+Pieces = Callable[[int, int], Iterable[tuple[int, torch.Tensor]]]
+"""Elements [start, stop) of an arena: its pieces, in order, each where it is, and the number that
+it begins with."""
 Factory = Callable[[], nn.Module]
 """Builds a sub-model's module: parameters without memory, constants on the device."""
 
@@ -58,8 +61,11 @@ class SlotLayout:
 
     @classmethod
     def of(cls, sub_model: SubModel, layout: ParameterLayout) -> "SlotLayout":
-        names = {name for _, name in sub_model.parameters}
-        specs = sorted((layout.by_name[name] for name in names), key=lambda spec: spec.offset)
+        return cls.holding((name for _, name in sub_model.parameters), layout)
+
+    @classmethod
+    def holding(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
+        specs = sorted((layout.by_name[name] for name in set(names)), key=lambda spec: spec.offset)
         offsets: dict[str, int] = {}
         runs: list[Run] = []
         used = trained = 0
@@ -102,6 +108,8 @@ class DeviceSlots:
     """For values between sub-models that are offloaded."""
     tags: dict[int, Tag] = field(default_factory=dict)
     """Per weight slot: what it holds. Absent while its content is not to be trusted."""
+    beside: list[torch.Tensor] = field(default_factory=list)
+    """Other memory on the device that comes and goes with the slots."""
 
     @classmethod
     def allocate(
@@ -151,7 +159,7 @@ class DeviceSlots:
 
     def _on_device(self) -> list[torch.Tensor]:
         gradients = *self.gradients, *self.leaving, *self.carried.values()
-        return [*self.weights, *gradients, *self.boundary.ring]
+        return [*self.weights, *gradients, *self.boundary.ring, *self.beside]
 
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""
@@ -262,9 +270,10 @@ class BoundSubModel:
 
 
 def bind(
-    program: Program, factories: Sequence[Factory], slots: DeviceSlots, working: torch.Tensor
+    program: Program, factories: Sequence[Factory], slots: DeviceSlots, working: Pieces
 ) -> list[BoundSubModel]:
-    """Builds every sub-model's module and binds its parameters to views of its slot.
+    """Builds every sub-model's module and binds its parameters to views of its slot. Loads copy
+    from `working`.
 
     Sub-models of one class in one slot share one module. Raises: ValueError for a program that the
     slots were not made for.
@@ -282,11 +291,10 @@ def bind(
         module, by_path = modules[key]
         parameters = {name: by_path[path] for path, name in sub_model.parameters}
         copies = tuple(
-            Copy(
-                slots.weights[slot][run.slot_offset : run.slot_offset + run.elements],
-                working[run.arena_offset : run.arena_offset + run.elements],
-            )
+            Copy(slots.weights[slot][at : at + source.numel()], source)
             for run in layout.runs
+            for start, source in working(*run.stretch)
+            for at in [run.slot_offset + start - run.arena_offset]
         )
         bound.append(BoundSubModel(sub_model, layout, slot, module, parameters, copies))
     return bound

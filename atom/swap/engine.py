@@ -98,7 +98,7 @@ class Engine:
         self._before, self._gate = Gate(), Gate()
         """Of the latest training pass, and of the one before it."""
         self._arrangement = slots.arrangement_of(program)
-        self._bound = bind(program, factories, slots, store.working)
+        self._bound = bind(program, factories, slots, store.working_pieces)
         self._crossings = boundary_shape(program, self._arrangement, 1).crossings
         self._traffic = BoundaryTraffic(self._shape(1), slots.boundary, device, len(slots.weights))
         self._computation = Computation(program, slots, device, self._traffic)
@@ -109,9 +109,8 @@ class Engine:
     @cached_property
     def _gradients(self) -> ParameterGradients:
         """Made by the first training pass: an engine that only evaluates needs none."""
-        return ParameterGradients(
-            self._bound, self._program.layout, self._slots, self._store.gradients, self._device
-        )
+        layout, to = self._program.layout, self._store.gradient_pieces
+        return ParameterGradients(self._bound, layout, self._slots, to, self._device)
 
     def run_pass(
         self,

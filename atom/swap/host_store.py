@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
+from atom.swap.device import Device
+from atom.swap.device_state import DeviceState
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.readiness import Readiness
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm, joined, split
@@ -43,6 +45,8 @@ class HostStore:
     """[layout.total_elements]"""
     version: int = field(default=0)
     readiness: Readiness | None = field(default=None)
+    on_device: DeviceState | None = field(default=None)
+    """What lives there; the arenas' parts of it are behind."""
 
     @classmethod
     def allocate(
@@ -53,10 +57,12 @@ class HostStore:
         form: StateForm = StateForm.EXACT,
         gradients: torch.dtype = torch.float32,
         optimizer_state: Mapping[str, StateArena] | None = None,
+        moves_state: bool = False,
     ) -> "HostStore":
         """All zeros. `host_memory(elements, dtype)` comes from the device, for what it moves: the
         working copy and the gradients. `gradients`: in which numbers they leave the device and are
-        summed. `optimizer_state`: what the optimizer declares.
+        summed. `optimizer_state`: what the optimizer declares. `moves_state`: some of it is to
+        `live_on` the device.
 
         Raises: ValueError for a precision not in PRECISIONS, or that the form or the gradients do
         not go with; MemoryError.
@@ -69,10 +75,11 @@ class HostStore:
         arenas = state_arenas(layout, form, optimizer_state or {})
         moved = HIGH if form.splits else MASTER if precision == torch.float32 else None
         working = host_memory(layout.total_elements, precision)
+        allocate = host_memory if moves_state else allocate_host_memory
         state = {
             name: working[: arena.elements]
             if name == moved
-            else allocate_host_memory(arena.elements, arena.dtype)
+            else allocate(arena.elements, arena.dtype)
             for name, arena in arenas.items()
         }
         sums = host_memory(layout.trained_elements, gradients)
@@ -91,7 +98,33 @@ class HostStore:
     @property
     def _rounds(self) -> bool:
         """Whether `working` holds a copy of the weights."""
-        return not self.form.splits and self.precision != torch.float32
+        return self._loaded == WORKING
+
+    @property
+    def _loaded(self) -> str:
+        """The arena that `working` is, but for what is frozen."""
+        if self.form.splits:
+            return HIGH
+        return MASTER if self.precision == torch.float32 else WORKING
+
+    def live_on(self, device: Device, names: frozenset[str]) -> DeviceState:
+        """The state and the gradients of these parameters are `on_device` from now on."""
+        state = {name: (self.state[name], arena.layout) for name, arena in self.arenas.items()}
+        state[self._loaded] = self.working, self.layout
+        self.on_device = DeviceState(names, state, (self.gradients, self.layout), device)
+        return self.on_device
+
+    def working_pieces(self, start: int, stop: int) -> Iterable[tuple[int, Tensor]]:
+        """Elements [start, stop) of what is loaded, where they are (`Mirror.pieces`)."""
+        if self.on_device is None:
+            return [(start, self.working[start:stop])]
+        return self.on_device.state[self._loaded].pieces(start, stop)
+
+    def gradient_pieces(self, start: int, stop: int) -> Iterable[tuple[int, Tensor]]:
+        """Of the gradients."""
+        if self.on_device is None:
+            return [(start, self.gradients[start:stop])]
+        return self.on_device.sums.pieces(start, stop)
 
     def clear_state(self) -> None:
         """Weights and the optimizer's state all zero."""
@@ -141,9 +174,12 @@ class HostStore:
                 self.readiness.wait(start, stop)
 
     def round_master(self) -> None:
-        """Makes `working` what the master weights say, and declares loaded copies stale."""
+        """Makes `working` what the master weights say, and declares loaded copies stale. What lives
+        on the device becomes what the arenas say."""
         if self._rounds:
             self.working[: self.layout.trained_elements].copy_(self.master)
+        if self.on_device is not None:
+            self.on_device.to_device()
         self.changed()
 
 

@@ -91,7 +91,7 @@ def extremes(values: Iterable[Tensor]) -> Tensor:
 class HostSum:
     """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace; both
     float32, or bfloat16. What is to be replaced is worth nothing: it may be overwritten before the
-    gate is asked.
+    gate is asked. Or the destination is on the device itself, float32: then nothing moves.
     """
 
     destination: Tensor
@@ -108,6 +108,9 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
     other; what replaces, where it belongs."""
     landed, offset = [], 0
     for part in sums:
+        if on_gpu(part):
+            landed.append(part)
+            continue
         if part.replace:
             landed.append(replace(part, source=part.destination))
             continue
@@ -117,9 +120,14 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
     return landed
 
 
+def on_gpu(part: HostSum) -> bool:
+    """Whether nothing leaves."""
+    return part.destination.device.type != "cpu"
+
+
 @torch.no_grad()
 def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
-    """Carries out the sums if the gate admits them; sources and destinations are host memory.
+    """Carries out the sums if the gate admits them; source and destination are on one device.
 
     Raises: NotFinite.
     """
@@ -134,7 +142,9 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
 
 
 def _add(part: HostSum) -> None:
-    if part.destination.dtype == torch.float32:
+    if on_gpu(part):
+        part.destination.add_(part.source)
+    elif part.destination.dtype == torch.float32:
         add(part.destination, part.source)
     else:
         add_rounded(part.destination, part.source, part.first, part.noise_key)

@@ -22,6 +22,7 @@ from atom.swap.device_slots import (
     GRADIENT_SLOTS,
     BoundSubModel,
     DeviceSlots,
+    Pieces,
     users_of_parameters,
 )
 from atom.swap.host_sums import Gate, HostSum
@@ -53,7 +54,7 @@ class ParameterGradients:
         bound: Sequence[BoundSubModel],
         layout: ParameterLayout,
         slots: DeviceSlots,
-        arena: Tensor,
+        arena: Pieces,
         device: Device,
     ) -> None:
         self._device = device
@@ -65,7 +66,15 @@ class ParameterGradients:
         for part in bound:
             slot = slots.gradients[part.sub_model.index % len(slots.gradients)]
             self._places.append(_places(part, layout, slot, slots.carried, users))
-            self._parts.append(_parts(part, layout, slot, arena, slots.carried, users))
+            parts = _parts(part, layout, slot, slots.carried, users)
+            self._parts.append(
+                [
+                    HostSum(to, source, replace, first=start)
+                    for first, whole, replace in parts
+                    for start, to in arena(first, first + whole.numel())
+                    for source in [whole[start - first : start - first + to.numel()]]
+                ]
+            )
         elements = sum(
             part.source.numel() for parts in self._parts for part in parts if part.replace
         )
@@ -182,11 +191,11 @@ def _parts(
     part: BoundSubModel,
     layout: ParameterLayout,
     slot: Tensor,
-    arena: Tensor,
     carried: dict[str, Tensor],
     users: _Users,
-) -> list[HostSum]:
-    """By contiguous run of the arena. A carried sum leaves with the earliest of its users."""
+) -> list[tuple[int, Tensor, bool]]:
+    """By contiguous run of the arena: where it begins, the sums, whether they replace what is there
+    in a first pass. A carried sum leaves with the earliest of its users."""
     parts, runs = [], list[tuple[int, int, int, bool]]()
     for name, start in part.layout.offsets.items():
         spec, used = layout.by_name[name], users[name]
@@ -195,8 +204,7 @@ def _parts(
         elements = padded_elements(spec.numel)
         if name in carried:
             if part.sub_model.index == used[0]:
-                to = arena[spec.offset : spec.offset + elements]
-                parts.append(HostSum(to, carried[name], True, first=spec.offset))
+                parts.append((spec.offset, carried[name], True))
             continue
         first = part.sub_model.index == used[-1]
         if runs:
@@ -207,7 +215,5 @@ def _parts(
                 continue
         runs.append((spec.offset, start, elements, first))
     for arena_start, slot_start, length, first in runs:
-        source = slot[slot_start : slot_start + length]
-        to = arena[arena_start : arena_start + length]
-        parts.append(HostSum(to, source, first, first=arena_start))
+        parts.append((arena_start, slot[slot_start : slot_start + length], first))
     return parts

@@ -39,7 +39,7 @@ from atom.swap.host_memory import (
     register,
     unregister,
 )
-from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
+from atom.swap.host_sums import Gate, HostSum, add_admitted, landing, on_gpu
 
 
 class StreamTimes:
@@ -187,6 +187,11 @@ class CudaDevice:
                 yield
 
     @contextmanager
+    def stepping(self) -> Iterator[None]:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._in):
+            yield
+
+    @contextmanager
     def timed(self, report: Report) -> Iterator[None]:
         self._times.begin(self._compute)
         with self._times.around(self._compute, report):
@@ -254,7 +259,8 @@ class CudaDevice:
                 judged = self._judged[gradient_slot][: extremes.numel()]
                 landed = landing(sums, self._staging[gradient_slot])
                 copies = [Copy(judged, extremes)]
-                copies += (Copy(to.source, of.source) for of, to in zip(sums, landed, strict=True))
+                moved = zip(sums, landed, strict=True)
+                copies += (Copy(to.source, of.source) for of, to in moved if to is not of)
                 self._copy(self._out, ready, copied, copies, report)
 
             def add() -> None:
@@ -264,7 +270,15 @@ class CudaDevice:
                 with self._times.until_now(added):
                     add_admitted(landed, gate, judged)
 
-            self._sums.submit(gradient_slot, add)
+            def add_there() -> None:
+                with torch.cuda.device(self._device), torch.cuda.stream(self._out):
+                    add()
+                    copied.record(self._out)
+
+            there = any(map(on_gpu, sums))
+            self._sums.submit(gradient_slot, add_there if there else add)
+            if there:  # they were not copied: the slot is free when they are added
+                self._sums.wait(gradient_slot)
 
         self._gradients.submit(gradient_slot, bring_out)
 

@@ -36,7 +36,7 @@ def test_identical_blocks_in_one_slot_share_a_module() -> None:
     program = compile_program(model, {"tokens": tokens, "targets": tokens})
     store = HostStore.allocate(program.layout)
     slots = DeviceSlots.allocate([program], CpuDevice(), torch.float32)
-    bound = bind(program, load(program, "cpu"), slots, store.working)
+    bound = bind(program, load(program, "cpu"), slots, store.working_pieces)
     modules = {id(part.module) for part in bound}
     distinct = {(part.sub_model.layers, part.slot) for part in bound}
     assert len(modules) == len(distinct) < len(bound)

@@ -19,7 +19,8 @@ from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
-from atom.swap.device_slots import DeviceSlots
+from atom.swap.device_kernels import device_kernels
+from atom.swap.device_slots import DeviceSlots, users_of_parameters
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
@@ -75,6 +76,7 @@ class ReplicaEngines:
         programs = [program, *([evaluation] if evaluation else [])]
         _require_one_model(programs, settings.precision)
         kept = optimizer_state(settings.optimizer, program.layout, settings.state_form)
+        trained = trained_parameters(program, settings.arrangement)
         self.store = HostStore.allocate(
             program.layout,
             settings.precision,
@@ -82,6 +84,7 @@ class ReplicaEngines:
             settings.state_form,
             settings.gradients,
             kept,
+            moves_state=bool(trained),
         )
         factories = [load(each, device.torch_device) for each in programs]
         slots = DeviceSlots.allocate(
@@ -92,6 +95,9 @@ class ReplicaEngines:
             settings.micro_batches,
             settings.gradients,
         )
+        if trained:
+            _require_kernels(settings, device.torch_device)
+            slots.beside += self.store.live_on(device, trained).memory
         engines = [
             Engine(each, made, self.store, slots, device)
             for each, made in zip(programs, factories, strict=True)
@@ -111,13 +117,14 @@ class ReplicaEngines:
     # ---- the device's memory
 
     @contextmanager
-    def using(self) -> Iterator[None]:
-        """Wraps a pass: within, the device has what it needs. Raises: PassCancelled while
-        preempted; DeviceTaken."""
+    def using(self, rest: Callable[[], None]) -> Iterator[None]:
+        """Wraps a pass: within, the device has what it needs. `rest` is called before its memory is
+        taken again: it returns when no step is under way. Raises: PassCancelled while preempted;
+        DeviceTaken."""
         with self._in_use:
             if self._preempted:
                 raise PassCancelled("the device is not to be used now")
-            self._take_again()
+            self._take_again(rest)
             try:
                 yield
             finally:
@@ -143,18 +150,40 @@ class ReplicaEngines:
     def _give_back(self) -> None:
         if not self._given_back:
             self.training.landed()
-            self._given_back = True
+            self._given_back, on_device = True, self.store.on_device
+            if on_device is not None:
+                on_device.leave()
             self._slots.give_back(self._device)
 
-    def _take_again(self) -> None:
+    def _take_again(self, rest: Callable[[], None]) -> None:
         try:
             if self._given_back:
+                on_device = self.store.on_device
+                if on_device is not None:
+                    rest()
                 self._slots.take_again(self._device)
+                if on_device is not None:
+                    on_device.arrive()
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
             raise DeviceTaken("another program has the device's memory") from failure
         self._given_back = False
+
+
+def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[str]:
+    """Those that live on the device."""
+    users, by_name = users_of_parameters(program.sub_models), program.layout.by_name
+    found = (name for name, using in users.items() if arrangement.trained.issuperset(using))
+    return frozenset(name for name in found if not by_name[name].frozen)
+
+
+def _require_kernels(settings: ReplicaSettings, device: torch.device) -> None:
+    """For parameters that live on the device. Raises: ValueError, DeviceError."""
+    if not settings.optimizer.steps_on_devices or settings.gradients != torch.float32:
+        raise ValueError("nothing is trained on the device with this optimizer or these gradients")
+    if device.type != "cpu":
+        device_kernels(device)
 
 
 def _require_one_model(programs: Sequence[Program], precision: torch.dtype) -> None:

@@ -99,6 +99,7 @@ class LocalSteps(UpdateRule):
     ) -> None:
         """`inner_sequences`: of an inner step. The inner rate is the one of the round under way.
         Raises: MemoryError."""
+        assert store.on_device is None, "weights are moved on the host"
         super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost)
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum

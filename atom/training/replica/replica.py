@@ -7,15 +7,16 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
+from atom.optim.sums_there import SumsThere
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import FROZEN
@@ -69,7 +70,9 @@ class Replica:
         self.engines = ReplicaEngines(program, evaluation, settings, device)
         """Which give the device's memory back on demand."""
         self._store = self.engines.store
-        self._arena = GradientArena(self._store.gradients, self.engines.landed)
+        self._arena = GradientArena(
+            self._store.gradients, self.engines.landed, on_device=self._store.on_device
+        )
         self.watch = PassWatch(clock)
         """Looks at some of the passes, unless there is an observer for all of them."""
         self._names = [part.name for part in program.sub_models]
@@ -147,7 +150,7 @@ class Replica:
         counted, drawn = self._arena.sequences, self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            with self.engines.using():
+            with self.engines.using(self._stepper.rest):
                 losses = self._accumulate(batches, seeds, should_stop)
         except PassVoided as void:
             raise self._learnt(void, len(batches), counted - self._arena.sequences) from void
@@ -273,7 +276,7 @@ class Replica:
 
     def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[float]:
         try:
-            with self.engines.using():
+            with self.engines.using(self._stepper.rest):
                 return self.engines.evaluation.evaluate(batches, should_stop)
         except PassVoided as void:
             raise self._learnt(void, len(batches)) from void
@@ -303,6 +306,9 @@ class Replica:
             return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
+        if self._store.on_device is not None:
+            with suppress(Exception):  # who reads the sums is told; the mean takes their place
+                self._arena.landed()
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
 
@@ -314,11 +320,14 @@ class Replica:
         """
         assert self._rule.same_steps, "a rule with steps of the peer's own takes them itself"
         self._stepper.require_whole()
-        sums, sequences = self.gradient_sums(), self.sequences
+        if self._arena.void:
+            self.gradient_sums()
+        self._arena.landed()
+        sums, sequences = SumsThere(self._arena.flat, self._store.on_device), self.sequences
         if sequences & (sequences - 1):  # only a power of two can divide at the end, exactly
-            sums.div_(sequences)
+            sums.divide(sequences)
             sequences = 1
-        norm = gradient_norm(sums) / sequences
+        norm = sums.norm() / sequences
         self._rule.optimizer_step(sums, norm, self._round + 1, sequences)
         self._round += 1
 
@@ -352,7 +361,7 @@ class Replica:
 
         Raises: StepFailed: what they hold is no state.
         """
-        self.finish_step()
+        self._settle()
         return dict(self._rule.shared())
 
     @property
@@ -371,7 +380,7 @@ class Replica:
     def own_state(self) -> Mapping[str, Tensor]:
         """What is this peer's own and worth a file: flat, copies or live. Waits for the end of a
         step. Raises: StepFailed."""
-        self.finish_step()
+        self._settle()
         return self._rule.own()
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
@@ -379,6 +388,12 @@ class Replica:
         Raises: ValueError if it does not fit; then nothing is changed."""
         self._stepper.rest()
         self._rule.adopt_own(saved, is_here)
+
+    def _settle(self) -> None:
+        """The host's state is whole, and true."""
+        self.finish_step()
+        if self._store.on_device is not None:
+            self._store.on_device.to_host()
 
     def _settle_at(self, round: int) -> None:
         self._store.round_master()
@@ -388,7 +403,7 @@ class Replica:
     def export_parameters(self) -> dict[str, Tensor]:
         """The master weights by their names in the model: float32, views of the state or, where it
         splits them, copies. Waits for the end of a step. Raises: StepFailed."""
-        self.finish_step()
+        self._settle()
         specs = self._store.layout.specs
         return {spec.name: self._store.weights(spec.name) for spec in specs}
 

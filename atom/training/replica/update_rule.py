@@ -174,10 +174,12 @@ class EveryStep(UpdateRule):
         self._owes = False
 
     def contribution(self) -> Contribution:
+        sums = self.gradients.sums
         if self._lost is not None and self._owes:
-            add(self.gradients.sums, self._lost)
+            add(sums, self._lost)
+            self.gradients.changed()
         self._owes = False
-        return Sums(self.gradients.sums, self._lost)
+        return Sums(sums, self._lost)
 
     def commit(
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool

@@ -1,0 +1,88 @@
+"""What a box alone takes its step on: a round's sums, each where it lives. None of them moves, but
+for the ends of what lives on the device, at most two blocks of a norm for each stretch of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from atom.optim.clipping import BLOCK_ELEMENTS, LANES, gradient_norm
+from atom.swap.device_kernels import device_kernels
+from atom.swap.device_state import DeviceState
+from atom.swap.host_kernels import host_kernels
+
+
+class SumsThere:
+    """`FlatNumbers` of whole parameters. `flat`: all of them on the host, but for those on the
+    device. When no pass is under way."""
+
+    def __init__(self, flat: Tensor, on_device: DeviceState | None) -> None:
+        self._flat, self._on_device = flat, on_device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._flat.dtype
+
+    def numel(self) -> int:
+        return self._flat.numel()
+
+    def __getitem__(self, elements: slice) -> Tensor:
+        if self._on_device is None or not self._on_device.here:
+            return self._flat[elements]
+        [(_, piece)] = self._on_device.sums.pieces(elements.start, elements.stop)
+        return piece
+
+    def divide(self, by: int) -> None:
+        """Rounded as IEEE 754 divides, everywhere: by a number of the host's a GPU multiplies."""
+        self._flat.div_(by)
+        with self._stepping() as on_device:
+            if on_device is not None:
+                sums = on_device.sums.memory
+                sums.div_(torch.tensor(float(by), device=sums.device))
+
+    def norm(self) -> float:
+        """As `gradient_norm` defines it."""
+        known = dict[int, float]()
+        with self._stepping() as on_device:
+            for start, sums in on_device.sums.stretches() if on_device else []:
+                known |= self._known(start, sums)
+        return gradient_norm(self._flat, known)
+
+    def _known(self, start: int, sums: Tensor) -> dict[int, float]:
+        """Of the blocks that lie in this stretch as a whole. What is of others goes to the host."""
+        end = start + sums.numel()
+        first = min(-(-start // BLOCK_ELEMENTS) * BLOCK_ELEMENTS, end)
+        last = end if end == self.numel() else max(end - end % BLOCK_ELEMENTS, first)
+        self._flat[start:first].copy_(sums[: first - start])
+        self._flat[last:end].copy_(sums[last - start :])
+        squares = _squares_of_blocks(sums[first - start : last - start])
+        return dict(zip(range(first, last, BLOCK_ELEMENTS), squares, strict=True))
+
+    @contextmanager
+    def _stepping(self) -> Iterator[DeviceState | None]:
+        """Yields what lives on the device, if it is there."""
+        on_device = self._on_device
+        with nullcontext() if on_device is None else on_device.lock:
+            if on_device is None or not on_device.here:
+                yield None
+                return
+            with on_device.stepping():
+                yield on_device
+
+
+def _squares_of_blocks(x: Tensor) -> list[float]:
+    """Each block's sum of squares, in the order that `atom.optim.clipping` defines."""
+    if not x.numel():
+        return []
+    blocks = -(-x.numel() // BLOCK_ELEMENTS)
+    sums = torch.empty((blocks, LANES), dtype=torch.float64, device=x.device)
+    if x.device.type == "cpu":
+        starts = range(0, x.numel(), BLOCK_ELEMENTS)
+        blocks_of_x = (x[start : start + BLOCK_ELEMENTS] for start in starts)
+        return [host_kernels().sum_of_squares(block, sums[0]) for block in blocks_of_x]
+    device_kernels(x.device).squares(x, sums, LANES, BLOCK_ELEMENTS // LANES)
+    while sums.shape[1] > 1:
+        near, far = sums.chunk(2, 1)
+        sums = near + far
+    return sums.view(-1).tolist()

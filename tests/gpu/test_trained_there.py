@@ -1,0 +1,177 @@
+"""Layers that are trained on the device: whichever they are, no bit changes."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from replicas import EVERY, batches, new_replica, program_in, settings_of, train
+
+from atom.optim.adamw import AdamW8Bit
+from atom.optim.clipping import gradient_norm
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Device
+from atom.swap.engine import PassCancelled
+from atom.swap.state_form import StateForm
+from atom.swap.voided import PassVoided
+from atom.training.replica.replica import Replica
+from tests.training.small_replica import same
+
+WAIT_S = 20.0
+HALF_OF_THEM = frozenset({1, 3, 5})
+FORMS = {
+    "float32": {},
+    "bfloat16": {"precision": torch.bfloat16},
+    "float16": {"precision": torch.float16},
+    "split": {"precision": torch.bfloat16, "state_form": StateForm.SPLIT},
+    "half": {"precision": torch.bfloat16, "state_form": StateForm.HALF},
+}
+ARRANGEMENTS = {
+    "half": Arrangement(2, HALF_OF_THEM, trained=HALF_OF_THEM),
+    "half, others stay": Arrangement(2, EVERY, trained=HALF_OF_THEM),
+    "all": Arrangement(2, EVERY, trained=EVERY),
+    "all, kept": Arrangement(2, EVERY, EVERY, trained=EVERY),
+}
+arranged = pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS.keys())
+formed = pytest.mark.parametrize("form", FORMS)
+Between = Callable[[Replica, int], None]
+
+
+def assert_trained_alike(
+    device: Device, form: str, arrangement: Arrangement, between: Between
+) -> None:
+    plain = new_replica(device, FORMS[form])
+    expected = train(plain, lambda replica, number: replica.finish_step())
+    other = new_replica(device, FORMS[form], arrangement)
+    assert train(other, between) == expected
+    assert same(other, plain)
+
+
+@formed
+@arranged
+def test_steps_under_passes(form: str, arrangement: Arrangement, device: Device) -> None:
+    assert_trained_alike(device, form, arrangement, lambda replica, number: None)
+
+
+def test_the_last_sub_model_shares_a_tied_parameter_with_the_first(device: Device) -> None:
+    """So neither alone keeps it there."""
+    first = new_replica(device, {}, Arrangement(2, EVERY, trained=frozenset({0})))
+    both = new_replica(device, {}, Arrangement(2, EVERY, trained=EVERY))
+    live = [replica.engines.store.on_device for replica in (first, both)]
+    assert [each is not None and "embedding.tokens.weight" in each.names for each in live] == [
+        False,
+        True,
+    ]
+
+
+@formed
+@arranged
+def test_pauses_with_a_step_under_way(form: str, arrangement: Arrangement, device: Device) -> None:
+    """What is still to be stepped is stepped on the host."""
+
+    def pause(replica: Replica, number: int) -> None:
+        assert replica.engines.preempt(WAIT_S)
+        with pytest.raises(PassCancelled):
+            replica.run_pass(batches(number))
+        replica.engines.resume()
+
+    assert_trained_alike(device, form, arrangement, pause)
+
+
+@arranged
+def test_passes_that_are_broken_off(arrangement: Arrangement, device: Device) -> None:
+    def break_off(replica: Replica, number: int) -> None:
+        events, last = itertools.count(), number if number % 2 else 4 * number
+        with pytest.raises(PassCancelled):
+            replica.run_pass(batches(number), lambda: replica.breakable and next(events) > last)
+
+    assert_trained_alike(device, "bfloat16", arrangement, break_off)
+
+
+def swarm_round(replica: Replica, other: torch.Tensor, number: int) -> torch.Tensor:
+    """One of two peers: `other` is what the other one contributes. Its own contribution."""
+    replica.start_round(b"")
+    replica.run_pass(batches(2 * number))
+    assert torch.equal(replica.contribution().part(0, 1), replica.contribution().part(0, 1))
+    replica.run_pass(batches(2 * number + 1))
+    ours = replica.contribution().part(0, replica.elements).clone()
+    mean = (ours + other) / (2 * replica.sequences)
+    replica.begin_step(mean, gradient_norm(mean), number + 1)
+    return ours
+
+
+@formed
+@arranged
+def test_rounds_of_a_swarm_snapshots_and_a_restart(
+    form: str, arrangement: Arrangement, device: Device
+) -> None:
+    def new() -> list[Replica]:
+        return [new_replica(device, FORMS[form], each) for each in (None, arrangement)]
+
+    plain, there = new()
+    other = torch.randn(plain.elements, generator=torch.Generator().manual_seed(1))
+    for number in range(3):
+        ours = [swarm_round(each, other, number) for each in (plain, there)]
+        assert torch.equal(*ours)
+        assert same(plain, there)
+        if number == 1:
+            saved = {name: arena.clone() for name, arena in there.state_arenas().items()}
+            plain, there = new()
+            for each in (plain, there):
+                each.load_state(saved, number + 1)
+
+
+@arranged
+def test_a_round_without_passes_and_a_step_while_away(
+    arrangement: Arrangement, device: Device
+) -> None:
+    plain, there = new_replica(device, {}), new_replica(device, {}, arrangement)
+    mean = torch.randn(plain.elements, generator=torch.Generator().manual_seed(1))
+    for number, away in enumerate((False, True, True, False)):
+        if away:
+            assert there.engines.preempt(WAIT_S)
+        for each in (plain, there):
+            each.begin_step(mean, 1.0, number + 1)
+            each.start_round(b"")
+            assert not each.contribution().part(0, each.elements).any()
+        assert same(plain, there)
+        there.engines.resume()
+        losses = [each.run_pass(batches(number)) and each.loss_sum for each in (plain, there)]
+        assert losses[0] == losses[1]
+        assert torch.equal(*(each.gradient_sums() for each in (plain, there)))
+
+
+@arranged
+def test_void_passes(arrangement: Arrangement, device: Device) -> None:
+    """Of a round's first pass or a later one, which costs the earlier ones what it touched."""
+    form = FORMS["float16"]
+    both = [new_replica(device, form, each) for each in (None, arrangement)]
+    void = 0
+    for number in range(12):
+        ended = []
+        for each in both:
+            each._limits = replace(each._limits, exponent=8 + 2 * number)
+            try:
+                each.run_pass(batches(number))
+                ended.append((each.sequences, each.loss_sum))
+            except PassVoided as voided:
+                void += 1
+                ended.append((voided.cause, voided.sequences_lost))
+        assert ended[0] == ended[1]
+        assert torch.equal(*(each.gradient_sums() for each in both))
+        if number % 3 == 2 and both[0].sequences:
+            for each in both:
+                each.begin_own_step()
+                each.reset_gradients()
+    assert 0 < void < 24
+    assert same(*both)
+
+
+@pytest.mark.parametrize("changes", [{"gradients": torch.bfloat16}, {"optimizer": AdamW8Bit()}])
+def test_what_has_no_kernel_is_refused(changes: dict[str, Any], device: Device) -> None:
+    arrangement = Arrangement(2, EVERY, trained=EVERY)
+    settings = settings_of({"precision": torch.bfloat16}, arrangement)
+    with pytest.raises(ValueError, match="nothing is trained on the device"):
+        Replica(program_in(torch.bfloat16), None, replace(settings, **changes), device)
