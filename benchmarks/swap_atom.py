@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
 from atom.extras.chrome_trace import chrome_trace
+from atom.graph.ir import Program
 from atom.graph.profile.measured import measure_layers, measure_link
 from atom.graph.profile.seconds import measured_graph
 from atom.graph.program import build_program
@@ -69,7 +70,8 @@ class Atom:
             self.program = build_program(graph)
         else:
             self.program = self.choice.program(graph)
-        arrangement = Arrangement() if self.choice is None else self.choice.arrangement
+        arrangement = _staying(self.program, setup.trained)
+        arrangement = arrangement if self.choice is None else self.choice.arrangement
         self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
         self._require_host_memory()
         self.link = Link.of(self.program, arrangement, self.gradients.itemsize)
@@ -212,6 +214,17 @@ def open_device(setup: Setup) -> Device:
     from atom.swap.streams import CudaDevice
 
     return CudaDevice(0, setup.dtype)
+
+
+def _staying(program: Program, trained: float | None) -> Arrangement:
+    """All of it stays, and this share of it is trained there: the first ones, for which the next
+    pass would wait first, with the last one, which shares a parameter with the first."""
+    if trained is None:
+        return Arrangement()
+    count = len(program.sub_models)
+    ordered = list(dict.fromkeys((0, count - 1, *range(count))))
+    there = frozenset(ordered[: round(trained * count)])
+    return Arrangement(resident=frozenset(ordered), trained=there)
 
 
 def _choice(graph: Graph, setup: Setup) -> Choice | None:

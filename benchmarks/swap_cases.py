@@ -54,6 +54,9 @@ class Case:
     layout: str = "exact"
     gradients: str = "float32"
     steps: int = 3
+    trained: float | None = None
+    """Share of the layers that are trained on the device, all others staying there; None: as
+    planned."""
 
     @property
     def about(self) -> str:
@@ -63,6 +66,7 @@ class Case:
         parts = [f"GPT-3 {self.size}", f"{self.tokens:,} tokens per step", self.kind.value]
         parts += [f"states {self.layout}"] if self.layout != "exact" else []
         parts += [f"gradients {self.gradients}"] if self.gradients != "float32" else []
+        parts += [] if self.trained is None else [f"{self.trained:.0%} of it trained on the device"]
         parts += [f"at most {self.gpu_bytes / GB:.0f} GB of GPU memory"] if self.gpu_bytes else []
         return ", ".join(parts)
 
@@ -127,6 +131,16 @@ CASES = (
     Case(
         "2.7b-32k-3gb", Kind.STEPS, (of(MEMORY, 0.95), gpu(3 * GB)), (MEMORY,),
         micro_batches=16, sequences=1, gpu_bytes=3 * GB,
+    ),
+    *(
+        Case(
+            name, Kind.STEPS, (of(MEMORY, share),), (MEMORY,),
+            micro_batches=micro_batches, gpu_bytes=None, steps=2, trained=trained,
+        )
+        for name, trained, micro_batches, share in (
+            ("trained-all", 1.0, 8, 0.95), ("trained-half", 0.5, 8, 0.80),
+            ("trained-none", 0.0, 8, 0.55), ("trained-all-8k", 1.0, 2, 0.90),
+        )
     ),
     Case("spare-memory", Kind.SPARE, (of(MEMORY, 1.0),), (MEMORY,)),
     Case(

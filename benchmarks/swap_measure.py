@@ -234,6 +234,7 @@ def _atom(case: Case, options: Options, cap: int | None = None) -> Setup:
         case.layout,
         case.gradients,
         options.host_bytes,
+        case.trained,
     )
 
 

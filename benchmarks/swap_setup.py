@@ -50,6 +50,8 @@ class Setup:
     """In which numbers they leave the device and are summed (Atom's own side)."""
     host_bytes: int | None = None
     """What the host has (Atom's own side). None: as it says itself."""
+    trained: float | None = None
+    """Share of the layers trained on the device (Atom's own side). None: none, or as planned."""
 
     @classmethod
     def from_json(cls, text: str) -> "Setup":

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atom.graph.ir import Program
+from atom.graph.ir import Program, padded_elements
 from atom.swap.arrangement import Arrangement
 from atom.swap.boundary_memory import boundary_shape
 from atom.swap.device_slots import SlotLayout, carried_elements, users_of_parameters
 from atom.swap.schedule import GradientOut, Load, Observed
+from atom.training.replica.engines import trained_parameters
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Link:
     """A program in an arrangement, as the link sees it."""
 
     elements: tuple[int, ...]
-    """Per sub-model; one that shares a tied weight with another counts it too."""
+    """Per sub-model, without what lives on the device; one that shares a tied weight with another
+    counts it too."""
     leaving: tuple[int, ...]
     """Likewise, of gradients. In float32 a tied weight's leave with its first user alone."""
     arrangement: Arrangement
@@ -35,11 +37,15 @@ class Link:
     @classmethod
     def of(cls, program: Program, arrangement: Arrangement, gradient_bytes: int = 4) -> "Link":
         layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
-        elements = tuple(layout.elements for layout in layouts)
+        there, by_name = trained_parameters(program, arrangement), program.layout.by_name
+        elements = tuple(
+            sum(padded_elements(by_name[name].numel) for name in layout.offsets.keys() - there)
+            for layout in layouts
+        )
         carried = carried_elements(program, program.parameter_dtype)
         users = users_of_parameters(program.sub_models)
         stays = [
-            sum(n for name, n in carried.items() if s in users[name][1:])
+            sum(n for name, n in carried.items() if s in users[name][1:] and name not in there)
             for s in range(len(elements))
         ]
         leaving = tuple(n - m for n, m in zip(elements, stays, strict=True))

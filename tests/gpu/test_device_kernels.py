@@ -16,6 +16,7 @@ from atom.swap.host_kernels import (
     AdamWArguments,
     host_kernels,
 )
+from atom.swap.state_form import joined
 from tests.gpu.conftest import ON_A_GPU
 from tests.gpu.kernels_in_c import KernelsInC
 
@@ -63,11 +64,18 @@ def arguments(state: dict[str, Tensor], gradient: Tensor, beta1: float) -> AdamW
     )  # fmt: skip
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    """A number that is none may have any bits for which it is none."""
+def same(one: Tensor, other: Tensor, where: Tensor) -> bool:
     kind = {2: torch.int16, 4: torch.int32}[one.itemsize]
-    equal = one.view(kind) == other.view(kind)
-    return bool((equal | (one.isnan() & other.isnan())).all())
+    return torch.equal(one.view(kind)[where], other.view(kind)[where])
+
+
+def numbers(state: dict[str, Tensor]) -> Tensor:
+    """Which elements are numbers. Processors have different bits for what is none, and no gradient
+    that makes one gets past the gate."""
+    weight = state["master"]
+    if weight.dtype == torch.int16:
+        weight = joined(state["working"], weight)
+    return ~(weight.isnan() | state["exp_avg"].isnan() | state["exp_avg_sq"].isnan())
 
 
 @pytest.mark.parametrize("beta1", [0.9, 0.3])
@@ -81,12 +89,12 @@ def test_a_step_has_the_hosts_bits(
 ) -> None:
     here, gradient = state(form), bits(gradients, 9)
     there, sent = {name: each.to(PLACE) for name, each in here.items()}, gradient.to(PLACE)
-    before = here["exp_avg"].clone()
     host_kernels().adamw(arguments(here, gradient, beta1), ELEMENTS, BORDER, 0.99997)
     kernels.adamw(arguments(there, sent, beta1), ELEMENTS, BORDER, 0.99997)
-    assert not same(here["exp_avg"], before)
+    where = numbers(here)
+    assert where.sum() > ELEMENTS / 4
     for name, each in here.items():
-        assert same(each, there[name].cpu()), name
+        assert same(each, there[name].cpu(), where), name
 
 
 @pytest.mark.parametrize("elements", [7, 64 * 8, 64 * 8 * 3 + 129])
