@@ -11,8 +11,8 @@ import errno
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import base58
 
@@ -26,6 +26,8 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
+MOST_ENTRANCES = 3
+"""In an address that we make: it is pasted by people."""
 _BACKLOG = 64
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
@@ -88,6 +90,15 @@ def format_join_address(address: JoinAddress) -> str:
     return f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
 
 
+def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:
+    """With others of these (checked) multiaddrs behind its own, so that it leads to the run when
+    some of them are gone: one of each node, MOST_ENTRANCES in all."""
+    by_node = dict[str, str]()
+    for each in (*address.bootstrap, *nodes):
+        by_node.setdefault(peer_id_in(each), each)
+    return replace(address, bootstrap=tuple(by_node.values())[:MOST_ENTRANCES])
+
+
 def check_run_name(name: str) -> str:
     """Returns the name. Raises: AddressError unless it can be part of an address."""
     if RUN_NAME.fullmatch(name) is None:
@@ -137,10 +148,10 @@ def parse_listen(text: str) -> ListenAddress:
         host, port = parse_host_port(f"0.0.0.0{text}" if text.startswith(":") else text)
         host = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
         if "%" in host:
-            raise ValueError("a zone (%) cannot be listened on")
+            raise ValueError(f"{host}: a zone (%) cannot be listened on")
     except ValueError as problem:
         hint = "write HOST:PORT, for example 0.0.0.0:31337, or [::]:31337 for IPv6"
-        raise AddressError(f"{_short(text)}: {problem}"[:300], hint) from None
+        raise AddressError(str(problem)[:300], hint) from None
     return ListenAddress(host, port)
 
 

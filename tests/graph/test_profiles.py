@@ -158,6 +158,19 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
         assert name in caught.value.hint
 
 
+def test_a_device_that_is_described() -> None:
+    """By the figures of a card in the table it is that card, in the precision that they are of."""
+    card = DEVICES["rtx3090-24g"]
+    text = "tflops=71, memory=24 GiB, bandwidth=936 GB/s, link=31.5 GB/s"
+    described = assumed_device(text, torch.bfloat16)
+    assert described.memory_bytes == card.memory_bytes
+    assert described.link_bytes_per_s == pytest.approx(card.link_bytes_per_s)
+    graph = gpt3_graph(torch.bfloat16)
+    assert assume_graph(graph, text).layers == assume_graph(graph, card.name).layers
+    short = assumed_device("tflops=75,memory=24 GiB,link=22 GB/s", torch.float32)
+    assert short.rates.memory_bytes_per_s == pytest.approx(0.85e12), "a byte for 75"
+
+
 @pytest.mark.parametrize("name", ["gtx1080ti-11g", "v100-32g"])
 def test_old_cards_have_no_bfloat16(name: str) -> None:
     with pytest.raises(DeviceError, match="does not compute in bfloat16") as caught:

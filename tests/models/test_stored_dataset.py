@@ -145,6 +145,12 @@ def test_files_without_a_byte_are_told_as_empty(tmp_path: Path, name: str) -> No
         StoredDataset(str(tmp_path)).corpus().survey()
 
 
+def test_a_saved_table_without_rows_is_told_as_empty(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="saved has no rows"):
+        StoredDataset(str(tmp_path / "saved")).corpus().survey()
+
+
 def test_a_library_without_room_for_its_copy_is_told_as_that(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

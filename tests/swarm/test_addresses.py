@@ -17,7 +17,9 @@ from atom.swarm.addresses import (
     parse_listen,
     parse_multiaddr,
     rank_addresses,
+    with_entrances,
 )
+from atom.swarm.identity import Identity
 
 RSA_PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 BY_NAME = f"/dns4/node.example.org/tcp/31337/p2p/{RSA_PEER}"
@@ -90,6 +92,16 @@ def test_listen_addresses(text, host, port):
     assert listen.is_loopback is (host == "127.0.0.1")
 
 
+def test_an_address_with_other_entrances_names_each_node_once():
+    own, *others = (f"/ip4/10.0.0.{n}/tcp/1/p2p/{Identity.create().peer_id}" for n in range(5))
+    address = JoinAddress((own,), "words", EXAMPLE_PEER)
+    assert with_entrances(address, ()) == address
+    again = own.replace("10.0.0.0", "192.168.0.1")
+    assert with_entrances(address, [again, *others]).bootstrap == (own, *others[:2])
+    told = format_join_address(with_entrances(address, others))
+    assert parse_join_address(told).bootstrap == (own, *others[:2])
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "31337", "1.2.3.4", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "1.2.3.4:-1", "::1:80",
@@ -100,6 +112,7 @@ def test_malformed_listen_addresses(text):
     with pytest.raises(AddressError) as caught:
         parse_listen(text)
     assert "HOST:PORT" in caught.value.hint
+    assert not text or caught.value.message.count(repr(text)) <= 1
 
 
 def test_the_address_most_worth_pasting_comes_first():

@@ -183,7 +183,8 @@ def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDire
 
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
-    """`state`, else the only state directory of a run under the usual place.
+    """`state`, else the only state directory of a run under the usual place; of several, the only
+    one whose daemon runs.
 
     Raises: StorageError if there is none, or more than one.
     """
@@ -193,6 +194,9 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
     if not runs:
         raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")
+    running = [path for path in runs if StateDirectory(path).in_use]
+    if len(runs) > 1 and len(running) == 1:
+        return running[0]
     if len(runs) > 1:
         names = ", ".join(path.name for path in runs)
         raise StorageError(

@@ -22,6 +22,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map segment from")
 """The system's own words, as PyTorch, safetensors and the loader of libraries pass them on."""
+_RUST_DISK_FULL = "(os error 28)"
+"""How safetensors and tokenizers end what they say of it."""
 _NO_THREAD = ("can't start new thread", "no thread for")
 _EMPTY = "is empty (is it a variable of the shell that is not set?)"
 _LABEL_COLUMNS = len("error: ")
@@ -195,6 +197,8 @@ def _as_user_error(fault: Exception) -> UserError | None:
     if number in (errno.EMFILE, errno.ENFILE):
         hint = "raise the limit: ulimit -n, LimitNOFILE=, --ulimit nofile="
         return ShortageError(f"too many open files: {said}", hint)
+    if said.endswith(_RUST_DISK_FULL):
+        return StorageError("the disk is full", "free some space, or choose another directory")
     if isinstance(fault, OSError) and number in (*_DISK_FULL, *_NO_RIGHT):
         where = f"{fault.filename}: " if fault.filename else ""
         mend = "free some space" if number in _DISK_FULL else "check its owner and rights"

@@ -92,7 +92,7 @@ def _fit(plan: Plan) -> RenderableType:
     rows = [
         (f"device ({plan.device})", memory.total_bytes, plan.choice.cut.limits.device_bytes, ""),
         ("host memory", host.total_bytes, host.have_bytes, per_parameter),
-        ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
+        ("disk", disk.total_bytes, disk.have_bytes, ""),
     ]
     for name, need, have, remark in rows:
         table.add_row(name, format_bytes(need), format_bytes(have), _fits(need, have, remark))
@@ -105,7 +105,9 @@ def _fit(plan: Plan) -> RenderableType:
         (memory.boundary_bytes, "between sub-models"),
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
-    lines = [Text(f"on the device: {held}", "quiet")]
+    kept = f"{format_bytes(disk.snapshot_bytes)} states, the kept ones and one that is written"
+    kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since, for joiners"
+    lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
     if plan.choice.host_bytes:
         count = len(plan.choice.waiting)
         waiting = (

@@ -36,6 +36,7 @@ from atom.daemon.peer.wiring import (
     transport_of,
 )
 from atom.swap.voided import PassVoided
+from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Lease, Reached, TwinWatch, claims_better
 from atom.swarm.transport.outreach import Outreach
@@ -67,7 +68,7 @@ class Peer:
         directory: DirectoryThread,
         turns: Turns,
         open_wishes: OpenWishes,
-        join_address: str,
+        entrance: JoinAddress,
         clock: Clock | None = None,
     ) -> None:
         """Builds every part, each from those before it, and starts none. What is called back is
@@ -75,7 +76,7 @@ class Peer:
         clock = clock or BootClock()
         me, run, replica, network = box.me, member.run, member.replica, box.peer.network
         self._box, self._console, self._clock, self._me = box, box.console, clock, me
-        self._join_address, self._run_name = join_address, member.manifest.run
+        self._entrance, self._run_name = entrance, member.manifest.run
         attempts = EndedAttempts()
         self._events = events = EventFan(box.events, attempts)
         # what ends it
@@ -324,7 +325,7 @@ class Peer:
             "wishes": self._wishes.figures(),
             "device_turns": self._turns.figures(),
             "line_cost": self._line_cost() or None,
-            "join_address": self._join_address,
+            "join_address": format_join_address(self._with_others()),
             "state_directory": str(self._box.state.root),
         }
 
@@ -353,6 +354,10 @@ class Peer:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self._on_change()
         return changed
+
+    def _with_others(self) -> JoinAddress:
+        """By what else others may enter: our own entrance may be gone before the run is."""
+        return with_entrances(self._entrance, self._directory.contacts())
 
     def _line_cost(self) -> str:
         """See `line_cost`: by the last round that is known."""

@@ -36,6 +36,7 @@ from atom.swarm.addresses import (
     parse_join_address,
     parse_listen,
     parse_multiaddrs,
+    with_entrances,
 )
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.codec import chunk_kernels
@@ -68,11 +69,12 @@ def run_start(
         member = found_run(options, box, run, lambda: turns.begin(console.note))
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
-        address = format_join_address(JoinAddress(tuple(entrance[:1]), name, owner))
+        address = JoinAddress(tuple(entrance[:1]), name, owner)
         peer = Peer(box, member, thread, turns, extensions.wishes, address)
         stack.callback(peer.close)
         begin_monitors(peer.info)
-        console.join_address(address)
+        contacts = thread.directory.contacts()
+        console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
             console.note(f"volunteers who trust your code join with --trust {owner}")
         return peer.run()
@@ -106,8 +108,8 @@ def run_join(
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         _say_if_slow(box, member, thread)
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
-        ours = format_join_address(JoinAddress(entrance, address.run, manifest.owner))
-        console.note(f"others may join through this peer: {ours}")
+        ours = JoinAddress(entrance, address.run, manifest.owner)
+        console.note(f"others may join through this peer: {format_join_address(ours)}")
         peer = Peer(box, member, thread, turns, extensions.wishes, ours)
         stack.callback(peer.close)
         begin_monitors(peer.info)

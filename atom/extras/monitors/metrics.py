@@ -11,9 +11,10 @@ nothing, and the daemon has none left for its peers.
 import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
-from threading import BoundedSemaphore, Thread
+from threading import Lock, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -42,8 +43,8 @@ SILENCE_S = 2.0
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Answers every GET with what `app` says, from threads of its own. Others than the first
-    `MAX_CONNECTIONS` are hung up on."""
+    """Answers every GET with what `app` says, from threads of its own. The oldest of
+    `MAX_CONNECTIONS` is hung up on for one more: no place is held by a byte now and then."""
 
     daemon_threads = True
 
@@ -51,7 +52,7 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         """Listens from now on. Raises: OSError."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
-        self._free = BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock, self._open = Lock(), list[Any]()
         super().__init__((host, port), _Handler)
         self.set_app(app)
         Thread(target=self.serve_forever, name="metrics", daemon=True).start()
@@ -61,21 +62,18 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         self.shutdown()
         self.server_close()
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._free.acquire(blocking=False)
-
     def process_request(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # there is no thread for it
-            self._free.release()
-            raise
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                with suppress(OSError):
+                    self._open.pop(0).shutdown(socket.SHUT_RDWR)
+            self._open.append(request)
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock, suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is nothing to tell the volunteer of."""

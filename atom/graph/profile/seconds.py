@@ -8,6 +8,7 @@ three quarters of the nominal rate, which is what a PCIe 5 x16 link was seen to 
 both ways busy (47 of 63 GB/s).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +16,7 @@ from itertools import islice
 import torch
 
 from atom.base.errors import DeviceError
+from atom.base.units import parse_bytes
 from atom.graph.chain import Kernel, Machine, Operation, Seconds
 from atom.graph.costs.operations import operation_costs
 from atom.graph.ir import padded_elements
@@ -22,6 +24,10 @@ from atom.graph.layers import Layer, layers_of
 from atom.graph.traced import Graph
 
 _TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
+_USUAL_FLOPS_PER_BYTE = 75.0
+"""Of a card's memory bandwidth, in 16 bits: those of RTX 3000."""
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+_DESCRIPTION = '"tflops=71,memory=24 GiB,bandwidth=936 GB/s,link=22 GB/s"'
 _LAUNCH_S = 5e-6
 """PyTorch's eager mode launches 150,000 to 250,000 kernels per second."""
 
@@ -68,11 +74,15 @@ class AssumedDevice:
 def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
     """A device of the table that computes in `precision`.
 
-    Raises: DeviceError for an unknown name, or a precision that the device does not have.
+    `name` may describe one, see `_described`. Raises: DeviceError for an unknown name, what
+    describes none, or a precision that the device does not have.
     """
+    if "=" in name:
+        return _described(name)
     if name not in DEVICES:
         raise DeviceError(
-            f"{name!r} is no device whose rates are known", f"known are {', '.join(DEVICES)}"
+            f"{name!r} is no device whose rates are known",
+            f"known are {', '.join(DEVICES)}; or describe it: {_DESCRIPTION}",
         )
     device = DEVICES[name]
     if precision not in device.rates.flops_per_s:
@@ -81,6 +91,40 @@ def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
         instead = "use float16" if wanted == "bfloat16" else f"it has {has}"
         raise DeviceError(f"a {device.title} does not compute in {wanted}", instead)
     return device
+
+
+def _described(text: str) -> AssumedDevice:
+    """By its nominal rates: teraflops in the run's precision, memory and link. Its memory's
+    `bandwidth` may be left out. Raises: DeviceError."""
+    try:
+        pairs = [(key.strip(), value) for key, value in (e.split("=") for e in text.split(","))]
+        said = dict(pairs)
+        if len(said) < len(pairs):
+            raise ValueError("a key stands there twice")
+        flops, memory, link = (said.pop(key) for key in ("tflops", "memory", "link"))
+        moved = said.pop("bandwidth", None)
+        if said:
+            raise ValueError(f"unknown: {', '.join(said)}")
+        flops_per_s, link_bytes_per_s = float(flops) * 1e12, _bytes_per_s(link)
+        moved_per_s = flops_per_s / _USUAL_FLOPS_PER_BYTE if moved is None else _bytes_per_s(moved)
+        memory_bytes, rates = parse_bytes(memory), (flops_per_s, link_bytes_per_s, moved_per_s)
+        if not (memory_bytes > 0 and all(0 < rate < math.inf for rate in rates)):
+            raise ValueError("all of it is above zero")
+    except KeyError as missing:
+        raise DeviceError(f"{text!r}: {missing.args[0]} is missing", _DESCRIPTION) from None
+    except ValueError as problem:
+        raise DeviceError(f"{text!r} describes no device: {problem}", _DESCRIPTION) from None
+    sustained = dict.fromkeys(_PRECISIONS, flops_per_s * _TENSOR_CORES)
+    described = Rates(sustained, moved_per_s * _MEMORY, _LAUNCH_S)
+    title = f"device of {flops_per_s / 1e12:g} teraflops"
+    return AssumedDevice(text, title, memory_bytes, described, link_bytes_per_s * _LINK)
+
+
+def _bytes_per_s(text: str) -> float:
+    """ "22 GB/s". Raises: ValueError."""
+    if not text.strip().endswith("/s"):
+        raise ValueError(f"{text!r} is no rate, such as '22 GB/s'")
+    return float(parse_bytes(text.strip().removesuffix("/s")))
 
 
 def _card(
@@ -106,6 +150,12 @@ _CARDS = (
     # NVIDIA Ada GPU architecture white paper; 16 bits dense, with float32 accumulation.
     _card("rtx4090-24g", "GeForce RTX 4090", 24, full=82.6e12, half=165.2e12 * _TENSOR_CORES,
           memory=1008e9, link=31.5e9),
+    # NVIDIA RTX Blackwell GPU architecture white paper; as above.
+    _card("rtx5090-32g", "GeForce RTX 5090", 32, full=104.8e12, half=209.5e12 * _TENSOR_CORES,
+          memory=1792e9, link=63e9),
+    # NVIDIA Ampere GA102 GPU architecture white paper; as above.
+    _card("rtx3090-24g", "GeForce RTX 3090", 24, full=35.6e12, half=71e12 * _TENSOR_CORES,
+          memory=936e9, link=31.5e9),
     # NVIDIA's product page: 3584 cores at 1.78 GHz, 192 bit at 15 Gbit/s. Tensor cores per SM:
     # Ampere GA102 white paper, at 28 SMs; dense, with float32 accumulation.
     _card("rtx3060-12g", "GeForce RTX 3060", 12, full=12.7e12, half=25.5e12 * _TENSOR_CORES,
@@ -116,6 +166,11 @@ _CARDS = (
     # NVIDIA Tesla V100 data sheet, PCIe, 32 GB.
     _card("v100-32g", "Tesla V100", 32, full=14e12, half=112e12 * _TENSOR_CORES,
           memory=900e9, link=15.75e9, bfloat16=False),
+    # NVIDIA A100 and H100 data sheets, SXM, 80 GB.
+    _card("a100-80g", "A100", 80, full=19.5e12, half=312e12 * _TENSOR_CORES, memory=2039e9,
+          link=31.5e9),
+    _card("h100-80g", "H100", 80, full=67e12, half=989e12 * _TENSOR_CORES, memory=3350e9,
+          link=63e9),
     # NVIDIA H200 data sheet, SXM. Measured on an H200 box: memory, link, and 690 to 790e12 in large
     # products. The driver offers 139 GB of 141.
     _card("h200", "H200", 139, full=67e12, half=700e12, memory=4.8e12, link=63e9),

@@ -172,6 +172,8 @@ def _told(stored: StoredDataset, error: Exception) -> DataError:
             "free some space, or set HF_HOME to a folder on another disk",
         )
     what = f"{stored.path} cannot be read: {_first_line(error)}"
+    if isinstance(error, IndexError):  # what the library does with a saved table of no rows
+        what = f"{stored.path} has no rows, or some of its files are missing"
     if isinstance(error, ValueError):
         return DataError(what, "see [data] split and name in the run file")
     if stored.folder:

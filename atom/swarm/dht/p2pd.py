@@ -154,7 +154,8 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
     if "connection refused" in text:
         return AddressError(
             f"cannot reach {where}: connection refused",
-            "nothing listens there: check host and port, and that the node is running",
+            "nothing listens there. If it was right once, the run may live all the same: ask for a "
+            "new address, which `atom info` shows on each of its peers",
         )
     return AddressError(
         f"cannot reach {where}: {_brief(failures[0])}",

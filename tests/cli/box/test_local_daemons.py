@@ -105,3 +105,9 @@ def test_of_several_runs_that_are_kept_each_is_offered(home: Path) -> None:
         find_state(None)
     each = [f"--state '{home / 'my run'}'", f"--state {home / 'one'}"]
     assert problem.value.hint.splitlines() == ["say which one:", *each]
+    running = StateDirectory(home / "one")
+    running.lock()
+    try:
+        assert find_state(None) == home / "one", "the one whose daemon runs"
+    finally:
+        running.unlock()

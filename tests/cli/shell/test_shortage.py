@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.cli.shell.failures import run_guarded
+from atom.cli.shell.failures import ExitCode, run_guarded
 
 UNDER_A_LIMIT = """
 import os, resource, sys, threading
@@ -80,3 +80,13 @@ def test_a_librarys_own_words_are_understood(
 
     assert run_guarded(load) == 16
     assert said in capsys.readouterr().err
+
+
+def test_a_disk_that_a_library_found_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """As safetensors says it, in an exception of its own."""
+
+    def save() -> None:
+        raise Exception("I/O error: No space left on device (os error 28)")
+
+    assert run_guarded(save) == ExitCode.STORAGE
+    assert capsys.readouterr().err.startswith("error: the disk is full\nhint:")

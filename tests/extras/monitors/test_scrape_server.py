@@ -60,6 +60,17 @@ def test_connections_that_say_nothing_end_and_too_many_are_hung_up_on(
     assert capfd.readouterr().err == "", "who hangs up is nothing to tell of"
 
 
+def test_who_holds_all_places_keeps_no_scrape_out(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then, and none of them is ever silent for too long."""
+    monkeypatch.setattr(metrics._Handler, "timeout", 60.0)
+    with contextlib.ExitStack() as stack:
+        held = [knock(stack, port) for _ in range(FEW)]
+        assert b"atom_events" in scrape(port)
+        assert ends(held[0]), "the oldest"
+
+
 def test_with_the_server_nothing_is_answered() -> None:
     server = Metrics().serve("127.0.0.1", 0)
     assert b"atom_events" in scrape(server.server_port)
