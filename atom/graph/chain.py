@@ -50,6 +50,8 @@ class Operation:
     its inputs and outputs."""
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
+    frozen: frozenset[str] = frozenset()
+    """Of its parameters, those without gradient."""
 
 
 @dataclass(frozen=True)

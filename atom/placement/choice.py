@@ -125,5 +125,6 @@ def _ready_s(cut: Cut, elements_per_s: float) -> tuple[float, ...]:
     for piece, new in zip(cut.pieces, cut.first_uses, strict=True):
         elements += sum(new.values())
         updated_s.update(dict.fromkeys(new, elements / elements_per_s))
-        ready_s.append(max((updated_s[name] for name in piece.parameters), default=0.0))
+        waited = (updated_s[name] for name in piece.parameters.keys() - piece.frozen)
+        ready_s.append(max(waited, default=0.0))
     return tuple(ready_s)

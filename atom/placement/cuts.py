@@ -42,7 +42,7 @@ the same places a larger one has all cuts of a smaller one to choose from."""
 Ends = tuple[int, ...]
 _Table = NDArray[np.int64]
 _Numbers = NDArray[np.float64]
-_Row = tuple[int, int, int]
+_Row = tuple[int, int, int, int]
 
 _TOO_MUCH = 1 << 62
 
@@ -60,6 +60,7 @@ class Parts:
     need_bytes: _Table
     """If it is the largest one."""
     elements: _Table
+    gradient_elements: _Table
     kept_bytes: _Table
     """Of one micro-batch, made in it and used behind it."""
     whole_bytes: int
@@ -83,7 +84,7 @@ def parts_of(chain: Chain, ends: Ends, limits: Limits) -> Parts | None:
         rows.append(list(takewhile(lambda row: row[0] <= limits.device_bytes, grown)))
         if not rows[-1]:
             return None
-    table = np.full((3, len(ends), max(map(len, rows))), _TOO_MUCH, dtype=np.int64)
+    table = np.full((4, len(ends), max(map(len, rows))), _TOO_MUCH, dtype=np.int64)
     for begin, row in enumerate(rows):
         table[:, begin, : len(row)] = np.array(row, dtype=np.int64).T
     return Parts(
@@ -92,7 +93,8 @@ def parts_of(chain: Chain, ends: Ends, limits: Limits) -> Parts | None:
         backward_s=np.array(list(accumulate((p.backward_s for p in pieces), initial=0.0))),
         need_bytes=table[0],
         elements=table[1],
-        kept_bytes=table[2],
+        gradient_elements=table[2],
+        kept_bytes=table[3],
         whole_bytes=alone_bytes(piece_of(chain.operations), limits),
     )
 
@@ -113,16 +115,17 @@ def _moves(chain: Chain, ends: Ends) -> _Moves:
 
 
 def _grown(pieces: list[Piece], moves: _Moves, begin: int, limits: Limits) -> Iterator[_Row]:
-    """Bytes needed, elements, and bytes kept, of ever longer parts."""
-    parameters, working, transient, kept = dict[str, int](), 0, 0, 0
+    """Bytes needed, elements, those of gradients, and bytes kept, of ever longer parts."""
+    parameters, frozen, working, transient, kept = dict[str, int](), frozenset[str](), 0, 0, 0
     for number in range(begin, min(begin + LONGEST, len(pieces))):
         piece = pieces[number]
         parameters.update(piece.parameters)
+        frozen |= piece.frozen
         working += piece.working_bytes
         transient = max(transient, piece.transient_bytes)
         kept += sum(size for size, maker in moves[number] if maker >= begin)
-        longer = Piece(parameters, 0.0, 0.0, working, transient)
-        yield alone_bytes(longer, limits), longer.elements, kept
+        longer = Piece(parameters, 0.0, 0.0, working, transient, frozen=frozen)
+        yield alone_bytes(longer, limits), longer.elements, longer.gradient_elements, kept
 
 
 def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int) -> Ends:
@@ -166,9 +169,11 @@ class _Seconds:
     def of(cls, parts: Parts, machine: Machine, limits: Limits) -> "_Seconds":
         forward = parts.forward_s * limits.micro_batches
         again = forward + parts.backward_s * limits.micro_batches
-        elements = parts.elements.astype(np.float64)
-        load = elements * (limits.element_bytes / machine.load_bytes_per_s)
-        gradient = elements * (limits.gradient_element_bytes / machine.gradient_bytes_per_s)
+        loads, leaves = (
+            each.astype(np.float64) for each in (parts.elements, parts.gradient_elements)
+        )
+        load = loads * (limits.element_bytes / machine.load_bytes_per_s)
+        gradient = leaves * (limits.gradient_element_bytes / machine.gradient_bytes_per_s)
         return cls(forward, again, load, gradient)
 
     def computing(self, begins: _Table, end: int) -> _Numbers:

@@ -34,10 +34,16 @@ class Piece:
     """What it makes and later sub-models take, of each micro-batch."""
     shared_bytes: int = 0
     """What it makes for later ones, the same for all micro-batches."""
+    frozen: frozenset[str] = frozenset()
+    """Of its parameters, those without gradient."""
 
     @cached_property
     def elements(self) -> int:
         return sum(self.parameters.values())
+
+    @cached_property
+    def gradient_elements(self) -> int:
+        return sum(n for name, n in self.parameters.items() if name not in self.frozen)
 
     @property
     def out_bytes(self) -> int:
@@ -93,6 +99,7 @@ def piece_of(operations: Sequence[Operation]) -> Piece:
         backward_s=sum(operation.backward_s for operation in operations),
         working_bytes=sum(operation.working_bytes for operation in operations),
         transient_bytes=max((o.transient_bytes for o in operations), default=0),
+        frozen=frozenset().union(*(operation.frozen for operation in operations)),
     )
 
 
@@ -144,9 +151,9 @@ def device_memory(
     element_bytes = limits.element_bytes
     swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
     resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
-    largest = max(piece.elements for piece in pieces)
+    largest = max(piece.gradient_elements for piece in pieces)
     working = [
-        piece.elements * element_bytes
+        piece.gradient_elements * element_bytes
         + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
         for s, piece in enumerate(pieces)
     ]
@@ -201,7 +208,7 @@ class Cut:
     def durations(self) -> Durations:
         """What each event of a pass takes."""
         pieces, limits, machine = self.pieces, self.limits, self.machine
-        leaving = [piece.elements for piece in pieces]
+        leaving = [piece.gradient_elements for piece in pieces]
         if self._carries:
             leaving = [sum(new.values()) for new in self.first_uses]
         parameter_bytes, gradient_bytes = limits.element_bytes, limits.gradient_element_bytes
@@ -218,9 +225,10 @@ class Cut:
 
     @cached_property
     def first_uses(self) -> list[dict[str, int]]:
-        """Per sub-model, its parameters that none before has."""
+        """Per sub-model, its trained parameters that none before has."""
         seen, found = set[str](), list[dict[str, int]]()
         for piece in self.pieces:
+            seen |= piece.frozen
             found.append({name: n for name, n in piece.parameters.items() if name not in seen})
             seen |= piece.parameters.keys()
         return found
@@ -235,7 +243,11 @@ class Cut:
         if not self._carries:
             return 0
         both = zip(self.pieces, self.first_uses, strict=True)
-        again = {n: p.parameters[n] for p, new in both for n in p.parameters.keys() - new.keys()}
+        again = {
+            n: p.parameters[n]
+            for p, new in both
+            for n in p.parameters.keys() - new.keys() - p.frozen
+        }
         return sum(again.values())
 
     def _at_work(self, arrangement: Arrangement) -> DeviceMemory:

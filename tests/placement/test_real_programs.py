@@ -17,7 +17,7 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
+from atom.placement.choosing import Question, choose, enough_bytes
 from atom.swap.device_slots import device_bytes
 
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -70,6 +70,25 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
         held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
         assert held == device_bytes(program, precision, choice.arrangement)
         assert memory.total_bytes <= budget
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_frozen_takes_no_memory_for_gradients(precision: torch.dtype) -> None:
+    config = GPT3Config(4, 2, 48, sequence_tokens=16, vocabulary_size=128)
+    model = GPT3(config, device="meta", dtype=precision)
+    model.requires_grad_(False)
+    for block in model.blocks:
+        block.feed_forward.contract.requires_grad_(True)
+    graph = trace(model, BATCH)
+    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4, on_gpu=True)
+    choice = choose(replace(of, limits=replace(of.limits, device_bytes=enough_bytes(of))))
+    program, memory = build_program(graph, ends=choice.cut.ends), choice.memory
+    held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
+    assert held == device_bytes(program, precision, choice.arrangement)
+    whole = answer(precision, least_bytes(precision)).memory
+    assert memory.gradient_bytes < whole.gradient_bytes
+    leaving = sum(choice.cut.durations.gradient_out_s) * of.machine.gradient_bytes_per_s
+    assert leaving == pytest.approx(4 * graph.layout.trained_elements)
 
 
 def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> None:

@@ -113,6 +113,7 @@ class _Walk:
                     *self._costs[position].backward,
                     *self._sums(node),
                 ),
+                frozen=self._graph.frozen & self._parameters(node).keys(),
             )
             for position, (node, layer) in enumerate(zip(self._graph.calls, layers, strict=True))
         )
