@@ -236,12 +236,12 @@ def _groups(batches: Sequence[MicroBatch], most: int) -> list[Sequence[MicroBatc
 
 def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: int | None) -> Choice:
     """How the model is cut for this device. Raises: DeviceError."""
-    kind, on_gpu = device.torch_device, device.torch_device.type == "cuda"
+    kind = device.torch_device
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
     device_bytes = capped_bytes or usable_device_bytes(kind, left)
     most = MAX_MICRO_BATCHES_PER_PASS
-    return choose(question(graph, profile, device_bytes, most, on_gpu, left))
+    return choose(question(graph, profile, device_bytes, most, left))
 
 
 def _evaluation(

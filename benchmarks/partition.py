@@ -161,7 +161,7 @@ def _problem(model: str, card: str, micro_batches: int, layers: int | None) -> P
     graph = _graph(model, layers)
     profile = assume_graph(graph, card)
     most = MEMORY_BYTES[card], micro_batches
-    return Problem(model, card, question(graph, profile, *most, on_gpu=True))
+    return Problem(model, card, question(graph, profile, *most))
 
 
 @cache

@@ -1,13 +1,10 @@
 """From a traced model to the planner's choice of how to send it through a device. Torch alone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
-from atom.graph.chain import Chain, Seconds
-from atom.graph.costs.operations import operation_chain
 from atom.graph.layers import layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
@@ -33,12 +30,12 @@ class Planner:
 
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
-        chain, ends = self._chain(profile.operations), layer_ends(self.graph)
+        chain, ends = profile.chain, layer_ends(self.graph)
         return choose(Question(chain, profile.link, self._limits(device_bytes), ends))
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""
-        chain = self._chain(profile.operations)
+        chain = profile.chain
         chain = chain.remembering if choice.cut.remembers and chain.remembering else chain
         limits = replace(self._limits(0), micro_batches=choice.micro_batches)
         cut = Cut.of(chain, profile.link, limits, choice.cut.ends)
@@ -46,7 +43,7 @@ class Planner:
 
     def budgets(self, profile: Profile) -> dict[str, int]:
         """Device bytes by their name in `BUDGETS`."""
-        chain, ends = self._chain(profile.operations), layer_ends(self.graph)
+        chain, ends = profile.chain, layer_ends(self.graph)
         cut = Cut.of(chain, profile.link, self._limits(0), ends)
         everything = frozenset(range(len(ends)))
         least, most = (
@@ -62,9 +59,6 @@ class Planner:
             self.micro_batches,
             gradient_element_bytes=self.gradient_bytes,
         )
-
-    def _chain(self, seconds: Sequence[Seconds]) -> Chain:
-        return operation_chain(self.graph, seconds, fused=self.device.type == "cuda")
 
 
 def layer_ends(graph: Graph) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
 from atom.daemon.control import ControlClient
 from atom.graph.chain import Machine
-from atom.graph.costs.operations import operation_chain
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
@@ -396,8 +395,8 @@ def tightest_memory(run_text: str) -> int:
     batch = source.example_batch(run.batch.micro_batch_sequences)
     graph = trace(source.build(torch.float32), batch)
     profile = typical_graph(graph, torch.device("cpu"), Machine(1e10, 1e10))
-    chain, limits = operation_chain(graph, profile.operations), Limits(1, 4, micro_batches=1)
-    return enough_bytes(Question(chain, Machine(1e9, 1e9), limits))
+    limits = Limits(1, 4, micro_batches=1)
+    return enough_bytes(Question(profile.chain, Machine(1e9, 1e9), limits))
 
 
 def free_port() -> int:

@@ -87,20 +87,24 @@ class ParameterLayout:
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """What a value between sub-models (or a batch entry) looks like for one micro-batch."""
+    """What a tensor of the graph looks like for one micro-batch. Equal for those that look alike,
+    whatever memory they lie in."""
 
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
-    needs_grad: bool = False
+    needs_grad: bool
     """Does a gradient flow back through it (static, decided at trace time)."""
-    memory: str = ""
-    """Call whose memory it lies in, if it is a view: equal for values that share memory."""
-    memory_bytes: int = 0
-    """Of that memory, where it is known."""
+    memory: str = field(default="", compare=False)
+    """Name of the memory that calls made and it lies in: the same for values that share it."""
+    memory_bytes: int = field(default=0, compare=False)
+    """Of that memory."""
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Along an axis that it is expanded over it lies in memory once."""
+        once = (n for n, step in zip(self.shape, self.stride, strict=True) if step)
+        return math.prod(once) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from itertools import accumulate, groupby, pairwise
 
 from torch import fx
 
-from atom.base.errors import ModelError
 from atom.graph.traced import Graph, layer_path, with_nested
 
 _NUMBERED = re.compile(r"(^|\.)\d+(@\d+)?$")
@@ -24,21 +23,27 @@ _Calls = tuple[fx.Node, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """A run of consecutive calls, with what flows in and out of it; or a piece of one."""
+    """A run of consecutive calls; or a piece of one."""
 
     name: str
     kind: str
     """Name of the user's class, or of the role (Embedding, Head): for the generated class."""
     prefix: str
     """Path of the module; names inside the layer are relative to it. Empty: the whole model."""
-    calls: tuple[fx.Node, ...]
-    parameters: tuple[fx.Node, ...]
+    calls: _Calls
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What calls in a row read and give."""
+
+    parameters: _Calls
     """Placeholders in order of first use."""
-    constants: tuple[fx.Node, ...]
-    inputs: tuple[fx.Node, ...]
-    """Batch entries and earlier layers' values, in order of first use."""
-    outputs: tuple[fx.Node, ...]
-    """Values that later layers use, and the loss, in the order they are made."""
+    constants: _Calls
+    inputs: _Calls
+    """Batch entries and earlier values, in order of first use."""
+    outputs: _Calls
+    """Values that later calls use, and the loss, in the order they are made."""
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
@@ -100,7 +105,7 @@ def _layer(
         name, kind = "embedding", "Embedding"
     else:
         name, kind = ("head", "Head") if index == last else (f"middle {index}", "Middle")
-    return Layer(name, kind, path, calls, **flows(graph, calls))
+    return Layer(name, kind, path, calls)
 
 
 def layer_ends(layers: Sequence[Layer]) -> tuple[int, ...]:
@@ -116,77 +121,53 @@ def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, 
     borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
     if len(borders) != len(others):
         return others
+    spans = list(zip(pairwise([0, *borders]), pairwise([0, *others]), strict=True))
     for end in ends:
-        layer = next(n for n, border in enumerate(borders) if end <= border)
-        start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])
-        there, width = ([0, *others][layer], others[layer] - [0, *others][layer])
-        place = there + -(-(end - start) * width // length)
+        (start, stop), (there, past) = next(pair for pair in spans if end <= pair[0][1])
+        place = there + -(-(end - start) * (past - there) // (stop - start))
         while place in other.forbidden_cuts:
             place += 1
         found.append(min(place, len(other.calls)))
     return tuple(dict.fromkeys(found))
 
 
-def pieces_of(graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> tuple[Layer, ...]:
-    """The layers, cut also at the positions `ends`: every end is then the end of a piece.
-
-    Raises: ModelError unless the ends grow, are legal places to cut, and reach the last call.
-    """
-    _check_ends(graph, ends)
+def pieces_of(
+    graph: Graph, layers: Sequence[Layer], ends: Sequence[int]
+) -> list[tuple[Layer, ...]]:
+    """Layers and pieces of layers, in runs that end at the positions `ends`. These grow, are legal
+    places to cut, and reach the last call."""
+    last = len(graph.calls)
+    legal = {*range(1, last)} - graph.forbidden_cuts | {last}
+    assert [*ends] == sorted(legal.intersection([*ends, last])), f"no legal cut: {ends}"
     wanted, start = frozenset(ends), 0
-    pieces: list[Layer] = []
+    runs: list[tuple[Layer, ...]] = [()]
     for layer in layers:
         stop = start + len(layer.calls)
         inner = [position for position in range(start + 1, stop) if position in wanted]
         spans = list(pairwise([start, *inner, stop]))
         for number, (first, last) in enumerate(spans, 1):
-            pieces.append(_piece(graph, layer, graph.calls[first:last], number, len(spans)))
+            runs[-1] += (_piece(layer, graph.calls[first:last], number, len(spans)),)
+            runs += [()] if last in wanted else []
         start = stop
-    return tuple(pieces)
+    return runs[:-1]
 
 
-def _check_ends(graph: Graph, ends: Sequence[int]) -> None:
-    calls = graph.calls
-    if not ends or ends[-1] != len(calls) or any(a >= b for a, b in pairwise([0, *ends])):
-        raise ModelError(
-            f"the cut's ends {list(ends)} do not grow from 1 to {len(calls)}, the number of the "
-            "model's operations"
-        )
-    for end in graph.forbidden_cuts.intersection(ends[:-1]):
-        raise ModelError(
-            f"the cut at {end} separates {calls[end - 1].name} from {calls[end].name}, "
-            "which belong together",
-            "cut at a position that the graph does not forbid",
-        )
-
-
-def _piece(graph: Graph, layer: Layer, calls: _Calls, number: int, count: int) -> Layer:
+def _piece(layer: Layer, calls: _Calls, number: int, count: int) -> Layer:
     if count == 1:
         return layer
     role = "Start" if number == 1 else "End" if number == count else "Middle"
     name, kind = f"{layer.name} ({number}/{count})", f"{layer.kind}{role}"
-    return Layer(name, kind, layer.prefix, calls, **flows(graph, calls))
+    return Layer(name, kind, layer.prefix, calls)
 
 
-def flows(graph: Graph, calls: Sequence[fx.Node]) -> dict[str, tuple[fx.Node, ...]]:
-    """What calls in a row read and give, by the names of a `Layer`'s fields."""
+def flow_of(graph: Graph, calls: Sequence[fx.Node]) -> Flow:
+    """Of calls in a row."""
     inside = set(calls)
-    read = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes))
-    return {
-        "parameters": tuple(node for node in read if node in graph.parameters),
-        "constants": tuple(node for node in read if node in graph.constants),
-        "inputs": tuple(
-            node
-            for node in read
-            if node in graph.batch or (node.op == "call_function" and node not in inside)
-        ),
-        "outputs": tuple(
-            node
-            for node in calls
-            if node is graph.loss or any(_reads(user, graph, inside) for user in node.users)
-        ),
-    }
-
-
-def _reads(user: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:
-    return user.op == "call_function" and user not in inside and user in graph.call_set
+    read = dict.fromkeys(node for call in calls for node in call.all_input_nodes)
+    outside = graph.call_set - inside
+    return Flow(
+        parameters=tuple(node for node in read if node in graph.parameters),
+        constants=tuple(node for node in read if node in graph.constants),
+        inputs=tuple(node for node in read if node in graph.batch or node in outside),
+        outputs=tuple(n for n in calls if n is graph.loss or not outside.isdisjoint(n.users)),
+    )

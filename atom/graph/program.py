@@ -2,7 +2,7 @@
 
 import hashlib
 import linecache
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atom.graph.ir import Program, SubModel, ValueSpec
+from atom.graph.ir import Program, SubModel
 from atom.graph.layers import layer_ends, layers_of, pieces_of
 from atom.graph.source import Source
 from atom.graph.trace import trace
@@ -33,13 +33,14 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
 
     `ends`: positions in `graph.calls` where sub-models end, growing, none of them in
     `graph.forbidden_cuts`, the last one `len(graph.calls)`. None: where layers end.
-
-    Raises: ModelError for a cut that is not legal.
     """
     layers = layers_of(graph)
     ends = layer_ends(layers) if ends is None else tuple(ends)
-    source = Source(graph, pieces_of(graph, layers, ends), ends)
-    values = _crossing_values(graph, source.sub_models)
+    source = Source(graph, pieces_of(graph, layers, ends))
+    crossing = {*graph.batch.values()}
+    crossing.update(n for part in source.sub_models for n in (*part.inputs, *part.outputs))
+    named = {graph.value_name(node): node for node in (*graph.batch, *graph.calls)}
+    values = {name: graph.specs[node] for name, node in named.items() if name in crossing}
     return Program(
         layout=graph.layout,
         sub_models=source.sub_models,
@@ -126,12 +127,3 @@ def _execute(program: Program, device: torch.device, directory: Path | None) -> 
     }
     exec(compile(program.source, filename, "exec"), namespace)
     return namespace
-
-
-def _crossing_values(graph: Graph, sub_models: Iterable[SubModel]) -> dict[str, ValueSpec]:
-    names = {name for sub_model in sub_models for name in (*sub_model.inputs, *sub_model.outputs)}
-    values = {name: graph.specs[node] for node, name in graph.batch.items()}
-    for node in graph.calls:
-        if graph.value_name(node) in names:
-            values[graph.value_name(node)] = graph.specs[node]
-    return values

@@ -53,28 +53,20 @@ def push_back(
     Takes the outputs' entries out of `gradients` and leaves the inputs'. Parameters receive
     theirs in `.grad`, which for `carried` ones includes the gradient given.
     """
-    roots: list[Tensor] = []
-    root_gradients: list[Tensor] = []
-    for name, output in computed.outputs.items():
-        gradient = gradients.pop(name, None)
-        if gradient is not None and output.requires_grad:
-            roots.append(output)
-            root_gradients.append(gradient)
+    ends = [(output, gradients.pop(name, None)) for name, output in computed.outputs.items()]
     leaves = {name: leaf for name, leaf in computed.inputs.items() if leaf.requires_grad}
-    for name, leaf in leaves.items():
-        if name in gradients:
-            roots.append(leaf)
-            root_gradients.append(gradients[name])
-    for parameter, gradient in carried:
-        roots.append(parameter)
-        root_gradients.append(gradient)
+    ends += [(leaf, gradients.get(name)) for name, leaf in leaves.items()]
+    roots = [(end, g) for end, g in ends if g is not None and end.requires_grad] + [*carried]
     if not roots:
         return
     # Not backward(): a leaf's `.grad` takes the leaf's strides. What flows on must keep its own,
     # because sums over it are made in the order of its memory.
     parameters = [parameter for parameter in computed.parameters if parameter.requires_grad]
     found = torch.autograd.grad(
-        roots, [*leaves.values(), *parameters], root_gradients, allow_unused=True
+        [root for root, _ in roots],
+        [*leaves.values(), *parameters],
+        [gradient for _, gradient in roots],
+        allow_unused=True,
     )
     for name, gradient in zip(leaves, found, strict=False):
         if gradient is not None:

@@ -11,8 +11,9 @@ import hashlib
 import keyword
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from atom.graph.ir import LayerCall, SubModel
-from atom.graph.layers import Layer, flows
+from atom.graph.layers import Flow, Layer, flow_of
 from atom.graph.traced import (
     FUNCTIONS,
     Graph,
@@ -70,27 +71,20 @@ TRACE_DEVICE = torch.device("cpu")
 _TAKEN = {"self", "torch", "nn", "aten", "weight", "constants", "functions", *dir(nn.Module())}
 """What the source uses itself, and what modules have already."""
 
-_NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
-"""Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
-
 
 class Source:
     """Generates the source. `text`, `sub_models` and `constants` are ready after construction.
 
-    `ends` are the positions in `graph.calls` where sub-models end; each ends one of the `pieces`.
+    `runs`: of every sub-model, its layers and pieces of layers.
     """
 
-    def __init__(self, graph: Graph, pieces: Sequence[Layer], ends: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, runs: Iterable[Sequence[Layer]]) -> None:
         self.graph = graph
         self.constants: dict[str, torch.Tensor] = {}
         """On the CPU, by what the source calls them: the beginning of a hash of their values."""
         self._classes: dict[tuple[str, str, str], str] = {}
         """Name by role, what `__init__` makes, and forward."""
-        left = iter(pieces)
-        self.sub_models = tuple(
-            self._sub_model(index, first, end, left)
-            for index, (first, end) in enumerate(pairwise([0, *ends]))
-        )
+        self.sub_models = tuple(self._sub_model(*each) for each in enumerate(runs))
         self.text = self._file()
 
     def class_name(self, role: str, made: str, forward: str) -> str:
@@ -103,42 +97,38 @@ class Source:
         name = f"{base}_{len(used) + 1}" if used else base
         return self._classes.setdefault((base, made, forward), name)
 
-    def _sub_model(self, index: int, first: int, end: int, pieces: Iterator[Layer]) -> SubModel:
-        through = flows(self.graph, self.graph.calls[first:end])
-        values = {node: number for number, node in enumerate(through["inputs"])}
-        calls, parameters, names, reached = list[LayerCall](), list[tuple[str, str]](), [], first
-        while reached < end:
-            piece = next(pieces)
-            layer = _Class(self, piece.prefix, piece.kind)
-            parameters += [(f"{len(calls)}.{path}", name) for path, name in layer.hold(piece)]
-            name = layer.finish(piece.calls, piece.inputs, piece.outputs, self.graph.span_of)
-            taken = tuple(values[node] for node in piece.inputs)
-            values |= {node: len(values) + i for i, node in enumerate(piece.outputs)}
-            calls.append(LayerCall(name, taken, tuple(values[node] for node in piece.outputs)))
-            names.append(piece.name)
-            reached += len(piece.calls)
+    def _sub_model(self, index: int, pieces: Sequence[Layer]) -> SubModel:
+        through = flow_of(self.graph, [call for piece in pieces for call in piece.calls])
+        values = {node: number for number, node in enumerate(through.inputs)}
+        calls, parameters = list[LayerCall](), list[tuple[str, str]]()
+        for piece in pieces:
+            flow, layer = flow_of(self.graph, piece.calls), _Class(self, piece.prefix, piece.kind)
+            parameters += [(f"{len(calls)}.{path}", name) for path, name in layer.hold(flow)]
+            name = layer.finish(piece.calls, flow.inputs, flow.outputs, self.graph.span_of)
+            taken = tuple(values[node] for node in flow.inputs)
+            values |= {node: len(values) + i for i, node in enumerate(flow.outputs)}
+            calls.append(LayerCall(name, taken, tuple(values[node] for node in flow.outputs)))
         return SubModel(
             index=index,
-            name=" … ".join(dict.fromkeys([names[0], names[-1]])),
+            name=" … ".join(dict.fromkeys([pieces[0].name, pieces[-1].name])),
             parameters=tuple(parameters),
-            inputs=tuple(map(self.graph.value_name, through["inputs"])),
-            outputs=tuple(map(self.graph.value_name, through["outputs"])),
-            inputs_need_grad=tuple(self.graph.specs[node].needs_grad for node in through["inputs"]),
+            inputs=tuple(map(self.graph.value_name, through.inputs)),
+            outputs=tuple(map(self.graph.value_name, through.outputs)),
+            inputs_need_grad=tuple(self.graph.specs[node].needs_grad for node in through.inputs),
             layers=tuple(calls),
-            gives=tuple(values[node] for node in through["outputs"]),
+            gives=tuple(values[node] for node in through.outputs),
         )
 
     def _file(self) -> str:
         graph = self.graph
         total = sum(spec.numel for spec in graph.layout.specs)
-        kinds = groupby(self.sub_models, lambda each: each.layers)
         title = [
             f"{graph.model_name} in sub-models. Generated; do not edit.",
             "",
             f"Graph {graph.graph_hash[:32]}: {total:,} parameters in {graph.parameter_dtype}.",
-            "Sub-models in the order of the forward, with the classes that they call in turn:",
+            "Sub-models in the order of the forward, with the classes that they call:",
             "",
-            *(_row(list(alike)) for _, alike in kinds),
+            *map(_row, self.sub_models),
         ]
         return _FILE.format(
             # Names come from the user's model: none may end the docstring that it is printed in.
@@ -151,14 +141,11 @@ class Source:
         )
 
 
-def _row(alike: Sequence[SubModel]) -> str:
-    """`1 … 32  blocks.0 … blocks.31: Block`, for sub-models of one kind in a row."""
-    first, last = alike[0], alike[-1]
-    numbers = " … ".join(dict.fromkeys([str(first.index), str(last.index)]))
-    ends = first.name.partition(" … ")[0], last.name.rpartition(" … ")[2]
-    runs = ((name, len(list(run))) for name, run in groupby(c.class_name for c in first.layers))
-    classes = ", ".join(name if times == 1 else f"{times} x {name}" for name, times in runs)
-    return f"    {numbers}  {' … '.join(dict.fromkeys(ends))}: {classes}"
+def _row(sub_model: SubModel) -> str:
+    """`3  blocks.4 … blocks.6: 3 x Block`"""
+    counted = Counter(call.class_name for call in sub_model.layers)
+    classes = ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted.items())
+    return f"    {sub_model.index}  {sub_model.name}: {classes}"
 
 
 class _Text:
@@ -169,9 +156,6 @@ class _Text:
 
     def __repr__(self) -> str:
         return self._text
-
-
-_FUNCTIONS = _Text("functions")
 
 
 class _Class:
@@ -187,24 +171,25 @@ class _Class:
         self._made: list[str] = []
         self._inners: dict[str, _Text] = {}
 
-    def hold(self, layer: Layer) -> list[tuple[str, str]]:
+    def hold(self, flow: Flow) -> list[tuple[str, str]]:
         """Makes the layer's parameters and constants attributes. Gives the parameters: (attribute,
         name in the layout), in order of first use."""
         paths = []
-        for node in layer.parameters:
+        for node in flow.parameters:
             name, shape = self._graph.parameters[node], self._graph.specs[node].shape
-            frozen = ["trains=False"] if name in self._graph.frozen else []
+            frozen = [] if self._graph.specs[node].needs_grad else ["trains=False"]
             made = f"weight({', '.join([*map(str, shape), *frozen])})"
             self._values[node] = text = self._attribute(name, made)
             paths.append((repr(text).removeprefix("self."), name))
-        for node in layer.constants:
+        for node in flow.constants:
             constant = self._graph.constants[node]
             tensor = constant.tensor.clone()
             kind = f"{tensor.dtype}{list(tensor.shape)}{tensor.stride()}"
             key = hashlib.sha256(kind.encode() + tensor_bytes(tensor)).hexdigest()[:32]
             self._source.constants[key] = tensor
             made = f'constants["{key}"]  # {tensor.dtype} {list(tensor.shape)}'
-            wanted = _NUMBERED_BY_TORCH.sub("tensor", constant.name)
+            # Tensors that forward makes from numbers are counted over the whole model by torch.
+            wanted = re.sub(r"^lifted_tensor_\d+$", "tensor", constant.name)
             self._values[node] = self._attribute(wanted, made)
         return paths
 
@@ -244,20 +229,20 @@ class _Class:
         kwargs = map_aggregate(node.kwargs, self._here)
         name, op, target = self._called(node), "call_function", node.target
         if getattr(target, "namespace", "") == FUNCTIONS:
-            op, target, args = "call_method", operator_text(target), (_FUNCTIONS, *args)
+            op, target, args = "call_method", operator_text(target), (_Text("functions"), *args)
         self._add(node, name, op, target, args, kwargs)
 
     def _checkpoint(self, calls: Sequence[fx.Node]) -> None:
         """The calls are computed again in backward."""
-        through = flows(self._graph, calls)
-        takes = [*through["inputs"], *through["parameters"], *through["constants"]]
-        inner = self._inner("recomputed", calls, takes, through["outputs"])
+        through = flow_of(self._graph, calls)
+        takes = [*through.inputs, *through.parameters, *through.constants]
+        inner = self._inner("recomputed", calls, takes, through.outputs)
         settings: dict[str, Any] = {"use_reentrant": False}
         if all(repeats(each) for call in calls for each in with_nested(call)):
             settings["preserve_rng_state"] = False
         given: Any = (inner, *(self._values[node] for node in takes))
         made = self._forward.create_node("call_function", checkpoint, given, settings, "recomputed")
-        for number, node in enumerate(through["outputs"]):
+        for number, node in enumerate(through.outputs):
             name = self._called(node)
             self._add(node, name, "call_function", operator.getitem, (made, number), {})
 

@@ -7,7 +7,6 @@ example batch and the dtype of the parameters are part of the graph.
 
 import inspect
 from collections.abc import Mapping
-from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -48,7 +47,9 @@ def trace(
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with plain_context():
-        exported = _export(model, batch, mode, training)
+        refuse_untraceable_parts(model)
+        with python_state_restored(model):
+            exported = settled(model, lambda: _export(model, batch, mode, training))
         return read_exported(model, batch, exported, mode)
 
 
@@ -70,40 +71,25 @@ def _in_forward_order(
 def _export(
     model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
-    refuse_untraceable_parts(model)
-    with python_state_restored(model):
-        return settled(model, lambda: _export_once(model, batch, mode, training))
-
-
-def _export_once(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
-) -> ExportedProgram:
-    guards = (
-        mode_of_use(model, training),
-        stand_ins(model, mode),
-        refuse_python_randomness(),
-        refuse_gradient_hooks(),
-        functions_as_calls(),
-        masks_as_in_eager(),
-        marked_checkpoints(),
-        quiet(),
-    )
     try:
-        with ExitStack() as stack:
-            for guard in guards:
-                stack.enter_context(guard)
-            return torch.export.export(model, (), _fake_batch(batch, mode), strict=False)
+        with (
+            mode_of_use(model, training),
+            stand_ins(model, mode),
+            refuse_python_randomness(),
+            refuse_gradient_hooks(),
+            functions_as_calls(),
+            masks_as_in_eager(),
+            marked_checkpoints(),
+            quiet(),
+        ):
+            # A fresh tensor per entry: one given under two names would be merged into one input.
+            with mode:
+                fakes = {
+                    n: torch.empty(v.shape, dtype=v.dtype, device="cpu") for n, v in batch.items()
+                }
+            return torch.export.export(model, (), fakes, strict=False)
     except (ModelError, MemoryError):  # a box without memory says nothing about the model
         raise
     # Tracing runs the user's forward: whatever that or torch raises is about the model.
     except (Exception, SystemExit) as error:
         raise untraceable(type(model).__name__, error) from error
-
-
-def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict[str, torch.Tensor]:
-    # A fresh tensor per entry: one tensor given under two names would be merged into one input.
-    with mode:
-        return {
-            name: torch.empty(value.shape, dtype=value.dtype, device="cpu")
-            for name, value in batch.items()
-        }

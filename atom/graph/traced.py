@@ -8,6 +8,7 @@ The graph's hash is its identity: what is computed, from which shapes, not how a
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from atom.graph.ir import ParameterLayout, ValueSpec
 
@@ -41,11 +43,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model. The fx nodes belong to `root` and must not be changed."""
+    """A traced model. The fx nodes must not be changed."""
 
     model_name: str
-    root: fx.GraphModule
-    """Holds the nested graphs of `no_grad` and autocast regions."""
     calls: tuple[fx.Node, ...]
     """Calls in topological order, without assertions and without what nobody uses."""
     parameters: Mapping[fx.Node, str]
@@ -56,10 +56,10 @@ class Graph:
     loss: fx.Node
     layout: ParameterLayout
     parameter_dtype: torch.dtype
-    frozen: frozenset[str]
-    """Parameters without gradient."""
     specs: Mapping[fx.Node, ValueSpec]
-    """What every tensor of the graph looks like; nodes that give several tensors are absent."""
+    """What every tensor of the graph looks like."""
+    several: Mapping[fx.Node, tuple[ValueSpec, ...]]
+    """Those of nodes that give several, or none, and are absent in `specs`."""
     forbidden_cuts: frozenset[int]
     """Positions where a cut would give wrong results, or part a span of `recomputed`."""
     graph_hash: str
@@ -153,6 +153,21 @@ def with_nested(node: fx.Node) -> Iterator[fx.Node]:
                     yield from with_nested(inner)
 
 
+def arguments_of(node: fx.Node) -> list[fx.Node]:
+    """The tensors a call reads, each once; nested graphs are none."""
+    return [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Those in a value of whatever structure, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The same for tensors that share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def bind(node: fx.Node) -> Mapping[str, Any]:
     """Arguments of a call by their names in the operator's schema; defaults left out."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -195,7 +210,7 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
     # Other values with a shared one among their ancestors: they might alias its memory.
     touched: set[fx.Node] = set()
     for node in graph.calls:
-        given = [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
+        given = arguments_of(node)
         same = all(argument in shared or argument in graph.constants for argument in given)
         if same and all(map(repeats, with_nested(node))):
             shared.add(node)
@@ -206,17 +221,15 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
     return frozenset(shared)
 
 
-def source_line(node: fx.Node) -> str:
-    """ "file:line" of the user's code that made this call, or an empty string."""
-    frames = [
-        line.strip()
-        for line in (node.meta.get("stack_trace") or "").splitlines()
-        if line.strip().startswith("File ") and "/torch/" not in line
-    ]
-    if not frames:
-        return ""
-    file, line = frames[-1].split(",")[:2]
-    return file.removeprefix("File ").strip('"') + ":" + line.removeprefix(" line ")
+def place_of(node: fx.Node) -> str:
+    """ "file:line" of the user's code that made a call or, for a region, its first call."""
+    return next(filter(None, map(_source_line, with_nested(node))), node.name)
+
+
+def _source_line(node: fx.Node) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    users = [f"{file}:{line}" for file, line in frames if "/torch/" not in file]
+    return users[-1] if users else ""
 
 
 def drawing_place(graph: Graph) -> str:
@@ -224,7 +237,7 @@ def drawing_place(graph: Graph) -> str:
     for call in graph.calls:
         for node in with_nested(call):
             if is_random(node) and not _drops_nothing(bind(node)):
-                return source_line(node) or node.name
+                return place_of(node)
     return ""
 
 
@@ -279,13 +292,15 @@ def _lines(
     specs: Mapping[fx.Node, ValueSpec],
 ) -> Iterable[str]:
     for node in calls:
-        arguments = _arguments(node, index)
+        arguments = arguments_text(node, index)
         index[node] = len(index)
         spec = _spec(specs[node]) if node in specs else "several"
         yield f"{operator_text(node.target)} {arguments} -> {spec}\n"
 
 
-def _arguments(node: fx.Node, index: Mapping[fx.Node, int]) -> str:
+def arguments_text(node: fx.Node, index: Mapping[fx.Node, int]) -> str:
+    """What a call is given, values by their numbers in `index`, nested graphs as they are."""
+
     def text(given: fx.Node) -> str:
         return _nested(given) if given.op == "get_attr" else f"%{index[given]}"
 
@@ -302,7 +317,7 @@ def _nested(node: fx.Node) -> str:
         elif inner.op == "call_function":
             lines += list(_lines([inner], index, {}))
         elif inner.op == "output":
-            lines.append(_arguments(inner, index))
+            lines.append(arguments_text(inner, index))
     return "{" + "".join(lines) + "}"
 
 

@@ -8,9 +8,9 @@ from layer_major import run_layer_major
 from torch import Tensor, nn
 from traced_modules import Batch
 
-from atom.graph.costs.operations import operation_chain
+from atom.graph.chain import Machine
 from atom.graph.ir import Program
-from atom.graph.profile.seconds import assume_graph
+from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
 from atom.placement.choosing import Question, choose, enough_bytes
@@ -78,13 +78,16 @@ def finest(graph: Graph) -> Program:
 
 def planned(graph: Graph) -> Program:
     """As a plan cuts for a device with little more memory than is enough."""
-    profile = assume_graph(graph, "rtx3060-12g")
-    chain = operation_chain(graph, profile.operations)
-    machine = profile.link
+    machine = Machine(1e10, 1e10)
+    chain = typical_graph(graph, torch.device("cpu"), machine).chain
     limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
     enough = enough_bytes(Question(chain, machine, limits))
     choice = choose(Question(chain, machine, replace(limits, device_bytes=int(SPARE * enough))))
     return build_program(graph, ends=choice.cut.ends)
+
+
+def frozen_in(graph: Graph) -> frozenset[str]:
+    return frozenset(spec.name for spec in graph.layout.specs if spec.frozen)
 
 
 CUTS = {"finest": finest, "planned": planned}

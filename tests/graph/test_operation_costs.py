@@ -7,14 +7,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from traced_modules import ZOO, Alone, TiedGPT, tokens_and_targets
 
-from atom.graph.chain import Chain, Seconds
+from atom.graph.chain import Chain
 from atom.graph.costs import call_cost
-from atom.graph.costs.operations import operation_chain, operation_costs
+from atom.graph.costs.operations import operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
 from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
-from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3
 
 
@@ -44,11 +43,6 @@ def flops(costs: Chain) -> tuple[float, float]:
         sum(kernel.flops for one in costs.operations for kernel in one.forward),
         sum(kernel.flops for one in costs.operations for kernel in one.backward),
     )
-
-
-def chain_of(graph: Graph) -> Chain:
-    seconds = [Seconds(0.25, 0.5)] * len(graph.calls)
-    return operation_chain(graph, seconds)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -190,7 +184,7 @@ def test_what_a_function_holds_counts_though_autograd_does_not_know_of_it() -> N
 
 def test_values_are_made_once_and_used_last_somewhere() -> None:
     graph = trace(gpt3(), tokens(*GPT3_NAMES))
-    chain = chain_of(graph)
+    chain = operation_costs(graph)
     last = len(graph.calls) - 1
     ids = 2 * 32 * 8
     batch = [value for value in chain.values if value.made_by == -1]
@@ -218,7 +212,7 @@ def test_the_head_holds_its_logits_twice_in_its_backward() -> None:
 
 def test_parameters_by_operation_are_aligned_and_tied_ones_are_named_twice() -> None:
     graph = trace(gpt3(), tokens(*GPT3_NAMES))
-    chain = chain_of(graph)
+    chain = operation_costs(graph)
     used = [name for operation in chain.operations for name in operation.parameters]
     assert set(used) == set(graph.layout.by_name)
     assert used.count("embedding.tokens.weight") == 2

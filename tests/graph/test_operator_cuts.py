@@ -22,7 +22,6 @@ from traced_modules import (
     tokens_and_targets,
 )
 
-from atom.base.errors import ModelError
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import bind, build_program, load
@@ -126,7 +125,8 @@ def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() 
         "class BlockStart(nn.Module):",
         "class BlockEnd(nn.Module):",
     ]
-    assert "    2 … 3  blocks.1 (2/2) … blocks.5 (1/2): BlockEnd, Block, BlockStart" in lines
+    assert "    2  blocks.1 (2/2) … blocks.3 (1/2): BlockEnd, Block, BlockStart" in lines
+    assert "    3  blocks.3 (2/2) … blocks.5 (1/2): BlockEnd, Block, BlockStart" in lines
     assert "    4  blocks.5 (2/2) … blocks.7: BlockEnd, 2 x Block" in lines
     paths = dict(program.sub_models[2].parameters)
     assert paths["1.norm1_weight"] == "blocks.2.norm1.weight"
@@ -136,15 +136,14 @@ def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() 
 def test_ends_that_do_not_grow_to_the_last_call_are_refused(ends: tuple[int, ...]) -> None:
     _, graph = traced("gpt")
     assert len(graph.calls) == 80
-    with pytest.raises(ModelError, match="the cut"):
+    with pytest.raises(AssertionError, match="no legal cut"):
         build_program(graph, ends=ends)
 
 
-def test_forbidden_ends_are_refused_by_the_names_of_the_calls() -> None:
+def test_forbidden_ends_are_refused() -> None:
     _, graph = traced("in place")
     for end in sorted(graph.forbidden_cuts - {len(graph.calls)}):
-        before, after = graph.calls[end - 1].name, graph.calls[end].name
-        with pytest.raises(ModelError, match=f"separates {before} from {after}"):
+        with pytest.raises(AssertionError, match="no legal cut"):
             build_program(graph, ends=[end, len(graph.calls)])
 
 

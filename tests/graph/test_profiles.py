@@ -22,7 +22,6 @@ from atom.graph.profile.seconds import (
     Profile,
     assume_graph,
     assumed_device,
-    largest_layer_bytes,
     measured_graph,
 )
 from atom.graph.trace import trace
@@ -42,10 +41,10 @@ def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(profile: Profile, graph: Graph) -> None:
     """What holds for every profile."""
     assert len(profile.layers) == len(layers_of(graph))
-    assert len(profile.operations) == len(graph.calls)
+    assert len(profile.chain.operations) == len(graph.calls)
     for going in (True, False):
         by_layer = [x.forward_s if going else x.backward_s for x in profile.layers]
-        by_call = [x.forward_s if going else x.backward_s for x in profile.operations]
+        by_call = [x.forward_s if going else x.backward_s for x in profile.chain.operations]
         assert sum(by_call) == pytest.approx(sum(by_layer))
         assert all(math.isfinite(seconds) and seconds >= 0 for seconds in by_call)
 
@@ -108,7 +107,6 @@ def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPa
     block = (12 * 256**2 + 13 * 256) * 4
     assert peak == block
     assert live == 0
-    assert 3 * block < largest_layer_bytes(graph, fused=False) < 4 * block
 
 
 def test_measuring_draws_no_random_number_of_the_callers() -> None:
@@ -125,7 +123,7 @@ def test_made_up_integers_are_valid_and_spread() -> None:
 
 
 def test_rates_of_copies() -> None:
-    link = measure_link("cpu", repeats=3, buffer_bytes=2**16)
+    link = measure_link("cpu", repeats=1)
     for rate in (link.load_bytes_per_s, link.gradient_bytes_per_s):
         assert 0 < rate < math.inf
 

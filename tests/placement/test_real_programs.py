@@ -34,7 +34,7 @@ def graph_of(precision: torch.dtype) -> Graph:
 @cache
 def asked(precision: torch.dtype) -> Question:
     graph = graph_of(precision)
-    return question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4, on_gpu=True)
+    return question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4)
 
 
 def least_bytes(precision: torch.dtype) -> int:
@@ -80,7 +80,7 @@ def test_what_is_frozen_takes_no_memory_for_gradients(precision: torch.dtype) ->
     for block in model.blocks:
         block.feed_forward.contract.requires_grad_(True)
     graph = trace(model, BATCH)
-    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4, on_gpu=True)
+    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4)
     choice = choose(replace(of, limits=replace(of.limits, device_bytes=enough_bytes(of))))
     program, memory = build_program(graph, ends=choice.cut.ends), choice.memory
     held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
@@ -140,7 +140,7 @@ def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
     batch = {"x": torch.randn(2, 12)}
     graph, plain = trace(Noisy(), batch), trace(Noisy(), batch, training=False)
     assert len(plain.calls) < len(graph.calls)
-    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 30, 1, on_gpu=True)
+    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 30, 1)
     legal = [p for p in range(1, len(graph.calls)) if p not in graph.forbidden_cuts]
     pick = random.Random(seed)
     middle = sorted(pick.sample(legal, pick.randint(1, 4)))

@@ -34,7 +34,7 @@ def graph() -> Graph:
 
 @cache
 def asked() -> Question:
-    return question(graph(), assume_graph(graph(), "rtx3060-12g"), PLENTY, 2, on_gpu=True)
+    return question(graph(), assume_graph(graph(), "rtx3060-12g"), PLENTY, 2)
 
 
 def least_bytes(chain: Chain) -> int:
@@ -84,4 +84,4 @@ def test_both_are_the_model() -> None:
 def test_what_checkpoints_nothing_has_one_chain() -> None:
     plain = trace(GPT3(replace(CONFIG, vocabulary_size=64), device="meta"), batch())
     profile = assume_graph(plain, "rtx3060-12g")
-    assert question(plain, profile, PLENTY, 2, on_gpu=True).chain.remembering is None
+    assert question(plain, profile, PLENTY, 2).chain.remembering is None

@@ -9,9 +9,9 @@ from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
 from test_offloaded_values import Rig, ends_of, everything, graph_of, program_of
 
-from atom.graph.costs.operations import operation_chain
+from atom.graph.chain import Machine
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.profile.seconds import assume_graph
+from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -23,8 +23,8 @@ from atom.swap.crossing import ring_slots
 
 def reckoned(graph: Graph, ends: Sequence[int], count: int, remembered: bool = False) -> Cut:
     """With `count` micro-batches in a pass."""
-    profile = assume_graph(graph, "rtx3060-12g")
-    chain = operation_chain(graph, profile.operations)
+    profile = typical_graph(graph, torch.device("cpu"), Machine(1e10, 1e10))
+    chain = profile.chain
     if remembered:
         assert chain.remembering is not None
         chain = chain.remembering

@@ -117,9 +117,7 @@ def _choose(
     def choice(host_bytes: int, alone: bool) -> Choice:
         left_bytes = host_bytes - peer_bytes(run, graph.layout)
         device_bytes = cap_bytes or usable_device_bytes(kind, left_bytes, alone)
-        on_gpu = kind.type == "cuda"
-        asked = question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes)
-        return choose(asked)
+        return choose(question_of_run(run, graph, profile, device_bytes, left_bytes))
 
     try:
         return choice(have_bytes, alone=False)

@@ -6,7 +6,6 @@ from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.costs.operations import operation_chain
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
@@ -36,7 +35,6 @@ def question(
     profile: Profile,
     device_bytes: int,
     micro_batches: int,
-    on_gpu: bool,
     host_left_bytes: int = -1,
     gradients: torch.dtype = torch.float32,
 ) -> Question:
@@ -46,7 +44,7 @@ def question(
     element_bytes = graph.parameter_dtype.itemsize
     waiting_bytes = int(host_left_bytes * BOUNDARY_SHARE) if host_left_bytes >= 0 else None
     return Question(
-        chain=operation_chain(graph, profile.operations, fused=on_gpu),
+        chain=profile.chain,
         machine=profile.link,
         limits=Limits(
             device_bytes, element_bytes, micro_batches, waiting_bytes, gradients.itemsize
@@ -60,7 +58,6 @@ def question_of_run(
     graph: Graph,
     profile: Profile,
     device_bytes: int,
-    on_gpu: bool,
     host_left_bytes: int,
 ) -> Question:
     """With as many micro-batches as this peer has when it trains alone: with others it may be
@@ -68,7 +65,7 @@ def question_of_run(
     whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
     most = min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
     leaving = gradients(run)
-    return question(graph, profile, device_bytes, most, on_gpu, host_left_bytes, leaving)
+    return question(graph, profile, device_bytes, most, host_left_bytes, leaving)
 
 
 def choice_text(choice: Choice) -> str:

@@ -161,7 +161,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     left_bytes = have_bytes - sum(size for _, size in arenas)
     device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)
     on_gpu = request.assume is not None or device != "cpu"
-    choice = choose(question_of_run(run, graph, profile, device_bytes, on_gpu, left_bytes))
+    choice = choose(question_of_run(run, graph, profile, device_bytes, left_bytes))
     program = choice.program(graph)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)

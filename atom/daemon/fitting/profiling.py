@@ -15,6 +15,7 @@ from atom.config.places import base_folder
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.chain import Machine
 from atom.graph.ir import ParameterLayout
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.measured import (
     Measurement,
     Told,
@@ -22,10 +23,11 @@ from atom.graph.profile.measured import (
     measure_layers,
     measure_link,
 )
-from atom.graph.profile.seconds import Profile, largest_layer_bytes, typical_graph
+from atom.graph.profile.seconds import Profile, typical_graph
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
+from atom.placement.memory import pieces_of
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 
@@ -54,10 +56,12 @@ def profile_of(
     """
 
     def measure() -> Measurement:
-        seconds = _measuring_s(graph, device)
+        usual = typical_graph(graph, device, Machine(1.0, 1.0))
+        seconds = _measuring_s(usual)
         if seconds > patience_s:
             raise DeviceError("measuring the model's layers would take long here")
-        _require_memory(graph, device)
+        if device.type == "cpu":
+            _require_memory(graph, usual)
         about = _about(seconds)
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
         load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
@@ -91,11 +95,9 @@ def profile_or_guess(
     return typical_graph(graph, device, measure_link(device))
 
 
-def _require_memory(graph: Graph, device: torch.device) -> None:
+def _require_memory(graph: Graph, usual: Profile) -> None:
     """On a CPU a layer that does not fit would end the process. Raises: DeviceError."""
-    if device.type != "cpu":
-        return
-    need_bytes = largest_layer_bytes(graph, fused=False)
+    need_bytes = largest_layer_bytes(graph, usual)
     free_bytes = usable_memory().available_bytes
     if need_bytes > free_bytes:
         raise DeviceError(
@@ -105,9 +107,17 @@ def _require_memory(graph: Graph, device: torch.device) -> None:
         )
 
 
-def _measuring_s(graph: Graph, device: torch.device) -> float:
+def largest_layer_bytes(graph: Graph, profile: Profile) -> int:
+    """The most that a layer takes which runs alone: its parameters, their gradients, the sums of
+    those in float32, and what it works with."""
+    element_bytes = 2 * graph.parameter_dtype.itemsize + torch.float32.itemsize
+    pieces = pieces_of(profile.chain, layer_ends(layers_of(graph)))
+    return max(piece.elements * element_bytes + piece.activation_bytes for piece in pieces)
+
+
+def _measuring_s(usual: Profile) -> float:
     """About how long measuring takes: every distinct layer, several times, at typical rates."""
-    distinct = set(typical_graph(graph, device, Machine(1.0, 1.0)).layers)
+    distinct = set(usual.layers)
     return (REPEATS + 1) * sum(layer.forward_s + layer.backward_s for layer in distinct)
 
 

@@ -18,58 +18,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from atom.graph.chain import Kernel
-from atom.graph.traced import FUNCTIONS, bind, nested_graph
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tensor looks and lies in memory."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    needs_grad: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Form":
-        needs_grad = tensor.requires_grad
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, needs_grad)
-
-    @property
-    def span(self) -> int:
-        """Elements from the first to the last one, gaps included."""
-        if 0 in self.shape:
-            return 0
-        steps = zip(self.shape, self.stride, strict=True)
-        return 1 + sum((extent - 1) * step for extent, step in steps)
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the memory it covers: a value expanded over a dimension lies there once."""
-        return self.span * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Result:
-    """A tensor that a call gives. It shares memory with argument `alias_of`, or has its own."""
-
-    form: Form
-    alias_of: int | None
-    new_bytes: int
-    """Memory of its own; 0 where it has none."""
+from atom.graph.ir import ValueSpec
+from atom.graph.traced import (
+    FUNCTIONS,
+    arguments_of,
+    arguments_text,
+    bind,
+    nested_graph,
+    storage_of,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """One call on one micro-batch. Arguments and results are named by their positions."""
+    """One call on one micro-batch. Arguments and results go by their positions."""
 
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
-    results: tuple[Result, ...] = ()
     keeps_arguments: frozenset[int] = frozenset()
     keeps_results: frozenset[int] = frozenset()
     keeps_more_bytes: int = 0
@@ -80,36 +49,26 @@ class CallCost:
     """The most that backward adds, gradients of results and arguments included."""
 
 
-def arguments_of(node: fx.Node) -> list[fx.Node]:
-    """The tensors a call reads, each once; nested graphs are none."""
-    return [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
-
-
-def form_key(node: fx.Node, forms: Sequence[Form]) -> Hashable:
-    """Equal for calls that do the same to tensors of the same forms."""
+def form_key(node: fx.Node, given: Sequence[ValueSpec]) -> Hashable:
+    """Equal for calls that do the same to tensors that look the same."""
     index = {argument: number for number, argument in enumerate(arguments_of(node))}
-
-    def text(argument: fx.Node) -> str:
-        return f"%{index[argument]}" if argument in index else nested_graph(argument).code
-
-    arguments = map_arg((node.args, dict(node.kwargs)), text)
-    return str(node.target), repr(arguments), tuple(forms)
+    return str(node.target), arguments_text(node, index), tuple(given)
 
 
-def dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
-    """The cost of a call whose arguments have `forms`; `fused`: with a GPU's kernels.
+def dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost:
+    """The cost of a call whose arguments look like `given`; `fused`: with a GPU's kernels.
 
     A call that cannot be run on fake tensors is judged by the tensors it gives.
     """
     try:
-        return _dissect(node, forms, fused)
+        return _dissect(node, given, fused)
     except Exception:  # noqa: BLE001 - a user's operator, on fakes, raises what it likes
         return _by_results(node)
 
 
-def _dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
+def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs, leaves = _inputs(node, forms)
+        inputs, leaves = _inputs(node, given)
         kept: list[torch.Tensor] = []
         ledger = _Ledger(inputs.values())
 
@@ -125,18 +84,18 @@ def _dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
             with ledger:
                 _backward(outcome, leaves)
             coming, backward_peak = ledger.next_phase()
-        memory = [_storage(inputs[argument]) for argument in arguments_of(node)]
-        own = [_storage(tensor) for tensor in outcome]
-        stored = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
-        results = tuple(_results(outcome, memory))
+        memory = [storage_of(inputs[argument]) for argument in arguments_of(node)]
+        own = [storage_of(tensor) for tensor in outcome]
+        stored = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
         more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *own})
         if getattr(node.target, "namespace", "") == FUNCTIONS:
             # It may keep tensors without telling autograd: all that it made and still holds.
-            more_bytes = max(more_bytes, held - sum(result.new_bytes for result in results))
+            results = {storage_of(each): each.untyped_storage().nbytes() for each in outcome}
+            given_bytes = sum(results[storage] for storage in results.keys() - set(memory))
+            more_bytes = max(more_bytes, held - given_bytes)
         return CallCost(
             forward=tuple(going),
             backward=tuple(coming),
-            results=results,
             keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
             keeps_results=frozenset(i for i, storage in enumerate(own) if storage in stored),
             keeps_more_bytes=more_bytes,
@@ -146,14 +105,14 @@ def _dissect(node: fx.Node, forms: Sequence[Form], fused: bool) -> CallCost:
 
 
 def _inputs(
-    node: fx.Node, forms: Sequence[Form]
+    node: fx.Node, given: Sequence[ValueSpec]
 ) -> tuple[dict[fx.Node, torch.Tensor], list[torch.Tensor]]:
     """Arguments by node, and the leaves among them that want a gradient."""
     inputs, leaves = {}, []
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-    for argument, form in zip(arguments_of(node), forms, strict=True):
-        tensor = torch.empty(form.span, dtype=form.dtype).as_strided(form.shape, form.stride)
-        if form.needs_grad and form.dtype.is_floating_point:
+    for argument, spec in zip(arguments_of(node), given, strict=True):
+        tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
+        if spec.needs_grad:
             leaves.append(tensor.requires_grad_())
         # A leaf that wants a gradient, and a view, may not be changed in place; a copy may.
         inputs[argument] = tensor.clone() if mutable else tensor
@@ -172,7 +131,7 @@ def _forward(
     target, args, kwargs = _as_on_gpu(node) if fused else (node.target, node.args, node.kwargs)
     with torch.enable_grad():
         result = target(*map_arg(args, given), **map_arg(kwargs, given))
-    return _tensors(result, each_once=False)
+    return tensors_of(result)
 
 
 def _as_on_gpu(node: fx.Node) -> tuple[Any, Any, Any]:
@@ -199,26 +158,13 @@ def _backward(outcome: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -
         torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
 
 
-def _results(outcome: Iterable[torch.Tensor], memory: Sequence[int]) -> Iterable[Result]:
-    seen: set[int] = set()
-    for tensor in outcome:
-        storage = _storage(tensor)
-        alias = memory.index(storage) if storage in memory else None
-        fresh = alias is None and storage not in seen
-        seen.add(storage)
-        size_bytes = tensor.untyped_storage().nbytes() if fresh else 0
-        yield Result(Form.of(tensor), alias, size_bytes)
-
-
 def _by_results(node: fx.Node) -> CallCost:
-    tensors = _tensors(node.meta.get("val"), each_once=False)
+    tensors = tensors_of(node.meta.get("val"))
     sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
-    pairs = list(zip(tensors, sizes, strict=True))
-    kernels = tuple(Kernel(0.0, 2 * size, tensor.dtype) for tensor, size in pairs)
+    kernels = tuple(Kernel(0.0, 2 * s, t.dtype) for t, s in zip(tensors, sizes, strict=True))
     return CallCost(
         forward=kernels,
         backward=kernels,
-        results=tuple(Result(Form.of(tensor), None, size) for tensor, size in pairs),
         keeps_arguments=frozenset(range(len(arguments_of(node)))),
         keeps_results=frozenset(range(len(tensors))),
         forward_peak_bytes=sum(sizes),
@@ -231,7 +177,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._known = {_storage(tensor) for tensor in given}
+        self._known = {storage_of(tensor) for tensor in given}
         self._kernels: list[Kernel] = []
         self.live_bytes = self._peak = self._before = 0
 
@@ -251,7 +197,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":
             return result
-        read, written = _tensors((args, kwargs)), _tensors(result)
+        read, written = _each_once((args, kwargs)), _each_once(result)
         self._allocated(written)
         if not _is_free(func, read, written):
             flops = _flops(func, args, kwargs or {}, result)
@@ -260,7 +206,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _allocated(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            storage, key = tensor.untyped_storage(), _storage(tensor)
+            storage, key = tensor.untyped_storage(), storage_of(tensor)
             if key not in self._known:
                 self._known.add(key)
                 self.live_bytes += storage.nbytes()
@@ -282,12 +228,15 @@ def _is_free(func: Any, read: Iterable[torch.Tensor], written: Sequence[torch.Te
     """Views and memory not yet written cost nothing."""
     if _name(func) in _MEMORY_ONLY or not written:
         return True
-    memory = {_storage(tensor) for tensor in read}
-    return not func._schema.is_mutable and all(_storage(tensor) in memory for tensor in written)
+    memory = {storage_of(tensor) for tensor in read}
+    return not func._schema.is_mutable and all(storage_of(tensor) in memory for tensor in written)
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> float:
-    formula = flop_registry.get(func._overloadpacket)
+    packet = func._overloadpacket
+    if "_for_cpu" in _name(func):  # the table has its like on a GPU
+        packet = getattr(torch.ops.aten, _name(func).replace("_for_cpu", ""), packet)
+    formula = flop_registry.get(packet)
     if formula is not None:
         return float(formula(*args, **kwargs, out_val=result))
     return float(_flops_beyond(_name(func), args, result))
@@ -295,12 +244,6 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
 
 def _flops_beyond(name: str, args: tuple[Any, ...], result: Any) -> Any:
     """Of operators that PyTorch's own table of formulas leaves out."""
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
-        # [.., S, E] · [.., E, T] and [.., S, T] · [.., T, E]
-        return 4.0 * args[0].numel() * args[1].shape[-2]
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        # The scores again, and two products for each of forward's two.
-        return 10.0 * args[1].numel() * args[2].shape[-2]
     if name in ("_grouped_mm", "grouped_mm_fallback"):
         # Each row meets one expert's matrix: [M, K] · [E, K, N]
         return 2.0 * math.prod(result.shape) * args[0].shape[-1]
@@ -314,14 +257,9 @@ def _name(func: Any) -> str:
     return str(func._schema.name.partition("::")[2])
 
 
-def _tensors(value: Any, each_once: bool = True) -> list[torch.Tensor]:
-    found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return list({id(leaf): leaf for leaf in found}.values()) if each_once else found
+def _each_once(value: Any) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in tensors_of(value)}.values())
 
 
 def _moved(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

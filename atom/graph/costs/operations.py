@@ -9,6 +9,7 @@ back when the backward reaches the span and is gone when it leaves it, so it is 
 spans' are there at once.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,14 +18,14 @@ import torch
 from torch import fx
 
 from atom.graph.chain import Chain, Kernel, Operation, Seconds, Value
-from atom.graph.costs.call_cost import CallCost, Form, arguments_of, dissect, form_key
-from atom.graph.ir import padded_elements
+from atom.graph.costs.call_cost import CallCost, dissect, form_key
+from atom.graph.ir import ValueSpec, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.traced import Graph, is_getitem, layer_path, shared_values
+from atom.graph.traced import Graph, arguments_of, is_getitem, layer_path, shared_values
 
 
-def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = False) -> Chain:
-    """One operation per entry of `graph.calls`, with the seconds of a profile of this graph.
+def operation_costs(graph: Graph, fused: bool = False) -> Chain:
+    """One operation per entry of `graph.calls`, without seconds.
 
     `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
 
@@ -32,19 +33,18 @@ def operation_chain(graph: Graph, seconds: Sequence[Seconds], fused: bool = Fals
     transient bytes of i, and gradients of the parameters of those behind i (in the parameters'
     precision, until the backward is over); besides the values it takes and gives, and the
     gradients of those it gives.
-
-    Seconds of the backward include those of what the graph computes again.
     """
-    chain = _taking(operation_costs(graph, fused), seconds)
+    return _Walk(graph, fused).finish()
+
+
+def operation_chain(graph: Graph, costs: Chain, seconds: Sequence[Seconds], fused: bool) -> Chain:
+    """The graph's costs with seconds, one per call: those of the backward include what the graph
+    computes again."""
+    chain = _taking(costs, seconds)
     if not graph.recomputed:
         return chain
     once = [_once(graph, *each) for each in zip(graph.calls, seconds, strict=True)]
     return replace(chain, remembering=_taking(operation_costs(graph.remembering(), fused), once))
-
-
-def operation_costs(graph: Graph, fused: bool = False) -> Chain:
-    """The same, without seconds."""
-    return _Walk(graph, fused).finish()
 
 
 def _taking(chain: Chain, seconds: Sequence[Seconds]) -> Chain:
@@ -75,23 +75,15 @@ class _Memory:
     has_gradient: bool = False
 
 
-@dataclass(frozen=True)
-class _Place:
-    form: Form
-    memory: _Memory
-
-
 class _Walk:
     def __init__(self, graph: Graph, fused: bool) -> None:
         self._graph = graph
         self._fused = fused
         self._known: dict[Hashable, CallCost] = {}
-        self._places: dict[fx.Node, list[_Place]] = {}
-        self._memories: list[_Memory] = []
+        self._memories = {"": _Memory(-1, 0, -1, kept=True)}
+        """By name."""
         self._costs: list[CallCost] = []
         self._spans = {p: span for span in graph.recomputed for p in range(*span)}
-        for node in (*graph.parameters, *graph.constants, *graph.batch):
-            self._places[node] = [_Place(_given(graph, node), _Memory(-1, 0, -1, kept=True))]
         for position, node in enumerate(graph.calls):
             self._call(position, node)
 
@@ -99,6 +91,7 @@ class _Walk:
         kept, kept_within = self._kept()
         transient = self._transient(kept, kept_within)
         layers = (layer.name for layer in layers_of(self._graph) for _ in layer.calls)
+        layout = self._graph.layout.by_name
         operations = tuple(
             Operation(
                 name=_name_of(node, layer),
@@ -113,7 +106,7 @@ class _Walk:
                     *self._costs[position].backward,
                     *self._sums(node),
                 ),
-                frozen=self._graph.frozen & self._parameters(node).keys(),
+                frozen=frozenset(n for n in self._parameters(node) if layout[n].frozen),
             )
             for position, (node, layer) in enumerate(zip(self._graph.calls, layers, strict=True))
         )
@@ -121,49 +114,44 @@ class _Walk:
 
     def _call(self, position: int, node: fx.Node) -> None:
         arguments = arguments_of(node)
-        for argument in arguments:
-            for place in self._places[argument]:
-                place.memory.last_used_by = position
-                place.memory.kept |= self._crosses(place, position)
-        if is_getitem(node):
-            self._places[node] = [self._places[arguments[0]][int(str(node.args[1]))]]
-            self._costs.append(CallCost())
-            return
-        places = [self._places[argument][0] for argument in arguments]
-        forms = tuple(place.form for place in places)
-        key = form_key(node, forms)
-        if key not in self._known:
-            self._known[key] = dissect(node, forms, self._fused)
-        cost = self._known[key]
+        for memory in (m for argument in arguments for m in self._memories_of(argument)):
+            memory.last_used_by = position
+            memory.kept |= self._crosses(memory, position)
+        cost = CallCost() if is_getitem(node) else self._cost(node, arguments)
         self._costs.append(cost)
-        self._places[node] = made = self._made(position, cost, places)
-        for place in (
-            *(places[index] for index in cost.keeps_arguments),
-            *(made[index] for index in cost.keeps_results),
+        for spec in self._results(node):
+            made = _Memory(position, spec.memory_bytes, position)
+            memory = self._memories.setdefault(spec.memory, made)
+            memory.has_gradient |= spec.needs_grad
+        taken = [memory for argument in arguments for memory in self._memories_of(argument)]
+        given = self._memories_of(node)
+        for memory in (
+            *(taken[index] for index in cost.keeps_arguments),
+            *(given[index] for index in cost.keeps_results),
         ):
-            if position in self._spans and not self._crosses(place, position):
-                place.memory.kept_within = True
+            if position in self._spans and not self._crosses(memory, position):
+                memory.kept_within = True
             else:
-                place.memory.kept = True
+                memory.kept = True
 
-    def _made(self, position: int, cost: CallCost, arguments: Sequence[_Place]) -> list[_Place]:
-        places: list[_Place] = []
-        for result in cost.results:
-            if result.alias_of is not None:
-                memory = arguments[result.alias_of].memory
-            elif result.new_bytes or not places:
-                memory = _Memory(position, result.new_bytes, position)
-                self._memories.append(memory)
-            else:
-                memory = places[-1].memory  # several results in one piece of memory
-            memory.has_gradient |= result.form.needs_grad
-            places.append(_Place(result.form, memory))
-        return places
+    def _cost(self, node: fx.Node, arguments: Sequence[fx.Node]) -> CallCost:
+        specs = tuple(self._graph.specs[argument] for argument in arguments)
+        key = form_key(node, specs)
+        if key not in self._known:
+            self._known[key] = dissect(node, specs, self._fused)
+        return self._known[key]
 
-    def _crosses(self, place: _Place, position: int) -> bool:
+    def _results(self, node: fx.Node) -> tuple[ValueSpec, ...]:
+        several = self._graph.several
+        return several[node] if node in several else (self._graph.specs[node],)
+
+    def _memories_of(self, node: fx.Node) -> list[_Memory]:
+        return [self._memories[spec.memory] for spec in self._results(node)]
+
+    def _crosses(self, memory: _Memory, position: int) -> bool:
         """Whether it goes into the span that the call at `position` is in, or comes out of one:
         whoever computes a span again holds all that went into it."""
-        return self._spans.get(place.memory.made_by) != self._spans.get(position)
+        return self._spans.get(memory.made_by) != self._spans.get(position)
 
     def _kept(self) -> tuple[list[int], list[int]]:
         """Per call, what of its memory is kept from forward to backward, and what within the
@@ -171,7 +159,7 @@ class _Walk:
         kept, within = [0] * len(self._costs), [0] * len(self._costs)
         for position, cost in enumerate(self._costs):
             (within if position in self._spans else kept)[position] = cost.keeps_more_bytes
-        for memory in self._memories:
+        for memory in self._memories.values():
             if memory.kept:
                 kept[memory.made_by] += memory.size_bytes
             elif memory.kept_within:
@@ -183,8 +171,10 @@ class _Walk:
         earlier and a later call use, and whatever the call's own backward takes. In a span, both
         happen in the backward, where what the span keeps within piles up to the call."""
         calls = len(self._costs)
-        unkept = _alive(((m, 0) for m in self._memories if not (m.kept or m.kept_within)), calls)
-        pending = _alive(((m, 1) for m in self._memories if m.has_gradient), calls)
+        unkept = _alive(
+            ((m, 0) for m in self._memories.values() if not (m.kept or m.kept_within)), calls
+        )
+        pending = _alive(((m, 1) for m in self._memories.values() if m.has_gradient), calls)
         transient = []
         for position, cost in enumerate(self._costs):
             first, end = self._spans.get(position, (position, position))
@@ -202,51 +192,40 @@ class _Walk:
 
     def _sums(self, node: fx.Node) -> Iterable[Kernel]:
         """Gradients added up: of a result that several calls use, of parameters in float32."""
-        users = sum(user in self._graph.call_set for user in node.users)
-        for place in self._places[node]:
-            if users > 1 and place.form.needs_grad and len(self._places[node]) == 1:
-                size = place.form.size_bytes
-                yield from [Kernel(0.0, 3 * size, place.form.dtype)] * (users - 1)
+        graph, spec = self._graph, self._graph.specs.get(node)
+        users = sum(user in graph.call_set for user in node.users)
+        if spec is not None and spec.needs_grad and users > 1:
+            yield from [Kernel(0.0, 3 * spec.size_bytes, spec.dtype)] * (users - 1)
         for argument in arguments_of(node):
-            if argument in self._graph.parameters and self._places[argument][0].form.needs_grad:
-                form = self._places[argument][0].form
-                moved = form.size_bytes + 2 * form.span * torch.float32.itemsize
+            if argument in graph.parameters and graph.specs[argument].needs_grad:
+                given = graph.specs[argument]
+                moved = given.size_bytes + 2 * math.prod(given.shape) * torch.float32.itemsize
                 yield Kernel(0.0, moved, torch.float32)
 
     def _values(self) -> Iterable[Value]:
-        position = {node: index for index, node in enumerate(self._graph.calls)}
-        same = shared_values(self._graph)
-        together: dict[int, list[Value]] = {}
-        for number, node in enumerate((*self._graph.batch, *self._graph.calls)):
-            users = sorted({position[user] for user in node.users if user in position})
-            if node not in self._graph.specs or not (users or node is self._graph.loss):
-                continue
-            place, made_by = self._places[node][0], position.get(node, -1)
-            spec, memory = self._graph.specs[node], place.memory
+        """Those that share memory are one."""
+        graph = self._graph
+        position = {node: index for index, node in enumerate(graph.calls)}
+        same = shared_values(graph)
+        together: dict[str, list[fx.Node]] = {}
+        for node in (*graph.batch, *graph.calls):
+            used = node is graph.loss or any(user in position for user in node.users)
+            if node in graph.specs and used:
+                name = graph.specs[node].memory or f"{node.name} alone"
+                together.setdefault(name, []).append(node)
+        for nodes in together.values():
+            first, specs = position.get(nodes[0], -1), [graph.specs[node] for node in nodes]
+            memory = self._memories[specs[0].memory]
             own = memory.made_by < 0  # of the batch, or copied out of a parameter's memory
-            value = Value(
-                size_bytes=min(spec.size_bytes, place.form.size_bytes)
-                if own
-                else memory.size_bytes,
-                made_by=made_by if own else memory.made_by,
-                last_used_by=max(users, default=made_by),
-                used_by=tuple(users),
-                has_gradient=spec.needs_grad,
-                shared=node in same,
+            users = {position[user] for node in nodes for user in node.users if user in position}
+            yield Value(
+                size_bytes=specs[0].size_bytes if own else memory.size_bytes,
+                made_by=first if own else memory.made_by,
+                last_used_by=max(users, default=first),
+                used_by=tuple(sorted(users)),
+                has_gradient=any(spec.needs_grad for spec in specs),
+                shared=same.issuperset(nodes),
             )
-            together.setdefault(-1 - number if own else id(memory), []).append(value)
-        return map(_one, together.values())
-
-
-def _one(views: Sequence[Value]) -> Value:
-    """Of values that share memory."""
-    return replace(
-        views[0],
-        last_used_by=max(view.last_used_by for view in views),
-        used_by=tuple(sorted({user for view in views for user in view.used_by})),
-        has_gradient=any(view.has_gradient for view in views),
-        shared=all(view.shared for view in views),
-    )
 
 
 def _alive(memories: Iterable[tuple[_Memory, int]], calls: int) -> list[int]:
@@ -258,15 +237,6 @@ def _alive(memories: Iterable[tuple[_Memory, int]], calls: int) -> list[int]:
             change[first] += memory.size_bytes
             change[last] -= memory.size_bytes
     return list(accumulate(change))[:calls]
-
-
-def _given(graph: Graph, node: fx.Node) -> Form:
-    spec = graph.specs[node]
-    needs_grad = spec.needs_grad
-    if node in graph.parameters:
-        needs_grad = graph.parameters[node] not in graph.frozen
-    stride = torch.empty(spec.shape, device="meta").stride()
-    return Form(spec.shape, tuple(stride), spec.dtype, needs_grad)
 
 
 def _name_of(node: fx.Node, layer: str) -> str:

@@ -15,9 +15,10 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +27,7 @@ from torch import fx, nn
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Machine, Seconds
-from atom.graph.ir import Program, SubModel
+from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.program import bind, build_program, load
@@ -42,7 +43,7 @@ _ENOUGH_S = 0.2
 _MOST_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
 _FORMAT = 6
-_BUFFER_BYTES = 64 * 2**20
+_BUFFER_ELEMENTS = 16 * 2**20
 _CACHES_BYTES = 16 * 2**20
 """More than one core's own. What all share may be larger; a small model stays there in earnest."""
 
@@ -69,25 +70,9 @@ def measure_layers(
 
     Raises: DeviceError if a layer does not fit the device.
     """
-    try:
-        return _measure(graph, device, repeats, stopwatch, told)
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            f"a layer of {graph.model_name} does not fit the device with its activations",
-            "take smaller micro-batches, or profile on a larger device",
-        ) from error
-    finally:
-        if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
-
-
-def _measure(
-    graph: Graph, device: torch.device, repeats: int, stopwatch: Stopwatch, told: Told
-) -> tuple[Seconds, ...]:
     program, layers = build_program(graph), layers_of(graph)
-    measured: dict[Hashable, Seconds] = {}
     keys = [_key(program, sub_model) for sub_model in program.sub_models]
+    measured: dict[Hashable, Seconds] = {}
     distinct = len(set(keys))
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -96,18 +81,25 @@ def _measure(
                 if key not in measured:
                     told(len(measured), distinct)
                     bound = index_bound(graph, layer)
-                    bench = _Bench(program, sub_model, make(), device, bound, stopwatch)
-                    measured[key] = bench.measure(repeats)
-                    del bench
+                    once = _sampled(program, sub_model, make(), bound, stopwatch, device)
+                    measured[key] = _median(once, repeats)
+                    del once
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"a layer of {graph.model_name} does not fit the device with its activations",
+            "take smaller micro-batches, or profile on a larger device",
+        ) from error
     finally:
         told(len(measured), distinct if len(measured) == distinct else 0)
+        if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
     return tuple(measured[key] for key in keys)
 
 
 def _key(program: Program, sub_model: SubModel) -> Hashable:
     """Equal for layers that do the same to values that look the same."""
-    values = (program.values[name] for name in sub_model.inputs)
-    inputs = tuple((value.shape, value.dtype, value.needs_grad) for value in values)
+    inputs = tuple(program.values[name] for name in sub_model.inputs)
     shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
     return sub_model.layers, inputs, shapes
 
@@ -131,64 +123,57 @@ def _rows(graph: Graph, call: fx.Node) -> Iterator[int]:
             yield shape[int(str(arguments(call)["dim"]))]
 
 
-class _Bench:
-    """One layer on the device, with made-up parameters and inputs."""
+def _median(once: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
+    once()  # chooses kernels and fills caches
+    samples: list[tuple[float, float]] = []
+    while len(samples) < repeats or (
+        sum(map(sum, samples)) < _ENOUGH_S and len(samples) < _MOST_REPEATS
+    ):
+        samples.append(once())
+    return Seconds(*map(median, zip(*samples, strict=True)))
 
-    def __init__(
-        self,
-        program: Program,
-        layer: SubModel,
-        module: nn.Module,
-        device: torch.device,
-        index_bound: int,
-        stopwatch: Stopwatch,
-    ) -> None:
-        self._program, self._layer, self._module, self._device = program, layer, module, device
-        self._index_bound, self._stopwatch = index_bound, stopwatch
-        self._something_else = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
-        bind(module, layer, self._parameters())
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-                parameter.register_post_accumulate_grad_hook(_adder(total))  # type: ignore[no-untyped-call]
 
-    def measure(self, repeats: int) -> Seconds:
-        self._once()  # chooses kernels and fills caches
-        samples: list[tuple[float, float]] = []
-        while len(samples) < repeats or (
-            sum(map(sum, samples)) < _ENOUGH_S and len(samples) < _MOST_REPEATS
-        ):
-            samples.append(self._once())
-        return Seconds(*map(median, zip(*samples, strict=True)))
+def _sampled(
+    program: Program,
+    layer: SubModel,
+    module: nn.Module,
+    index_bound: int,
+    stopwatch: Stopwatch,
+    device: torch.device,
+) -> Callable[[], tuple[float, float]]:
+    """Runs a layer with made-up parameters and inputs: seconds of its forward and its backward."""
+    names, dtype = (name for _, name in layer.parameters), program.parameter_dtype
+    specs = (program.layout.by_name[name] for name in names)
+    bind(module, layer, {s.name: _made_up(s.numel, dtype, device).view(s.shape) for s in specs})
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(_adder(total))  # type: ignore[no-untyped-call]
+    something_else = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
 
-    def _once(self) -> tuple[float, float]:
-        self._something_else.add_(1)
-        inputs = [self._input(name) for name in self._layer.inputs]
-        start = self._stopwatch(self._device)
-        outputs = self._module(*inputs)
-        between = self._stopwatch(self._device)
+    def once() -> tuple[float, float]:
+        something_else.add_(1)
+        inputs = [_input(program.values[name], index_bound, device) for name in layer.inputs]
+        start = stopwatch(device)
+        outputs = module(*inputs)
+        between = stopwatch(device)
         roots = [output for output in outputs if output.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
-        begin = self._stopwatch(self._device)
+        begin = stopwatch(device)
         if roots:
             torch.autograd.backward(roots, gradients)
-        return between - start, self._stopwatch(self._device) - begin
+        return between - start, stopwatch(device) - begin
 
-    def _parameters(self) -> Mapping[str, torch.Tensor]:
-        layout, dtype = self._program.layout.by_name, self._program.parameter_dtype
-        return {
-            name: _made_up(layout[name].numel, dtype, self._device).view(layout[name].shape)
-            for _, name in self._layer.parameters
-        }
+    return once
 
-    def _input(self, name: str) -> torch.Tensor:
-        spec = self._program.values[name]
-        if spec.dtype.is_floating_point:
-            value = torch.rand(spec.shape, device=self._device).to(spec.dtype)
-        else:
-            bound = 1 if spec.dtype is torch.bool else self._index_bound
-            value = torch.randint(0, bound, spec.shape, dtype=spec.dtype, device=self._device)
-        return value.requires_grad_(spec.needs_grad)
+
+def _input(spec: ValueSpec, index_bound: int, device: torch.device) -> torch.Tensor:
+    if spec.dtype.is_floating_point:
+        value = torch.rand(spec.shape, device=device).to(spec.dtype)
+    else:
+        bound = 1 if spec.dtype is torch.bool else index_bound
+        value = torch.randint(0, bound, spec.shape, dtype=spec.dtype, device=device)
+    return value.requires_grad_(spec.needs_grad)
 
 
 def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -210,10 +195,7 @@ def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:
 
 
 def measure_link(
-    device: torch.device | str,
-    repeats: int = 5,
-    buffer_bytes: int = _BUFFER_BYTES,
-    stopwatch: Stopwatch = now,
+    device: torch.device | str, repeats: int = 5, stopwatch: Stopwatch = now
 ) -> Machine:
     """Plain copies of flat buffers, one way after the other.
 
@@ -221,15 +203,10 @@ def measure_link(
     background thread, as loads are there: a copy in, and float32 sums out.
     """
     device = torch.device(device)
-    elements = max(1, buffer_bytes // torch.float32.itemsize)
-    host = torch.ones(elements, pin_memory=device.type == "cuda")
-    there = torch.ones(elements, device=device)
-
-    def gradients_out() -> None:
-        if device.type == "cpu":
-            host.add_(there)
-        else:
-            host.copy_(there, non_blocking=True)
+    host = torch.ones(_BUFFER_ELEMENTS, pin_memory=device.type == "cuda")
+    there = torch.ones(_BUFFER_ELEMENTS, device=device)
+    move = partial(torch.Tensor.copy_, non_blocking=True)
+    leave = torch.Tensor.add_ if device.type == "cpu" else move
 
     def rate(action: Callable[[], object]) -> float:
         action()  # touches the memory
@@ -238,11 +215,11 @@ def measure_link(
             start = stopwatch(device)
             action()
             samples.append(max(stopwatch(device) - start, 1e-9))
-        return elements * torch.float32.itemsize / median(samples)
+        return host.nbytes / median(samples)
 
     with ThreadPoolExecutor(1, "atom-profile") as background:
-        load_rate = background.submit(rate, lambda: there.copy_(host, non_blocking=True)).result()
-        return Machine(load_rate, background.submit(rate, gradients_out).result())
+        load_rate = background.submit(rate, lambda: move(there, host)).result()
+        return Machine(load_rate, background.submit(rate, lambda: leave(host, there)).result())
 
 
 Measurement = tuple[tuple[Seconds, ...], Machine]
@@ -284,11 +261,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    told = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
+    models = [line.partition(":")[2].strip() for line in told.splitlines() if "model name" in line]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _read(path: Path, layers: int) -> Measurement | None:

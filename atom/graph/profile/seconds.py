@@ -9,7 +9,7 @@ both ways busy (47 of 63 GB/s).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,10 +17,9 @@ import torch
 
 from atom.base.errors import DeviceError
 from atom.base.units import parse_bytes
-from atom.graph.chain import Kernel, Machine, Operation, Seconds
-from atom.graph.costs.operations import operation_costs
-from atom.graph.ir import padded_elements
-from atom.graph.layers import Layer, layers_of
+from atom.graph.chain import Chain, Kernel, Machine, Operation, Seconds
+from atom.graph.costs.operations import operation_chain, operation_costs
+from atom.graph.layers import layers_of
 from atom.graph.traced import Graph
 
 _TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
@@ -88,8 +87,7 @@ def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
     if precision not in device.rates.flops_per_s:
         wanted = str(precision).removeprefix("torch.")
         has = ", ".join(str(dtype).removeprefix("torch.") for dtype in device.rates.flops_per_s)
-        instead = "use float16" if wanted == "bfloat16" else f"it has {has}"
-        raise DeviceError(f"a {device.title} does not compute in {wanted}", instead)
+        raise DeviceError(f"a {device.title} does not compute in {wanted}", f"it does in {has}")
     return device
 
 
@@ -187,8 +185,8 @@ class Profile:
     source: str
     """`measured`, or `assumed` for a device of the table or a usual one."""
     layers: tuple[Seconds, ...]
-    operations: tuple[Seconds, ...]
-    """One per entry of `graph.calls`."""
+    chain: Chain
+    """One operation per entry of `graph.calls`."""
     link: Machine
 
 
@@ -199,54 +197,46 @@ def assume_graph(graph: Graph, device: str) -> Profile:
     """
     assumed = assumed_device(device, graph.parameter_dtype)
     rate = assumed.link_bytes_per_s
-    return _assumed(graph, assumed.rates, Machine(rate, rate), fused=True)
+    return _profile(graph, assumed.rates, Machine(rate, rate), fused=True)
 
 
 def typical_graph(graph: Graph, device: torch.device, link: Machine) -> Profile:
     """As a usual device of this kind would take it. Right in its proportions, not in its seconds:
     for choosing a cut where measuring is not possible."""
-    return _assumed(graph, TYPICAL[device.type], link, fused=device.type == "cuda")
-
-
-def _assumed(graph: Graph, rates: Rates, link: Machine, fused: bool) -> Profile:
-    layers = [[_reckoned(cost, rates) for cost in costs] for _, costs in _by_layer(graph, fused)]
-    calls = tuple(call for layer in layers for call in layer)
-    return Profile("assumed", tuple(map(_sum, layers)), calls, link)
+    return _profile(graph, TYPICAL[device.type], link, fused=device.type == "cuda")
 
 
 def measured_graph(
     graph: Graph, device: torch.device, layers: Sequence[Seconds], link: Machine
 ) -> Profile:
     """From what was measured: seconds per layer, and the link."""
+    fused = device.type == "cuda"
+    return _profile(graph, TYPICAL[device.type], link, fused, measured=tuple(layers))
+
+
+def _profile(
+    graph: Graph,
+    rates: Rates,
+    link: Machine,
+    fused: bool,
+    measured: tuple[Seconds, ...] | None = None,
+) -> Profile:
+    """`rates`: what a layer's seconds are shared by among its calls, and what they are if they were
+    not measured."""
+    chain = operation_costs(graph, fused)
+    costs = iter(chain.operations)
+    reckoned = [
+        [_reckoned(cost, rates) for cost in islice(costs, len(layer.calls))]
+        for layer in layers_of(graph)
+    ]
+    layers = tuple(map(_sum, reckoned)) if measured is None else measured
     calls = list[Seconds]()
-    by_layer = _by_layer(graph, fused=device.type == "cuda")
-    for seconds, (_, costs) in zip(layers, by_layer, strict=True):
-        usual = [_reckoned(cost, TYPICAL[device.type]) for cost in costs]
+    for seconds, usual in zip(layers, reckoned, strict=True):
         forward_s = _shares(seconds.forward_s, [call.forward_s for call in usual])
         backward_s = _shares(seconds.backward_s, [call.backward_s for call in usual])
         calls += map(Seconds, forward_s, backward_s)
-    return Profile("measured", tuple(layers), tuple(calls), link)
-
-
-def largest_layer_bytes(graph: Graph, fused: bool) -> int:
-    """The most that a layer takes which runs alone: its parameters, their sums of gradients in
-    float32, and what it works with."""
-    return max(_layer_bytes(graph, *each) for each in _by_layer(graph, fused))
-
-
-def _layer_bytes(graph: Graph, layer: Layer, costs: Sequence[Operation]) -> int:
-    names = {graph.parameters[node] for node in layer.parameters}
-    elements = sum(padded_elements(graph.layout.by_name[name].numel) for name in names)
-    working = sum(cost.working_bytes for cost in costs) + max(
-        cost.transient_bytes for cost in costs
-    )
-    return elements * (2 * graph.parameter_dtype.itemsize + torch.float32.itemsize) + working
-
-
-def _by_layer(graph: Graph, fused: bool) -> Iterator[tuple[Layer, list[Operation]]]:
-    costs = iter(operation_costs(graph, fused).operations)
-    for layer in layers_of(graph):
-        yield layer, list(islice(costs, len(layer.calls)))
+    source = "assumed" if measured is None else "measured"
+    return Profile(source, layers, operation_chain(graph, chain, calls, fused), link)
 
 
 def _reckoned(cost: Operation, rates: Rates) -> Seconds:
@@ -260,4 +250,4 @@ def _sum(calls: Sequence[Seconds]) -> Seconds:
 def _shares(total: float, parts: Sequence[float]) -> list[float]:
     """Of `total`, in the proportions of `parts`."""
     whole = sum(parts)
-    return [total * part / whole if whole else total / len(parts) for part in parts]
+    return [part * (total / whole) if whole else total / len(parts) for part in parts]

@@ -4,20 +4,17 @@ Both are found by running the graph once on fake tensors with gradients on, not 
 alone: a schema does not say which values share memory.
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
-from atom.base.errors import ModelError
 from atom.graph.ir import ValueSpec
-from atom.graph.traced import bind, written_arguments
-from atom.graph.tracing.refusals import Refusal, place_of, untraceable
+from atom.graph.traced import bind, place_of, storage_of, tensors_of, written_arguments
+from atom.graph.tracing.refusals import Refusal, untraceable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
 """Operators that write their arguments `running_mean`, `running_var` though no schema says so."""
@@ -28,6 +25,8 @@ class Effects:
     """What one run on fake tensors showed."""
 
     specs: dict[fx.Node, ValueSpec] = field(default_factory=dict)
+    several: dict[fx.Node, tuple[ValueSpec, ...]] = field(default_factory=dict)
+    """The tensors of what gives no single one."""
     mutating: set[fx.Node] = field(default_factory=set)
     mutated_inputs: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """Placeholder → the first call that changed it in place."""
@@ -41,78 +40,68 @@ def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTenso
     Raises: ModelError with the place of a call whose result cannot be foreseen from shapes.
     """
     observer = _Observer(root)
-    try:
-        with mode, torch.enable_grad():
-            observer.run(*fakes)
-    except ModelError as error:
-        # fx appends pages to the text of whatever passes through it.
-        raise ModelError(error.message, error.hint) from error.__cause__
+    with mode, torch.enable_grad():
+        observer.run(*fakes)
     return observer.finish()
 
 
 class _Observer(fx.Interpreter):
     def __init__(self, root: fx.GraphModule) -> None:
         super().__init__(root, garbage_collect_values=False)
-        self.effects = Effects()
+        self.extra_traceback = False  # pages, in the text of an error
+        self._effects = Effects()
         # Every value stays alive during the run, so a storage's address names it.
         self._maker: dict[int, fx.Node] = {}
+        self._names: dict[int, str] = {}
+        """Of memory that calls made."""
         self._last_change: dict[int, fx.Node] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        inputs = [(node, self.env[node]) for node in n.all_input_nodes if node in self.env]
-        tensors = [t for _, value in inputs for t in tree_leaves(value) if _is_tensor(t)]
-        versions = [tensor._version for tensor in tensors]
+        inputs = [t for node in n.all_input_nodes for t in tensors_of(self.env.get(node))]
+        versions = [tensor._version for tensor in inputs]
         try:
             result = super().run_node(n)
         # An operator's own shape rule raises what it likes: a number or a shape that depends on
         # data, an operator without a rule.
         except Exception as error:
             raise untraceable(n.target, error, f" at {place_of(n)}") from error
-        for tensor, version in zip(tensors, versions, strict=True):
-            if tensor._version != version:
-                self._changed(tensor, n)
-        for tensor in self._written_by_schema(n):
+        written = [t for t, before in zip(inputs, versions, strict=True) if t._version != before]
+        for tensor in [*written, *self._written_by_schema(n)]:
             self._changed(tensor, n)
         self._made(n, result)
         return result
 
     def finish(self) -> Effects:
         # Asked at the end: memory made without gradient may have been written to with one.
-        for node, spec in self.effects.specs.items():
-            needs_grad = bool(self.env[node].requires_grad)
-            self.effects.specs[node] = dataclasses.replace(spec, needs_grad=needs_grad)
+        for node, value in self.env.items():
+            specs = tuple(_spec(tensor, self._names) for tensor in tensors_of(value))
+            if isinstance(value, torch.Tensor):
+                self._effects.specs[node] = specs[0]
+            else:
+                self._effects.several[node] = specs
         for storage, last in self._last_change.items():
-            maker = self._maker[storage]
-            if maker.op != "placeholder":
-                self.effects.alias_spans.append((maker, last))
-        return self.effects
+            if self._maker[storage].op != "placeholder":
+                self._effects.alias_spans.append((self._maker[storage], last))
+        return self._effects
 
     def _made(self, node: fx.Node, result: Any) -> None:
-        if _is_tensor(result) and node.op == "call_function":
+        if isinstance(result, torch.Tensor) and node.op == "call_function":
             _require_gradient_as_traced(node, result)
-        for tensor in tree_leaves(result):
-            if _is_tensor(tensor):
-                if tensor.layout is not torch.strided:  # nobody can say what memory it shares
-                    what = f"the value of {node.target} at {place_of(node)}"
-                    raise Refusal.SPARSE.error(what=what)
-                self._maker.setdefault(_storage(tensor), node)
-        if _is_tensor(result):
-            maker = self._maker[_storage(result)]
-            made = maker.op != "placeholder"
-            self.effects.specs[node] = ValueSpec(
-                tuple(result.shape),
-                result.dtype,
-                memory=maker.name if made else "",
-                memory_bytes=result.untyped_storage().nbytes() if made else 0,
-            )
+        for number, tensor in enumerate(tensors_of(result)):
+            if tensor.layout is not torch.strided:  # nobody can say what memory it shares
+                what = f"the value of {node.target} at {place_of(node)}"
+                raise Refusal.SPARSE.error(what=what)
+            if self._maker.setdefault(storage_of(tensor), node).op != "placeholder":
+                name = f"{node.name}.{number}" if number else node.name
+                self._names.setdefault(storage_of(tensor), name)
 
     def _changed(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        storage = _storage(tensor)
-        self.effects.mutating.add(node)
+        storage = storage_of(tensor)
+        self._effects.mutating.add(node)
         self._last_change[storage] = node
         maker = self._maker[storage]
         if maker.op == "placeholder":
-            self.effects.mutated_inputs.setdefault(maker, node)
+            self._effects.mutated_inputs.setdefault(maker, node)
 
     def _written_by_schema(self, node: fx.Node) -> list[torch.Tensor]:
         schema = getattr(node.target, "_schema", None)
@@ -125,7 +114,7 @@ class _Observer(fx.Interpreter):
         ):
             names += ["running_mean", "running_var"]
         written = [bound[name] for name in names if isinstance(bound.get(name), fx.Node)]
-        return [t for node in written for t in tree_leaves(self.env[node]) if _is_tensor(t)]
+        return [tensor for node in written for tensor in tensors_of(self.env[node])]
 
 
 def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
@@ -140,9 +129,13 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
         raise Refusal.GRADIENT_LOST.error(place=place_of(node), found=found)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _spec(tensor: torch.Tensor, memory_names: Mapping[int, str]) -> ValueSpec:
+    memory = memory_names.get(storage_of(tensor), "")
+    return ValueSpec(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()),
+        dtype=tensor.dtype,
+        needs_grad=tensor.requires_grad,
+        memory=memory,
+        memory_bytes=tensor.untyped_storage().nbytes() if memory else 0,
+    )

@@ -131,23 +131,20 @@ def refuse_python_randomness() -> Iterator[None]:
 
     Raises: ModelError naming the generator.
     """
-    python, arrays = random.getstate(), numpy.random.get_state()
-    before = _python_random_states()
+    python: Any = random.getstate()
+    arrays: Any = numpy.random.get_state()
     try:
         yield
-        after = _python_random_states()
+        now: Any = numpy.random.get_state()
+        drawn = {
+            "the module random": random.getstate() != python,
+            "numpy.random": now[2:] != arrays[2:] or bool((now[1] != arrays[1]).any()),
+        }
     finally:
         random.setstate(python)
         numpy.random.set_state(arrays)
-    for name, state in after.items():
-        if before[name] != state:
-            raise Refusal.RANDOMNESS.error(generator=name)
-
-
-def _python_random_states() -> dict[str, object]:
-    arrays: Any = numpy.random.get_state()
-    own = (arrays[1].tobytes(), *arrays[2:])
-    return {"the module random": random.getstate(), "numpy.random": own}
+    for generator in filter(drawn.__getitem__, drawn):
+        raise Refusal.RANDOMNESS.error(generator=generator)
 
 
 @contextmanager
@@ -187,9 +184,8 @@ def quiet() -> Iterator[None]:
         with (
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
-            warnings.catch_warnings(),
+            warnings.catch_warnings(action="ignore"),
         ):
-            warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)

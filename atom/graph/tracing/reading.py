@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 
 from atom.graph.ir import ParameterLayout, ValueSpec
 from atom.graph.layers import numbered_module
@@ -25,11 +26,12 @@ from atom.graph.traced import (
     is_random,
     is_region,
     operator_text,
+    place_of,
     with_nested,
 )
 from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.hidden_matrices import hidden_matrices
-from atom.graph.tracing.refusals import Refusal, place_of
+from atom.graph.tracing.refusals import Refusal
 
 SMALL_CONSTANT_BYTES = 64 * 1024
 """Buffers up to this size are held on the device beside the sub-models."""
@@ -65,27 +67,29 @@ def read_exported(
             entries.append(node)
         else:
             constants[node] = _constant_of(model, exported, spec.target or "")
-    loss = _loss(model, exported)
     names = dict(zip(entries, batch, strict=True))
-    frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
-    fakes = _fakes(placeholders, parameters, frozen, mode)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    values = [node.meta["val"] for node in placeholders]
+    with mode:
+        fakes = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values]
+    for node, fake in zip(placeholders, fakes, strict=True):
+        fake.requires_grad_(node in parameters and parameters[node] not in frozen)
     effects = observe(exported.graph_module, fakes, mode)
     owned = {node: f"the parameter {name}" for node, name in parameters.items()}
     owned |= {node: f"the buffer {constant.name}" for node, constant in constants.items()}
     for node, call in effects.mutated_inputs.items():
         what = owned.get(node) or f"the batch's entry {names[node]}"
         raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
+    loss = _loss(model, exported, effects.specs)
     calls = _calls(exported, loss, effects)
     used = _in_order_of_use(calls, parameters)
     constants = {node: constants[node] for node in _in_order_of_use(calls, constants)}
     _check(calls, constants.values())
-    _require_loss(model, effects.specs.get(loss))
     shapes = {parameters[node]: effects.specs[node].shape for node in used}
     spans = _recomputed_spans(calls, loss)
     inputs = [*used, *constants, *names]
     return Graph(
         model_name=type(model).__name__,
-        root=exported.graph_module,
         calls=calls,
         parameters={node: parameters[node] for node in used},
         constants=constants,
@@ -93,8 +97,8 @@ def read_exported(
         loss=loss,
         layout=ParameterLayout.of(shapes, hidden_matrices(calls, parameters), frozen),
         parameter_dtype=_parameter_dtype({parameters[n]: effects.specs[n].dtype for n in used}),
-        frozen=frozen.intersection(shapes),
         specs=effects.specs,
+        several=effects.several,
         forbidden_cuts=_forbidden_cuts(calls, loss, effects, spans),
         graph_hash=graph_hash(inputs, calls, loss, effects.specs, constants, spans),
         recomputed=spans,
@@ -143,18 +147,13 @@ def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 def _refuse_unfaithful(node: fx.Node) -> None:
     """Raises: ModelError with the place, unless the call gives tensors whose gradients we keep."""
     place, target, value = place_of(node), node.target, node.meta.get("val")
-    faithful = str(target) in _REGIONS if is_region(node) else _gives_tensors(value)
+    tensors = all(each is None or isinstance(each, torch.Tensor) for each in tree_leaves(value))
+    faithful = str(target) in _REGIONS if is_region(node) else tensors
     picked = not isinstance(value, list | tuple) or all(map(is_getitem, node.users))
     if not (faithful and picked):
         raise Refusal.UNFAITHFUL.error(what=target, place=place)
     if getattr(target, "_schema", None) and bind(node).get("sparse") is True:
         raise Refusal.SPARSE.error(what=f"the gradient of {target} at {place}")
-
-
-def _gives_tensors(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_gives_tensors(item) for item in value)
-    return value is None or isinstance(value, torch.Tensor)
 
 
 def _constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
@@ -188,43 +187,25 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
-    outputs = list(exported.graph_signature.user_outputs)
-    nodes = {node.name: node for node in exported.graph.nodes if node.op == "call_function"}
-    what = ""
+def _loss(
+    model: nn.Module, exported: ExportedProgram, specs: Mapping[fx.Node, ValueSpec]
+) -> fx.Node:
+    """Raises: ModelError unless forward returns a scalar with a gradient, and that alone."""
+    outputs, returned = exported.graph_signature.user_outputs, exported.call_spec.out_spec
+    made = {node.name: node for node in specs if node.op == "call_function"}
+    node = made.get(str(outputs[0]))
     if len(outputs) != 1:
         what = f"{len(outputs)} values"
-    elif not isinstance(outputs[0], str) or outputs[0] not in nodes:
+    elif node is None:
         what = "no tensor that it computed"
-    elif (returned := exported.call_spec.out_spec) and not returned.is_leaf():
+    elif returned and not returned.is_leaf():
         what = f"a {getattr(returned.type, '__name__', 'container')}"
-    if what:
-        raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
-    loss: fx.Node = nodes[outputs[0]]
-    return loss
-
-
-def _require_loss(model: nn.Module, found: ValueSpec | None) -> None:
-    """Raises: ModelError unless it is a scalar with a gradient."""
-    if found is None or found.shape or not (found.dtype.is_floating_point and found.needs_grad):
-        with_gradient = "with a gradient" if found and found.needs_grad else "without a gradient"
-        what = f"a tensor {list(found.shape) if found else ''} {with_gradient}"
-        raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
-
-
-def _fakes(
-    placeholders: Iterable[fx.Node],
-    parameters: Mapping[fx.Node, str],
-    frozen: frozenset[str],
-    mode: FakeTensorMode,
-) -> list[torch.Tensor]:
-    fakes = []
-    for node in placeholders:
-        value = node.meta["val"]
-        with mode:
-            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        fakes.append(fake.requires_grad_(node in parameters and parameters[node] not in frozen))
-    return fakes
+    elif specs[node].shape or not (specs[node].needs_grad and specs[node].dtype.is_floating_point):
+        gradient = "with a gradient" if specs[node].needs_grad else "without a gradient"
+        what = f"a tensor {list(specs[node].shape)} {gradient}"
+    else:
+        return node
+    raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
 
 
 def _in_order_of_use(calls: Iterable[fx.Node], among: Mapping[fx.Node, Any]) -> list[fx.Node]:
@@ -242,11 +223,8 @@ def _forbidden_cuts(
     place, within what is recomputed together, and after the loss."""
     position = {node: index for index, node in enumerate(calls)}
     spans = [(position[first], position[last]) for first, last in effects.alias_spans]
-    for node in calls:
-        if is_getitem(node):
-            maker = node.args[0]
-            assert isinstance(maker, fx.Node)
-            spans.append((position[maker], position[node]))
+    picks = filter(is_getitem, calls)
+    spans += [(position[pick.all_input_nodes[0]], position[pick]) for pick in picks]
     spans += [(first, end - 1) for first, end in recomputed]
     spans.append((position[loss], len(calls)))
     return frozenset(p for first, last in spans for p in range(first + 1, last + 1))
@@ -260,19 +238,14 @@ def _recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ..
     Left out is a region around a whole numbered module: that is what a sub-model is, and a
     sub-model is computed again as it is. Left out, too, is what gives nothing to others.
     """
-    marks = _marks(calls)
-    layer_calls = _calls_by_layer(calls)
-
-    def holds_layer(nodes: Iterable[fx.Node]) -> bool:
-        return any(n == layer_calls[path] for path, n in _calls_by_layer(nodes).items())
-
+    all_of = Counter(map(numbered_module, calls))
     spans, end = [], 0
-    for mark, run in groupby(calls, marks.__getitem__):
+    for mark, run in groupby(calls, _marks(calls).__getitem__):
         nodes = list(run)
         end += len(nodes)
-        if mark is None or holds_layer(nodes):
-            continue
-        if _gives(nodes, loss, set(calls)):
+        made_in = Counter(map(numbered_module, nodes))
+        whole = any(path and count == all_of[path] for path, count in made_in.items())
+        if mark is not None and not whole and _gives(nodes, loss, set(calls)):
             spans.append((end - len(nodes), end))
     return tuple(spans)
 
@@ -287,11 +260,6 @@ def _marks(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
             found = {(call.meta.get("custom") or {}).get(CHECKPOINT_MARK) for call in inner}
             marks[node] = found.pop() if len(found) == 1 else None
     return marks
-
-
-def _calls_by_layer(calls: Iterable[fx.Node]) -> Counter[str]:
-    """Numbered module → how many calls are made in it."""
-    return Counter(path for call in calls if (path := numbered_module(call)))
 
 
 def _gives(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.Node]) -> bool:

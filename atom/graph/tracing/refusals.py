@@ -6,10 +6,9 @@ import sysconfig
 import traceback
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from atom.base.errors import ModelError
-from atom.graph.traced import source_line, with_nested
 
 
 class Refusal(enum.Enum):
@@ -103,9 +102,6 @@ _DATA_DEPENDENT = (
 _NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
 """Errors of torch whose whole text is the name of an inner operator."""
 
-_GENERATED = "<"
-"""What names of code without a file begin with."""
-
 _TORCH, _PYTHON, _OURS = (
     os.path.join(folder, "")
     for folder in (
@@ -128,11 +124,6 @@ def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
         f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
         "check that the model trains on this batch without Atom",
     )
-
-
-def place_of(node: fx.Node) -> str:
-    """ "file:line" of the user's code that made a call or, for a region, its first call."""
-    return next(filter(None, map(source_line, with_nested(node))), node.name)
 
 
 def _place(error: BaseException) -> str:
@@ -158,4 +149,4 @@ def _hint(error: BaseException) -> str:
 def _is_users(filename: str) -> bool:
     """Site packages lie within Python's folder: a model from one is the user's, torch is not."""
     in_python = filename.startswith(_PYTHON) and "-packages" not in filename
-    return not in_python and not filename.startswith((_TORCH, _OURS, _GENERATED))
+    return not in_python and not filename.startswith((_TORCH, _OURS, "<"))  # "<": no file

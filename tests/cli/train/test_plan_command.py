@@ -120,7 +120,7 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
         (
             [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
             ExitCode.DEVICE,
-            "use float16",
+            "it does in float16, float32",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """A daemon begins to train whatever its profile does: slow or impossible."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ import torch
 
 from atom.base.errors import ModelError
 from atom.daemon.fitting import profiling
-from atom.daemon.fitting.profiling import profile_of, profile_or_guess
-from atom.graph.chain import Seconds
-from atom.graph.profile.measured import _Bench
-from atom.graph.profile.seconds import Profile
+from atom.daemon.fitting.profiling import largest_layer_bytes, profile_of, profile_or_guess
+from atom.graph.chain import Machine, Seconds
+from atom.graph.profile import measured
+from atom.graph.profile.seconds import Profile, typical_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3Config
@@ -61,6 +62,15 @@ def test_what_would_take_long_is_reckoned(graph: Graph, monkeypatch: pytest.Monk
     assert "would take long" in notes[0]
 
 
+def test_memory_of_the_largest_layer() -> None:
+    config = GPT3Config(8, 4, 256, sequence_tokens=8, vocabulary_size=64)
+    source = GPT3Source(config)
+    wide = trace(source.build(torch.float32), source.example_batch(1))
+    block = (12 * 256**2 + 13 * 256) * 4
+    need = largest_layer_bytes(wide, typical_graph(wide, CPU, Machine(1.0, 1.0)))
+    assert 3 * block < need < 4 * block
+
+
 def test_who_asks_for_a_plan_is_told_how_long_it_takes(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,14 +107,14 @@ def test_layers_that_do_not_run_on_made_up_inputs(
 def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, steps = _Bench.measure, list[tuple[int, int]]()
+    median, steps = measured._median, list[tuple[int, int]]()
 
-    def fails_later(bench: _Bench, repeats: int) -> Seconds:
+    def fails_later(once: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
         if len(steps) > 1:
             raise RuntimeError("index out of range")
-        return measure(bench, repeats)
+        return median(once, repeats)
 
-    monkeypatch.setattr(_Bench, "measure", fails_later)
+    monkeypatch.setattr(measured, "_median", fails_later)
     told = profile_or_guess(graph, CPU, lambda note: None, lambda *at: steps.append(at))
     assert told.source == "assumed"
     assert [done for done, _ in steps] == [0, 1, 1]
