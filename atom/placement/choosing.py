@@ -23,8 +23,8 @@ from atom.placement.memory import Cut, Limits, alone_bytes, piece_of
 from atom.placement.residency import arrangements, offloaded
 from atom.swap.arrangement import Arrangement
 
-NARROW = 2
-"""Times the narrowest legal cut: what may lie between sub-models where a layer has to be cut, if
+NARROW = 1, 2
+"""Times the narrowest cut within a layer: what may lie between sub-models where a layer is cut, if
 that makes the model fit."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
@@ -56,11 +56,8 @@ def choose(asked: Question) -> Choice:
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
-    for places in _places(asked):
-        ways = list(_ways(asked, places))
-        if (remembering := asked.chain.remembering) is not None:
-            ways += _ways(replace(asked, chain=remembering), places, remembers=True)
-        if ways:
+    for sets in _places(asked):
+        if ways := [way for places in sets for way in _ways(asked, places)]:
             return _best(ways)
     raise _refusal(asked)
 
@@ -77,14 +74,13 @@ def _best(ways: Sequence[Choice]) -> Choice:
     return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
 
 
-def _places(asked: Question) -> Iterator[Ends]:
-    """Where cuts may fall: more and more, for as long as there is no cut that fits."""
+def _places(asked: Question) -> Iterator[tuple[Ends, ...]]:
+    """Where cuts may fall: more and more, for as long as there is no cut that fits. Sets of places
+    that are tried together: the programme minds seconds, so fewer places may take less memory."""
     chain, ends = asked.chain, asked.layer_ends
     count = len(chain.operations)
-    legal = [*(p for p in range(1, count) if p not in chain.forbidden), count]
+    legal = (*(p for p in range(1, count) if p not in chain.forbidden), count)
     if ends:
-        crossing = _crossing_bytes(chain)
-        narrow = NARROW * min((crossing[p] for p in legal if crossing[p]), default=0)
         inner = [
             position
             for begin, end in pairwise((0, *ends))
@@ -93,9 +89,12 @@ def _places(asked: Question) -> Iterator[Ends]:
             for position in legal
             if begin < position < end
         ]
-        few = (position for position in inner if crossing[position] <= narrow)
-        yield from dict.fromkeys(tuple(sorted({*ends, *more})) for more in ((), few, inner))
-    yield tuple(legal)
+        crossing = _crossing_bytes(chain)
+        least = min((crossing[p] for p in inner if crossing[p]), default=0)
+        few = ([p for p in inner if crossing[p] <= width * least] for width in NARROW)
+        narrow = tuple(dict.fromkeys(tuple(sorted({*ends, *more})) for more in few))
+        yield from dict.fromkeys([(ends,), narrow, (tuple(sorted({*ends, *inner})),)])
+    yield (legal,)
 
 
 def _crossing_bytes(chain: Chain) -> list[int]:
@@ -108,11 +107,13 @@ def _crossing_bytes(chain: Chain) -> list[int]:
     return list(accumulate(change))
 
 
-def _ways(asked: Question, places: Ends, remembers: bool = False) -> Iterator[Choice]:
+def _ways(asked: Question, places: Ends) -> Iterator[Choice]:
     """All that fit."""
-    for cut in _cuts(asked, places):
-        cut = replace(cut, remembers=remembers)
-        yield from (Choice(cut, each) for each in arrangements(cut))
+    chain, remembering = asked.chain, asked.chain.remembering
+    for each in (chain,) if remembering is None else (chain, remembering):
+        for cut in _cuts(replace(asked, chain=each), places):
+            cut = replace(cut, remembers=each is remembering)
+            yield from (Choice(cut, arrangement) for arrangement in arrangements(cut))
 
 
 def _cuts(asked: Question, places: Ends) -> Iterator[Cut]:
@@ -144,7 +145,8 @@ def _needs(asked: Question) -> list[int]:
     """Device memory of the ways that fit."""
     return [
         cut.memory(plain).total_bytes
-        for places in _places(asked)
+        for sets in _places(asked)
+        for places in sets
         for cut in _cuts(asked, places)
         for plain in (Arrangement(), offloaded(cut))
         if cut.fits(plain)
