@@ -16,6 +16,9 @@ RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 
 # What a peer needs, and no more. The file is there once all of it is installed; the folder is there long
 # before, perhaps half made, or with a Python of another version: then it is made anew.
 $(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*.h) $(wildcard atom/*/*_kernels.c atom/*/*/*_kernels.c)
+	@$(BIN)/python -c '$(RIGHT_PYTHON)' 2>/dev/null || $(PYTHON) -c '$(RIGHT_PYTHON)' || { \
+		echo "error: $$($(PYTHON) --version 2>&1) is here; Atom runs with Python 3.11 and 3.12" >&2; \
+		echo "hint:  install one of them, and name it: make .venv PYTHON=python3.12" >&2; exit 1; }
 	{ $(BIN)/python -c '$(RIGHT_PYTHON)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) .
 	touch $@

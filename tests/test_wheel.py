@@ -93,3 +93,22 @@ def test_it_runs_from_where_it_was_installed(installed: Path, tmp_path: Path) ->
     said = python("-m", "atom", "doctor", "--json", cwd=tmp_path, codes=either, **there)
     levels = {each["topic"]: each["level"] for each in json.loads(said)["findings"]}
     assert (levels["Host kernels"], levels["Libraries"]) == ("ok", "ok")
+
+
+@pytest.mark.parametrize("version", ["3.10.13", "3.13.0"])
+def test_another_python_is_told_before_anything_is_installed(tmp_path: Path, version: str) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt", "setup.py", "atom/base/build_kernels.py",
+                 "atom/base/kernel.h"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    other = tmp_path / "other-python"
+    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo Python {version} || exit 1\n')
+    other.chmod(0o755)
+    done = subprocess.run(
+        ["make", ".venv", f"PYTHON={other}"], capture_output=True, text=True, check=False,
+        timeout=COMMAND_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"error: Python {version} is here; Atom runs with Python 3.11 and 3.12" in done.stderr
+    assert not (tmp_path / ".venv").exists()

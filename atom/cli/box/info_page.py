@@ -55,6 +55,8 @@ def _work(info: Info) -> Iterator[Row]:
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
     yield "data", str(data)
+    sent, received = (format_bytes(info[f"{way}_bytes"]) for way in ("sent", "received"))
+    yield "since start", f"{sent} sent, {received} received"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # A sample that is no text is a sequence of its own, and has no tokens.

@@ -62,12 +62,11 @@ def _verdict(plan: Plan) -> RenderableType:
     it end, and what would be better."""
     round_, gain = plan.prediction, plan.gain
     unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
-    alone = f"than the {gain.alone:,.0f} of this box alone"
-    times = f"{gain.times_alone:.2g} times the {gain.alone:,.0f} of this box alone"
-    worth = (times, "") if gain.times_alone >= 1 else (f"fewer {alone}", "bad")
-    without = f"; without this box {gain.without:,.0f}" if gain.without else ""
+    times = ("fewer than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
+    others = f"; without this box {gain.without:,.0f}" if gain.without else ""
+    alone = f" the {gain.alone:,.0f} of this box alone{others}"
+    swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", times, alone)
     table = _grid(right=())
-    swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", worth, without)
     table.add_row("speed", swarm)
     table.add_row("passes", f"{round_.utilisation:.0%} {_share_of(round_)}")
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
@@ -75,7 +74,9 @@ def _verdict(plan: Plan) -> RenderableType:
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.rounds:,} rounds take {_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {_seconds(plan.run_alone_s)}")
-    table.add_row("best mode", _recommended(plan))
+    found = plan.recommendation
+    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
+    table.add_row("best mode", f"{keys}: {found.reason}")
     return table
 
 
@@ -217,12 +218,6 @@ def _share_of(round_: RoundPrediction) -> str:
 def _line_bytes(count: float) -> str:
     """In the units of whoever sells the line."""
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"
-
-
-def _recommended(plan: Plan) -> str:
-    found = plan.recommendation
-    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
-    return f"{keys}: {found.reason}"
 
 
 def _seconds(seconds: float) -> str:

@@ -125,6 +125,8 @@ class Status:
             "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
             "loss": stats.last and stats.last.loss,
             "validation": stats.validation and stats.validation._asdict(),
+            "sent_bytes": self.context.transport.bandwidth.sent_bytes,
+            "received_bytes": self.context.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
             "last_pass": self.context.replica.watch.figures(),

@@ -15,6 +15,7 @@ FOLDER = f"/home/you/{'long/' * 30}tiny"
 def info(**more: Any) -> dict[str, Any]:
     return {
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
+        "sent_bytes": 3 << 30, "received_bytes": 5 << 30,
         "line_cost": None, "validation": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
@@ -40,6 +41,7 @@ def info(**more: Any) -> dict[str, Any]:
 def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     shown = dict(rows(info()))
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
+    assert shown["since start"] == "3.0 GiB sent, 5.0 GiB received"
     assert shown["next round"] == "4 of its 8 sequences are counted here"
     assert shown["data"] == "1,880 tokens, 234 sequences to train on"
     waits = "waits for host 21%, end 3%"

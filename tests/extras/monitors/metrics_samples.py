@@ -23,6 +23,8 @@ INFO: dict[str, Any] = {
     "tokens_per_s": 1000.0,
     "rounds_joined": 5,
     "sequences_committed": 320,
+    "sent_bytes": 8192,
+    "received_bytes": 16384,
     "peers": ["b", "c"],
     "disk": {"free_bytes": 10_000_000_000},
     "passes_voided": {"loss-not-finite": 2},
