@@ -96,6 +96,11 @@ class Computation:
         """Leaves its inputs' gradients with the micro-batch, adds its parameters' to `gradients`.
         Their slot must be free if this is the first micro-batch."""
         index, batch = part.sub_model.index, current.batches[micro_batch]
+        if not (part.layout.trained_elements or any(part.sub_model.inputs_need_grad)):
+            batch.random_before.pop(index, None)  # all up to here is frozen
+            batch.computed.pop(index, None)
+            _release(batch, self._first_used[index])
+            return
         if micro_batch == 0:
             gradients.begin(index)
         computed = batch.computed.pop(index, None) or self._recompute(part, batch)

@@ -1,13 +1,19 @@
 """What no step changes is no part of a state: it comes once, and is on disk from then on."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from atom.graph.ir import SubModel
 from atom.graph.program import compile_program
+from atom.graph.segment import Computed, compute
 from atom.models.gpt3 import GPT3
+from atom.swap import computation
 from atom.swap.device import CpuDevice
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
@@ -114,6 +120,21 @@ def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     again = Peer(tmp_path / "founder", network)
     again.sync.restore()
     assert not again.sync.usable
+
+
+def test_what_is_behind_all_that_is_trained_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica, computed = half_frozen(), Counter[str]()
+
+    def counted(module: nn.Module, sub_model: SubModel, *rest: Any) -> Computed:
+        computed[sub_model.name] += 1
+        return compute(module, sub_model, *rest)
+
+    monkeypatch.setattr(computation, "compute", counted)
+    replica.run_pass(batches(1, 0))
+    assert computed["blocks.1"] == 2, "forward, and again for its backward"
+    assert computed["embedding"] == computed["blocks.0"] == 1
 
 
 def test_steps_and_their_memory_are_of_the_rest_alone() -> None:
