@@ -324,7 +324,7 @@ class Peer:
             **self._status.info(self._life.facts, self._loop.view),
             "wishes": self._wishes.figures(),
             "device_turns": self._turns.figures(),
-            "line_cost": self._line_cost() or None,
+            "line_cost": self._line_cost(is_new=False) or None,
             "join_address": format_join_address(self._with_others()),
             "state_directory": str(self._box.state.root),
         }
@@ -348,7 +348,7 @@ class Peer:
     def reload(self) -> Sequence[Mapping[str, Any]]:
         """See `atom.daemon.control.Controllable`."""
         changed = self._settings.reload()
-        cost = self._line_cost()
+        cost = self._line_cost(is_new=True)
         changed = [{**each, "costs": cost if each["key"] in CAPS else ""} for each in changed]
         if changed:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
@@ -359,7 +359,7 @@ class Peer:
         """By what else others may enter: our own entrance may be gone before the run is."""
         return with_entrances(self._entrance, self._directory.contacts())
 
-    def _line_cost(self) -> str:
+    def _line_cost(self, is_new: bool) -> str:
         """See `line_cost`: by the last round that is known."""
         stats = self._executor.stats
         use, last = stats.use, stats.last
@@ -367,7 +367,8 @@ class Peer:
             return ""
         passes_s, overlapped = use.utilisation * use.seconds, self._replica.overlaps
         now = RoundNow(len(last.contributions), use.seconds, passes_s, last.sequences, overlapped)
-        return line_cost(self._settings.network, self._average_bytes, now, last.given_by(self._me))
+        given, network = last.given_by(self._me), self._settings.network
+        return line_cost(network, self._average_bytes, now, given, is_new)
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""

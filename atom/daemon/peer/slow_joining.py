@@ -72,12 +72,15 @@ def slow_joining(
     )
 
 
-def line_cost(network: Network, average_bytes: float, now: RoundNow, given: int) -> str:
+def line_cost(
+    network: Network, average_bytes: float, now: RoundNow, given: int, is_new: bool
+) -> str:
     """What the caps of a peer's line cost the swarm that it is in; empty: nothing.
 
     Args:
         now: the last round, with this peer in it.
         given: of its sequences by this peer.
+        is_new: the caps came after that round: then also how much longer the next ones are.
     """
     cap, others = least_cap(network), now.sequences - given
     if cap is None or others <= 0:
@@ -87,7 +90,7 @@ def line_cost(network: Network, average_bytes: float, now: RoundNow, given: int)
     with_s = both(now.passes_s, max(exchange_s, line_s))
     without_s = both(now.passes_s * now.sequences / others, max(exchange_s - line_s, 0.0))
     said = []
-    if with_s > WORTH_SAYING * now.seconds:
+    if is_new and with_s > WORTH_SAYING * now.seconds:
         said.append(f"a round takes {now.seconds:,.1f} s now, and about {with_s:,.1f} s with it")
     if with_s > WORTH_SAYING * without_s:
         said.append(

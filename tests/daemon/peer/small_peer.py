@@ -13,6 +13,7 @@ from atom.daemon.peer.box import StartOptions, open_box
 from atom.daemon.peer.founding import Membership, found_run
 from atom.daemon.peer.heartbeat import DirectoryThread, open_on_thread
 from atom.daemon.peer.peer import Peer
+from atom.swarm.addresses import EXAMPLE_MULTIADDR, EXAMPLE_PEER, JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.lease import Lease
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
@@ -27,6 +28,9 @@ class Notes(Silence):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+ENTRANCE = JoinAddress((EXAMPLE_MULTIADDR,), "tiny", EXAMPLE_PEER)
 
 
 class SmallDirectory:
@@ -80,7 +84,7 @@ def small_peer(
     thread = on_thread(SmallDirectory(), clock)
     try:
         turns = NO_EXTENSIONS.turns(box.peer.device, root, "", "", ManualClock())
-        peer = Peer(box, member, thread, turns, NO_EXTENSIONS.wishes, "/address", clock)
+        peer = Peer(box, member, thread, turns, NO_EXTENSIONS.wishes, ENTRANCE, clock)
         try:
             yield peer
         finally:

@@ -86,10 +86,13 @@ def round_of(seconds: float, passes_s: float, overlapped: bool = False) -> Round
 def test_what_a_capped_line_costs_the_swarm(
     upload: str, now: RoundNow, given: int, said: str
 ) -> None:
-    found = line_cost(line(upload), 4e6, now, given)
+    found = line_cost(line(upload), 4e6, now, given, is_new=True)
     assert said in found
     assert bool(said) == bool(found)
-    assert line_cost(Network(), 4e6, now, given) == "", "no cap"
+    assert line_cost(Network(), 4e6, now, given, is_new=True) == "", "no cap"
+    in_force = line_cost(line(upload), 4e6, now, given, is_new=False)
+    assert "with it" not in in_force
+    assert found.endswith(in_force)
 
 
 def test_one_peer_alone_had_no_exchange() -> None:
