@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from atom.base.units import parse_bytes
 from atom.daemon.fitting.device_choice import (
     free_host_bytes,
+    has_kernels,
     question,
+    trained_element_bytes,
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
@@ -34,6 +36,7 @@ from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.placement.choosing import choose
 from atom.swap.device import Device
+from atom.swap.state_form import StateForm
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
 
@@ -241,7 +244,9 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
     device_bytes = capped_bytes or usable_device_bytes(kind, left)
     most = MAX_MICRO_BATCHES_PER_PASS
-    return choose(question(graph, profile, device_bytes, most, left))
+    kernels = has_kernels(kind, lambda note: None)
+    there = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0
+    return choose(question(graph, profile, device_bytes, most, left, trained_element_bytes=there))
 
 
 def _evaluation(

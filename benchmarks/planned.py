@@ -27,6 +27,8 @@ class Planner:
     micro_batches: int
     gradient_bytes: int = 4
     """Of an element of a gradient, as it leaves."""
+    trained_element_bytes: int = 0
+    """As `Limits` has it."""
 
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
@@ -58,6 +60,7 @@ class Planner:
             self.graph.parameter_dtype.itemsize,
             self.micro_batches,
             gradient_element_bytes=self.gradient_bytes,
+            trained_element_bytes=self.trained_element_bytes,
         )
 
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from swap_traffic import Link
 from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
+from atom.base.errors import DeviceError
 from atom.extras.chrome_trace import chrome_trace
 from atom.graph.ir import Program
 from atom.graph.profile.measured import measure_layers, measure_link
@@ -39,6 +41,7 @@ from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
+from atom.swap.device_kernels import device_kernels
 from atom.swap.pass_shares import PassShares
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
@@ -232,8 +235,13 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
     if setup.gpu_bytes is None:
         return None
     leaving = PRECISIONS[setup.gradients].itemsize
-    planner = Planner(graph, setup.torch_device, setup.micro_batches, leaving)
-    device = setup.torch_device
+    device, there = setup.torch_device, 0
+    if device.type == "cuda" and setup.gradients == "float32":
+        with suppress(DeviceError):  # without NVRTC nothing is trained there
+            device_kernels(device)
+            needs = store_bytes(AdamW(), graph.layout, setup.dtype, StateForm(setup.layout))
+            there = -(-needs // graph.layout.total_elements)
+    planner = Planner(graph, device, setup.micro_batches, leaving, there)
     layers, link = measure_layers(graph, device), measure_link(device)
     profile = measured_graph(graph, device, layers, link)
     return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

@@ -1,5 +1,6 @@
 """One way through a device: a cut, and what stays there; what that holds and takes."""
 
+from collections.abc import Container
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -7,12 +8,12 @@ from typing import Any
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
-from atom.placement.memory import Cut, DeviceMemory
+from atom.placement.memory import Cut, DeviceMemory, trained_there
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Shape, training_pass
-from atom.swap.timeline import Timeline, simulate
+from atom.swap.timeline import Durations, Timeline, simulate
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,16 @@ class Choice:
     @cached_property
     def timeline(self) -> Timeline:
         """Of a pass right after an optimizer step: nothing is loaded yet."""
-        return simulate(training_pass(self.shape), self.shape, self.cut.durations)
+        return simulate(training_pass(self.shape), self.shape, self._durations)
+
+    @cached_property
+    def _durations(self) -> Durations:
+        return self.cut.durations_in(self.arrangement)
+
+    @cached_property
+    def trained_elements(self) -> int:
+        """Of the parameters that are trained on the device."""
+        return sum(trained_there(self.cut.pieces, self.arrangement).values())
 
     @property
     def micro_batches(self) -> int:
@@ -62,7 +72,7 @@ class Choice:
     @property
     def least_s(self) -> float:
         """A pass takes no less: as each lane by itself. Quickly reckoned."""
-        d, arrangement, last = self.cut.durations, self.arrangement, len(self.cut.pieces) - 1
+        d, arrangement, last = self._durations, self.arrangement, len(self.cut.pieces) - 1
         again = sum(f for s, f in enumerate(d.forward_s[:last]) if s not in arrangement.kept)
         computing = self.micro_batches * (sum(d.forward_s) + sum(d.backward_s) + again)
         swapped = [s for s in range(last + 1) if s not in arrangement.resident]
@@ -73,7 +83,8 @@ class Choice:
     def seconds_under_step(self, elements_per_s: float) -> float:
         """Of a pass that begins with the optimizer's step: each load waits until its own parameters
         are updated, in the order of their first use."""
-        durations = replace(self.cut.durations, ready_s=_ready_s(self.cut, elements_per_s))
+        there = trained_there(self.cut.pieces, self.arrangement)
+        durations = replace(self._durations, ready_s=_ready_s(self.cut, elements_per_s, there))
         return simulate(training_pass(self.shape), self.shape, durations).seconds
 
     def program(self, graph: Graph) -> Program:
@@ -110,6 +121,7 @@ class Choice:
                     "out_bytes": piece.out_bytes,
                     "resident": s in arrangement.resident,
                     "activations_kept": s in arrangement.kept,
+                    "trained_there": s in arrangement.trained,
                     "values_offloaded": s in self.waiting,
                 }
                 for s, piece in enumerate(self.cut.pieces)
@@ -117,13 +129,13 @@ class Choice:
         }
 
 
-def _ready_s(cut: Cut, elements_per_s: float) -> tuple[float, ...]:
+def _ready_s(cut: Cut, elements_per_s: float, there: Container[str]) -> tuple[float, ...]:
     """Per sub-model, when all of its parameters are updated; each is, with those that no sub-model
-    before has."""
+    before has. At once, if they are trained `there`."""
     updated_s: dict[str, float] = {}
     ready_s, elements = list[float](), 0
     for piece, new in zip(cut.pieces, cut.first_uses, strict=True):
-        elements += sum(new.values())
+        elements += sum(n for name, n in new.items() if name not in there)
         updated_s.update(dict.fromkeys(new, elements / elements_per_s))
         waited = (updated_s[name] for name in piece.parameters.keys() - piece.frozen)
         ready_s.append(max(waited, default=0.0))

@@ -4,9 +4,9 @@ Nobody should have to set any of these, so they are searched. For every number o
 a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a few ways to spend
 the memory that is left (`residency.py`). The schedule of each candidate that fits is timed event by
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
-equals the shortest pass. Cuts fall where layers end, and within those layers alone that do not fit
-by themselves. Other places make the search longer and the plan hardly better: they are tried only
-where none of those fits.
+equals the one that trains most on the device, then the shortest pass. Cuts fall where layers end,
+and within those layers alone that do not fit by themselves. Other places make the search longer and
+the plan hardly better: they are tried only where none of those fits.
 """
 
 import math
@@ -71,7 +71,14 @@ def _best(ways: Sequence[Choice]) -> Choice:
         timed.append(way)
         enough_s = min(enough_s, (1 + NEARLY) * way.seconds_per_micro_batch)
     good = [way for way in timed if way.seconds_per_micro_batch <= enough_s]
-    return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
+
+    def worth(way: Choice) -> tuple[float, ...]:
+        # What is trained there is summed there once a pass, beside the computing: few passes then.
+        fewer = -way.micro_batches if way.trained_elements else 0
+        memory = way.host_bytes, way.memory.total_bytes
+        return -way.trained_elements, fewer, way.timeline.seconds, *memory
+
+    return min(good, key=worth)
 
 
 def _places(asked: Question) -> Iterator[tuple[Ends, ...]]:

@@ -116,6 +116,8 @@ class Limits:
     """Host memory for values between sub-models. None: as much as it takes."""
     gradient_element_bytes: int = FLOAT32_BYTES
     """In which gradients leave."""
+    trained_element_bytes: int = 0
+    """Of a parameter that is trained on the device, beside its slot. 0: none may be."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class DeviceMemory:
     boundary_bytes: int = 0
     """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
     Of those that wait on the host, what is here at a time, and the ring."""
+    trained_bytes: int = 0
+    """State and gradient sums of what is trained there."""
 
     @property
     def total_bytes(self) -> int:
@@ -152,6 +156,7 @@ def device_memory(
     swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
     resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
     largest = max(piece.gradient_elements for piece in pieces)
+    there = sum(trained_there(pieces, arrangement).values())
     working = [
         piece.gradient_elements * element_bytes
         + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
@@ -163,7 +168,20 @@ def device_memory(
         gradient_bytes=gradient_slot_bytes(largest) + carried_elements * FLOAT32_BYTES,
         activation_bytes=max(working),
         kept_bytes=limits.micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
+        trained_bytes=limits.trained_element_bytes * there,
     )
+
+
+def trained_there(pieces: Sequence[Piece], arrangement: Arrangement) -> dict[str, int]:
+    """The parameters that live on the device, with their elements."""
+    there = arrangement.trained
+    others = {n for s, piece in enumerate(pieces) if s not in there for n in piece.parameters}
+    return {
+        name: elements
+        for s in there
+        for name, elements in pieces[s].parameters.items()
+        if name not in others and name not in pieces[s].frozen
+    }
 
 
 def alone_bytes(piece: Piece, limits: Limits) -> int:
@@ -221,6 +239,22 @@ class Cut:
             ),
             value_in_s=1 / machine.load_bytes_per_s,
             value_out_s=1 / machine.load_bytes_per_s,
+        )
+
+    def durations_in(self, arrangement: Arrangement) -> Durations:
+        """The same where some of it is trained on the device: nothing of that takes the link."""
+        there = trained_there(self.pieces, arrangement)
+        if not there:
+            return self.durations
+        moves = [
+            1 - sum(there.get(name, 0) for name in piece.parameters) / max(piece.elements, 1)
+            for piece in self.pieces
+        ]
+        load_s, out_s = self.durations.load_s, self.durations.gradient_out_s
+        return replace(
+            self.durations,
+            load_s=tuple(s * share for s, share in zip(load_s, moves, strict=True)),
+            gradient_out_s=tuple(s * share for s, share in zip(out_s, moves, strict=True)),
         )
 
     @cached_property

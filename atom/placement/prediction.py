@@ -45,7 +45,7 @@ class RoundPrediction:
     steps: int
     """Optimizer steps of this peer; with local steps the outer rule's is one more."""
     optimizer_s: float
-    """Of a step."""
+    """Of a step, on the host."""
     optimizer_wait_s: float
     """How much longer the pass above a step takes because of it."""
     line_bytes: float
@@ -86,14 +86,18 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
 
     Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
     shares. Of a step counts what a pass waits for; that both use the host's memory is left out. The
-    outer rule, which reads and writes about as much as an optimizer, counts as another step.
+    outer rule, which reads and writes about as much as an optimizer, counts as another step. With
+    local steps nothing is trained on the device.
     """
+    if work.inner_sequences is not None:
+        choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
     inner = work.inner_sequences
     average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes
-    optimizer = waits = work.parameters / work.optimizer_elements_per_s
+    on_host = max(work.parameters - choice.trained_elements, 0)
+    optimizer = waits = on_host / work.optimizer_elements_per_s
     if work.steps_beside:
         under_step = choice.seconds_under_step(work.optimizer_elements_per_s)
         waits = min(under_step - choice.timeline.seconds, optimizer)

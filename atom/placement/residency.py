@@ -2,7 +2,8 @@
 
 A resident sub-model is loaded once per optimizer step instead of twice per pass. A kept one is
 resident too, and its backward needs no second forward; that costs its activations, once per
-micro-batch. What is taken first is what saves most seconds per byte.
+micro-batch. What is taken first is what saves most seconds per byte. What is left then trains
+sub-models on the device: that shortens steps, and a pass only where the link holds it up.
 """
 
 from bisect import bisect_left
@@ -25,6 +26,8 @@ def arrangements(cut: Cut) -> list[Arrangement]:
     if cut.shape(every).moving:
         for each in _filling(every, cut):
             found += [each, _fewest_offloaded(each, cut)]
+    if cut.limits.trained_element_bytes:
+        found += [_trained(each, cut) for each in found]
     return list(dict.fromkeys(found))
 
 
@@ -53,6 +56,33 @@ def _fewest_offloaded(arrangement: Arrangement, cut: Cut) -> Arrangement:
         return with_first(0)
     few = bisect_left(range(len(makers)), True, key=fits)
     return with_first(few) if few < len(makers) else arrangement
+
+
+def _trained(arrangement: Arrangement, cut: Cut) -> Arrangement:
+    """The arrangement, which fits, with as many sub-models trained on the device as fit too: those
+    first for which the pass after a step would wait first."""
+    misses = 0
+    for group in _sharing(cut):
+        resident, trained = arrangement.resident | group, arrangement.trained | group
+        wider = replace(arrangement, resident=resident, trained=trained)
+        if cut.fits(wider):
+            arrangement = wider
+        elif (misses := misses + 1) == PATIENCE:
+            break
+    return arrangement
+
+
+def _sharing(cut: Cut) -> list[frozenset[int]]:
+    """Sub-models that share parameters, in order of the first: a parameter lives on the device only
+    if all that use it are trained there."""
+    groups = list[tuple[frozenset[int], frozenset[str]]]()
+    for s, piece in enumerate(cut.pieces):
+        members, names = frozenset({s}), frozenset(piece.parameters)
+        for group in [group for group in groups if group[1] & names]:
+            members, names = members | group[0], names | group[1]
+            groups.remove(group)
+        groups.append((members, names))
+    return sorted((members for members, _ in groups), key=min)
 
 
 def _filling(plain: Arrangement, cut: Cut) -> Iterator[Arrangement]:

@@ -100,6 +100,7 @@ def _fit(plan: Plan) -> RenderableType:
     parts = [
         (memory.slot_bytes, "swapped weights"),
         (memory.resident_bytes, "weights that stay"),
+        (memory.trained_bytes, "state of what is trained there"),
         (memory.gradient_bytes, "gradients"),
         (memory.activation_bytes, "activations at work"),
         (memory.kept_bytes, "activations that stay"),
@@ -151,6 +152,7 @@ def _sub_models(plan: Plan, columns: int) -> RenderableType:
 def _cells(plan: Plan, s: int) -> dict[str, str]:
     arrangement, piece = plan.choice.arrangement, plan.choice.cut.pieces[s]
     stays = "with its activations" if s in arrangement.kept else "yes"
+    stays += ", trained" if s in arrangement.trained else ""
     return {
         "#": str(s),
         "what": plan.program.sub_models[s].name,

@@ -16,6 +16,7 @@ from atom.daemon.fitting.device_choice import (
     choice_text,
     cut_arenas,
     free_host_bytes,
+    has_kernels,
     peer_bytes,
     question_of_run,
     usable_device_bytes,
@@ -90,7 +91,7 @@ def build_replica(
         callbacks.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    choice = _choose(recipe, profile, peer, kind, have_bytes)
+    choice = _choose(recipe, profile, peer, kind, have_bytes, has_kernels(kind, note))
     training, evaluating = choice.program(graph), None
     if evaluation is not None:
         evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice.cut.ends))
@@ -108,7 +109,12 @@ def build_replica(
 
 
 def _choose(
-    recipe: Recipe, profile: Profile, peer: PeerFile, kind: torch.device, have_bytes: int
+    recipe: Recipe,
+    profile: Profile,
+    peer: PeerFile,
+    kind: torch.device,
+    have_bytes: int,
+    kernels: bool,
 ) -> Choice:
     """`have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
     would fit, were nobody else there."""
@@ -117,7 +123,7 @@ def _choose(
     def choice(host_bytes: int, alone: bool) -> Choice:
         left_bytes = host_bytes - peer_bytes(run, graph.layout)
         device_bytes = cap_bytes or usable_device_bytes(kind, left_bytes, alone)
-        return choose(question_of_run(run, graph, profile, device_bytes, left_bytes))
+        return choose(question_of_run(run, graph, profile, device_bytes, left_bytes, kernels))
 
     try:
         return choice(have_bytes, alone=False)

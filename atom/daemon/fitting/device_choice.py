@@ -1,21 +1,32 @@
 """How this box's device would take a run's model: what it allows, and what is chosen."""
 
+from collections.abc import Callable
+
 import torch
 
+from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
-from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
+from atom.daemon.model.run_optimizer import (
+    gradients,
+    optimizer,
+    replica_state,
+    state_form,
+    update_rule,
+)
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
+from atom.optim.optimizer import Optimizer, store_bytes
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question
 from atom.placement.memory import Limits
+from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import beside_bytes
-from atom.swap.state_form import HIGH, LOW, MASTER
+from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 
@@ -37,17 +48,23 @@ def question(
     micro_batches: int,
     host_left_bytes: int = -1,
     gradients: torch.dtype = torch.float32,
+    trained_element_bytes: int = 0,
 ) -> Question:
     """`micro_batches`: the most that one pass may accumulate. `host_left_bytes`: beside the
     replica; where not even that fits, values between sub-models take what they need: only the
-    verdict matters. `gradients`: how they leave."""
+    verdict matters. `gradients`: how they leave. `trained_element_bytes`: as `Limits` has it."""
     element_bytes = graph.parameter_dtype.itemsize
     waiting_bytes = int(host_left_bytes * BOUNDARY_SHARE) if host_left_bytes >= 0 else None
     return Question(
         chain=profile.chain,
         machine=profile.link,
         limits=Limits(
-            device_bytes, element_bytes, micro_batches, waiting_bytes, gradients.itemsize
+            device_bytes,
+            element_bytes,
+            micro_batches,
+            waiting_bytes,
+            gradients.itemsize,
+            trained_element_bytes,
         ),
         layer_ends=layer_ends(layers_of(graph)),
     )
@@ -59,13 +76,38 @@ def question_of_run(
     profile: Profile,
     device_bytes: int,
     host_left_bytes: int,
+    has_kernels: bool,
 ) -> Question:
     """With as many micro-batches as this peer has when it trains alone: with others it may be
-    fewer."""
+    fewer. `has_kernels`: for what is trained on the device."""
     whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
     most = min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
-    leaving = gradients(run)
-    return question(graph, profile, device_bytes, most, host_left_bytes, leaving)
+    leaving, there = gradients(run), 0
+    if has_kernels and update_rule(run).same_steps and leaving == torch.float32:
+        there = trained_element_bytes(optimizer(run), graph, state_form(run))
+    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, there)
+
+
+def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -> int:
+    """As `Limits` has it."""
+    if not optimizer.steps_on_devices:
+        return 0
+    layout, dtype = graph.layout, graph.parameter_dtype
+    frozen_bytes = (layout.total_elements - layout.trained_elements) * dtype.itemsize
+    state_bytes = store_bytes(optimizer, layout, dtype, form) - frozen_bytes
+    return -(-state_bytes // max(layout.trained_elements, 1))
+
+
+def has_kernels(device: torch.device, note: Callable[[str], None]) -> bool:
+    """Can AdamW's steps be taken there? If a GPU cannot, that is told."""
+    if device.type != "cuda":
+        return False
+    try:
+        device_kernels(device)
+    except DeviceError as problem:
+        note(f"nothing is trained on the device: {problem.message}")
+        return False
+    return True
 
 
 def choice_text(choice: Choice) -> str:
@@ -73,6 +115,8 @@ def choice_text(choice: Choice) -> str:
     count, kept = len(choice.cut.pieces), len(choice.arrangement.kept)
     resident = len(choice.arrangement.resident)
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
+    if choice.arrangement.trained:
+        stays += f", {len(choice.arrangement.trained)} are trained there"
     waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
     budget = format_bytes(choice.cut.limits.device_bytes)
     checkpoints = ", its own checkpoints left out" if choice.cut.remembers else ""

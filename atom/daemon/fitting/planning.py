@@ -23,6 +23,7 @@ from atom.daemon.fitting.device_choice import (
     GPU_SHARE,
     cut_arenas,
     free_host_bytes,
+    has_kernels,
     peer_bytes,
     question_of_run,
     replica_arenas,
@@ -161,7 +162,8 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     left_bytes = have_bytes - sum(size for _, size in arenas)
     device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)
     on_gpu = request.assume is not None or device != "cpu"
-    choice = choose(question_of_run(run, graph, profile, device_bytes, left_bytes))
+    kernels = request.assume is not None or has_kernels(torch.device(device), note)
+    choice = choose(question_of_run(run, graph, profile, device_bytes, left_bytes, kernels))
     program = choice.program(graph)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)
