@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -80,7 +80,8 @@ class Adapters:
             _add_adapter(layer, self)
 
     def shrunk(self) -> "Adapters":
-        return self
+        """Whatever layer they name: that may not be there."""
+        return replace(self, targets=tuple(each.rpartition(".")[2] for each in self.targets))
 
     def _chosen(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         found = dict[str, nn.Module]()

@@ -74,6 +74,15 @@ def test_targets_are_ends_of_names_with_wildcards() -> None:
         assert "q_proj" in caught.value.hint
 
 
+def test_the_shrunk_model_has_adapters_where_its_layers_allow() -> None:
+    part = Adapters(2, 4.0, 0.0, ("layers.2.mlp.up_proj", "k_proj"))
+    small = PartlyTrained(MODELS["llama"], part).shrunk()
+    names = [n for n, p in small.build(torch.float32).named_parameters() if p.requires_grad]
+    assert {name.split(".")[4] for name in names} == {"up_proj", "k_proj"}
+    assert isinstance(small, PartlyTrained)
+    assert small.shrunk() is small
+
+
 def test_the_last_layers_and_what_is_behind_them() -> None:
     names = trained(MODELS["gpt3"], LastLayers(1))
     assert {name.rpartition(".")[0].partition(".")[0] for name in names} == {"blocks", "final_norm"}

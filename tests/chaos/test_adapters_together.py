@@ -1,0 +1,70 @@
+"""Three daemons train adapters beside a published Llama, one of them late, one killed between."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from swarm_history import check_peers
+from swarm_of_processes import START_S, Peer, Swarm, endless, swarm_in
+
+from atom.training.storage.run_storage import STILL, list_snapshots
+
+pytestmark = pytest.mark.timeout(9 * START_S)
+
+CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.3,
+}
+FAMILY = 'family = "gpt3"\nlayers = 2\nheads = 2\nmodel_dim = 32\n'
+TRAIN = '[train]\nrank = 2\ntargets = ["q_proj", "v_proj", "down_proj"]\n'
+
+
+def run_text() -> str:
+    text = endless("tuned", 4, 4)
+    assert FAMILY in text
+    return text.replace(FAMILY, 'huggingface = "base/config.json"\n') + TRAIN
+
+
+def fetched(peer: Peer) -> list[int]:
+    return [event["bytes"] for event in peer.events("fetched") if event["what"] == "frozen"]
+
+
+def trains(swarm: Swarm, peer: Peer, rounds: int = 3) -> None:
+    enough = len(peer.rounds) + rounds
+    swarm.until(lambda: len(peer.rounds) >= enough, f"{peer.name}'s rounds", 2 * START_S)
+
+
+def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+    base.save_pretrained(tmp_path / "base")
+    with swarm_in(tmp_path, run_text(), ["ada", "bob", "cleo"], memory="auto") as swarm:
+        founder, bob, late = swarm.peers
+        swarm.start_options = ("--from", str(tmp_path / "base"))
+        swarm.found()
+        swarm.peers.remove(late)
+        swarm.invite()
+        trains(swarm, bob)
+        assert not bob.kill()
+        late.start("join", swarm.address)
+        swarm.peers.append(late)
+        bob.start()
+        for peer in (late, bob, founder):
+            trains(swarm, peer)
+        for peer in swarm.peers:
+            peer.control.leave(None)
+            assert peer.wait() == 0
+        assert check_peers(swarm.peers, "tuned") == 0, "replicas agree in every round"
+        size = sum(p.numel() * 4 for n, p in base.named_parameters())
+        assert [fetched(peer) for peer in swarm.peers] == [[], [size], [size]], "once"
+        files = [(peer.state / "snapshots" / STILL).read_bytes() for peer in swarm.peers]
+        assert files[0] == files[1] == files[2]
+        state = list_snapshots(late.state / "snapshots")[0].load()
+        assert sum(arena.nbytes for arena in state.values()) < size / 4
