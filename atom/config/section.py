@@ -52,7 +52,7 @@ def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
 
 
 def _written(form: str) -> PlainSerializer:
-    return PlainSerializer(form.format, return_type=str)
+    return PlainSerializer(lambda value: form.format(value), return_type=str)
 
 
 WORDS = r"^[^\x00-\x1f\x7f-\x9f]+$"

@@ -15,15 +15,7 @@ from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.view import (
-    SwarmView,
-    batch_text,
-    remaining,
-    round_use,
-    trained_on,
-    validation_text,
-    void_text,
-)
+from atom.swarm.records.view import SwarmView, batch_text, round_use, trained_on, void_text
 
 _BAR_COLUMNS = 40
 _COLUMNS = (
@@ -98,8 +90,7 @@ def headline(view: SwarmView, rounds: int | None) -> Text:
     ]
     if view.loss is not None:
         parts.append(Text(f"loss {view.loss:.4f}"))
-    more = validation_text(view.validation), remaining(rounds, view.round, view.round_s)
-    parts += map(Text, filter(None, more))
+    parts += map(Text, view.outlook(rounds))
     return Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
 
 

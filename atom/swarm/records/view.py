@@ -112,6 +112,11 @@ class SwarmView:
         """How a table calls a peer."""
         return f"{short_id(peer_id)} (you)" if peer_id == self.me else short_id(peer_id)
 
+    def outlook(self, rounds: int | None) -> list[str]:
+        """The newest validation, and how long the run goes on, as far as they are known."""
+        to_go = remaining(rounds, self.round, self.round_s)
+        return list(filter(None, (validation_text(self.validation), to_go)))
+
     def age_s(self, lease: Lease) -> float:
         """Since the publisher issued it, by two wall clocks: for display."""
         return round(max(0.0, self.unix_time - lease.issued_at), 1)
