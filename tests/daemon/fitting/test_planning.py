@@ -9,8 +9,8 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError, ModelError, TrustError
 from atom.config.load import load_peer_file, parse_run_text
-from atom.daemon.fitting import profiling
-from atom.daemon.fitting.device_choice import cut_arenas
+from atom.daemon.fitting import device_choice, profiling
+from atom.daemon.fitting.device_choice import cut_arenas, has_kernels
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_shapes
 from atom.swap.device_slots import staging_bytes
@@ -154,6 +154,35 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
     of_the_cut = sum(size for _, size in arenas)
     assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
     assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
+
+
+@pytest.mark.parametrize(
+    ("chosen", "state_bytes"),
+    [
+        ("exact", 18), ("split", 16), ("half", 12), ('half"\ngradients = "bfloat16', 0),
+        ('split"\nname = "adamw-8bit', 0),
+        ('exact"\n[update]\ninner_sequences = 4\nrule = "local-steps', 0),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_has_room_for_is_trained_there_if_there_is_a_kernel_for_it(
+    tmp_path: Path, chosen: str, state_bytes: int
+) -> None:
+    """Master weights, moments and sums; beside them the slot has the weights that are computed
+    with."""
+    planned = plan(tmp_path, precision="bfloat16", state=chosen)
+    assert planned.choice.memory.trained_bytes == state_bytes * planned.parameters
+    assert (planned.prediction.optimizer_s == 0) is (state_bytes > 0)
+
+
+def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(device: torch.device) -> None:
+        raise DeviceError("no kernels for this GPU: libnvrtc.so.13")
+
+    told = list[str]()
+    monkeypatch.setattr(device_choice, "device_kernels", none)
+    assert not has_kernels(torch.device("cuda", 0), told.append)
+    assert not has_kernels(torch.device("cpu"), told.append)
+    assert told == ["nothing is trained on the device: no kernels for this GPU: libnvrtc.so.13"]
 
 
 def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:
