@@ -5,6 +5,7 @@ Nothing here knows graphs or devices: seconds and bytes come from a profile (mea
 rates (assumed).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,9 +82,32 @@ class Chain:
     memory. None: it is this one."""
 
 
+ADDED = 3
+"""Times its size: what the host reads and writes to add a gradient."""
+
+
 @dataclass(frozen=True)
 class Machine:
-    """How fast bytes move between host and device, both ways at once."""
+    """How fast bytes move between host and device, both ways at once, and what the host makes of
+    them. Where the device is the CPU, gradients are added as they move."""
 
     load_bytes_per_s: float
     gradient_bytes_per_s: float
+    sum_bytes_per_s: float = math.inf
+    """That the host reads and writes where it adds gradients and does nothing else."""
+    memory_bytes_per_s: float = math.inf
+    """That the host reads and writes, whoever asks: copies, additions and the optimizer's step."""
+
+    @property
+    def adds_apart(self) -> bool:
+        """Whether the host adds gradients beside the copies of others."""
+        return math.isfinite(self.sum_bytes_per_s)
+
+    def share(self, bytes_per_s: float) -> float:
+        """Of what the host's memory moves."""
+        return min(bytes_per_s / self.memory_bytes_per_s, 1.0)
+
+    @property
+    def gradient_byte_s(self) -> float:
+        """From a byte of gradients to the next, where many leave one after the other."""
+        return max(1 / self.gradient_bytes_per_s, ADDED / self.sum_bytes_per_s)

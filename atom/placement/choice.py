@@ -1,7 +1,7 @@
 """One way through a device: a cut, and what stays there; what that holds and takes."""
 
 from collections.abc import Container
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,20 @@ from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.pass_shares import PassShares
 from atom.swap.schedule import Shape, training_pass
-from atom.swap.timeline import Durations, Timeline, simulate
+from atom.swap.timeline import Durations, Timeline, landed_s, simulate
+
+ALIKE = 3
+"""Passes of a round from which on one is like the other."""
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """The optimizer's on the host."""
+
+    elements_per_s: float
+    """With the host's memory for itself."""
+    element_bytes: float
+    """That it reads and writes there, per parameter."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,9 @@ class Choice:
 
     cut: Cut
     arrangement: Arrangement
+    _landed_s: dict[HostStep | None, list[float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def shape(self) -> Shape:
@@ -78,14 +94,44 @@ class Choice:
         swapped = [s for s in range(last + 1) if s not in arrangement.resident]
         twice = swapped[: -arrangement.slots]  # the last ones are still there
         loading = sum(d.load_s) + sum(d.load_s[s] for s in twice)
-        return max(d.load_s[0] + computing + d.gradient_out_s[0], loading, sum(d.gradient_out_s))
+        out_s = max(sum(d.gradient_out_s), sum(d.sum_s))
+        return max(d.load_s[0] + computing + d.gradient_out_s[0], loading, out_s)
 
-    def seconds_under_step(self, elements_per_s: float) -> float:
-        """Of a pass that begins with the optimizer's step: each load waits until its own parameters
-        are updated, in the order of their first use."""
+    def passes_s(self, passes: int, step: HostStep | None = None) -> float:
+        """Of so many passes, the first of a round, until all their gradients have landed. With a
+        `step` they begin with it: each load waits until its own parameters are updated, in the
+        order of their first use."""
+        if step not in self._landed_s:
+            durations = self._durations if step is None else self.under_step(step)
+            again = training_pass(self.shape, self.still_loaded)
+            schedules = [training_pass(self.shape), *(again for _ in range(1, ALIKE))]
+            self._landed_s[step] = list(landed_s(schedules, self.shape, durations))
+        known_s = self._landed_s[step]
+        more = max(passes - ALIKE, 0)
+        return known_s[passes - more - 1] + more * (known_s[-1] - known_s[-2])
+
+    def norm_s(self, elements: int) -> float:
+        """Of the norm of so many gradients that have landed, before a step may begin."""
+        size, machine = elements * self.cut.limits.gradient_element_bytes, self.cut.machine
+        return size / machine.sum_bytes_per_s
+
+    def under_step(self, step: HostStep) -> Durations:
+        """Of a pass that begins with a step. That is as slow as memory that carries it with the
+        loads that follow it."""
+        durations, machine = self._durations, self.cut.machine
+        most = machine.memory_bytes_per_s / (step.element_bytes + self.cut.limits.element_bytes)
+        elements_per_s = min(step.elements_per_s, most)
         there = trained_there(self.cut.pieces, self.arrangement)
-        durations = replace(self._durations, ready_s=_ready_s(self.cut, elements_per_s, there))
-        return simulate(training_pass(self.shape), self.shape, durations).seconds
+        shares = replace(durations.shares, step=machine.share(elements_per_s * step.element_bytes))
+        ready_s = _ready_s(self.cut, elements_per_s, there)
+        return replace(durations, ready_s=ready_s, shares=shares)
+
+    @property
+    def still_loaded(self) -> list[int]:
+        """What the pass before leaves in the slots."""
+        resident, sub_models = self.arrangement.resident, range(len(self.cut.pieces))
+        swapped = [s for s in sub_models if s not in resident]
+        return [*resident, *swapped[: self.arrangement.slots]]
 
     def program(self, graph: Graph) -> Program:
         """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
@@ -108,6 +154,7 @@ class Choice:
                 "load_s": timeline.busy_s("load"),
                 "compute_s": timeline.busy_s("compute"),
                 "gradients_out_s": timeline.busy_s("gradients"),
+                "sums_s": timeline.busy_s("sums"),
             },
             "sub_models": [
                 {

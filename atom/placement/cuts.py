@@ -173,7 +173,7 @@ class _Seconds:
             each.astype(np.float64) for each in (parts.elements, parts.gradient_elements)
         )
         load = loads * (limits.element_bytes / machine.load_bytes_per_s)
-        gradient = leaves * (limits.gradient_element_bytes / machine.gradient_bytes_per_s)
+        gradient = leaves * (limits.gradient_element_bytes * machine.gradient_byte_s)
         return cls(forward, again, load, gradient)
 
     def computing(self, begins: _Table, end: int) -> _Numbers:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from atom.graph.chain import Chain, Machine, Operation, Value
+from atom.graph.chain import ADDED, Chain, Machine, Operation, Value
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
-from atom.swap.timeline import Durations
+from atom.swap.timeline import Durations, Shares
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,14 @@ class Cut:
             ),
             value_in_s=1 / machine.load_bytes_per_s,
             value_out_s=1 / machine.load_bytes_per_s,
+            sum_s=tuple(ADDED * n * gradient_bytes / machine.sum_bytes_per_s for n in leaving)
+            if machine.adds_apart
+            else (),
+            shares=Shares(
+                load=machine.share(machine.load_bytes_per_s),
+                out=machine.share(machine.gradient_bytes_per_s),
+                sum=machine.share(machine.sum_bytes_per_s) if machine.adds_apart else 0.0,
+            ),
         )
 
     def durations_in(self, arrangement: Arrangement) -> Durations:
@@ -250,12 +258,12 @@ class Cut:
             1 - sum(there.get(name, 0) for name in piece.parameters) / max(piece.elements, 1)
             for piece in self.pieces
         ]
-        load_s, out_s = self.durations.load_s, self.durations.gradient_out_s
-        return replace(
-            self.durations,
-            load_s=tuple(s * share for s, share in zip(load_s, moves, strict=True)),
-            gradient_out_s=tuple(s * share for s, share in zip(out_s, moves, strict=True)),
+        whole = self.durations
+        load_s, gradient_out_s, sum_s = (
+            tuple(s * share for s, share in zip(of, moves, strict=False))
+            for of in (whole.load_s, whole.gradient_out_s, whole.sum_s)
         )
+        return replace(whole, load_s=load_s, gradient_out_s=gradient_out_s, sum_s=sum_s)
 
     @cached_property
     def first_uses(self) -> list[dict[str, int]]:

@@ -8,7 +8,7 @@ the two. Pure.
 import math
 from dataclasses import dataclass, replace
 
-from atom.placement.choice import Choice
+from atom.placement.choice import Choice, HostStep
 
 DAY_S = 86400
 
@@ -26,7 +26,7 @@ class Work:
     """That share the global batch and average with each other, this one included."""
     inner_sequences: int | None
     """Of an inner step, with local steps; None: a round is one optimizer step of the swarm."""
-    optimizer_elements_per_s: float
+    step: HostStep
     network_bytes_per_s: float
     """The slowest peer's, each way."""
     gradient_element_bytes: float
@@ -47,7 +47,8 @@ class RoundPrediction:
     optimizer_s: float
     """Of a step, on the host."""
     optimizer_wait_s: float
-    """How much longer the pass above a step takes because of it."""
+    """How much longer the passes between two steps take because of one: what the first of them
+    waits for, and what a peer that steps by itself takes for its gradients' norm before."""
     line_bytes: float
     """Through this peer's line, up, and as much down."""
     all_reduce_s: float
@@ -85,9 +86,8 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     """Reckons a round from the chosen pass: the share of the batch, the exchange, the steps.
 
     Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
-    shares. Of a step counts what a pass waits for; that both use the host's memory is left out. The
-    outer rule, which reads and writes about as much as an optimizer, counts as another step. With
-    local steps nothing is trained on the device.
+    shares. The outer rule, which reads and writes about as much as an optimizer, counts as another
+    step. With local steps nothing is trained on the device.
     """
     if work.inner_sequences is not None:
         choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
@@ -97,13 +97,17 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes
     on_host = max(work.parameters - choice.trained_elements, 0)
-    optimizer = waits = on_host / work.optimizer_elements_per_s
+    optimizer = waits = on_host / work.step.elements_per_s
+    passes = math.ceil(micro_batches / choice.micro_batches)
+    full = micro_batches / (passes * choice.micro_batches)
     if work.steps_beside:
-        under_step = choice.seconds_under_step(work.optimizer_elements_per_s)
-        waits = min(under_step - choice.timeline.seconds, optimizer)
+        between = min(math.ceil((inner or sequences) / sequences * passes), passes)
+        waits = choice.passes_s(between, work.step) - choice.passes_s(between)
+        if inner is not None or work.peers == 1:
+            waits += choice.norm_s(on_host)
     return RoundPrediction(
-        passes=math.ceil(micro_batches / choice.micro_batches),
-        accumulate_s=choice.seconds_per_micro_batch * micro_batches,
+        passes=passes,
+        accumulate_s=choice.passes_s(passes) * full,
         steps=1 if inner is None else math.ceil(sequences / inner) + 1,
         optimizer_s=optimizer,
         optimizer_wait_s=waits,

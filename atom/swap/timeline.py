@@ -1,24 +1,28 @@
 """A schedule in time: predicted from durations, or recorded while the engine carries it out.
 
-Three lanes work at once: the link into the device, the device, and the link out of it. Each takes
-its work in the order of the schedule, one piece after the other. What holds a piece back, as in
-the engine and its devices:
+Four lanes work at once: the link into the device, the device, the link out of it, and the host,
+which adds what has left. Each takes its work in the order of the schedule, one piece after the
+other. What holds a piece back, as in the engine and its devices:
 
 * a load: everything computed before it was issued (its slot may have been in use till then), and
   the step under way, until it has updated what is loaded;
 * computing: the load of that sub-model; and for its first backward the gradient slot, whose last
-  sums must have reached the host;
-* a gradient-out: the backward before it;
+  sums must have left;
+* a gradient-out: the backward before it, and the addition of what landed where it will land;
+* an addition: that gradient-out;
 * values that leave, or come back: everything computed before. As a third leaves, computing waits
   until the first is out; a visit waits for what comes back for it.
 
-A prediction leaves out what the host does between events, and that the lanes share memory.
+The links, the additions and the step share the host's memory: what comes first in the schedule
+takes what it needs, what comes later gets the rest. A prediction leaves out what the host does
+between events.
 """
 
+import math
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from atom.swap.crossing import OUTGOING
@@ -50,7 +54,7 @@ class Durations:
     backward_s: tuple[float, ...]
     """Without recomputation."""
     gradient_out_s: tuple[float, ...]
-    """For the sum over all micro-batches, until it is added to the host's."""
+    """For the sum over all micro-batches; also of its addition, if `sum_s` is empty."""
     value_in_s: float = 0.0
     """Per byte of a value that comes back from the host."""
     value_out_s: float = 0.0
@@ -58,6 +62,20 @@ class Durations:
     ready_s: tuple[float, ...] = ()
     """When, from the beginning of the pass, a step under way has updated all that a sub-model
     loads. Empty: no step is under way."""
+    sum_s: tuple[float, ...] = ()
+    """For the addition on the host."""
+    shares: "Shares" = field(default_factory=lambda: Shares())
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of what the host's memory moves per second: what each lane takes while it is at work, were it
+    alone."""
+
+    load: float = 0.0
+    out: float = 0.0
+    sum: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,13 +169,27 @@ class Recording:
         return Timeline.of(spans)
 
 
+def landed_s(
+    schedules: Iterable[Iterable[Event]], shape: Shape, durations: Durations
+) -> Iterator[float]:
+    """When all is computed and has landed of the first pass of a round; of the first two; and so
+    on. The first one adds nothing on the host: it replaces what was there. It alone is held back by
+    the step."""
+    lanes = _Lanes(shape, replace(durations, sum_s=()))
+    for schedule in schedules:
+        for event in schedule:
+            lanes.take(event)
+        yield max(lanes.device_s, lanes.link_out_s, lanes.host_s)
+        lanes.durations = replace(durations, ready_s=())
+
+
 def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> Timeline:
     """When each event of a pass would be at work.
 
     The schedule must be sound. What it finds loaded costs nothing.
     """
     lanes = _Lanes(shape, durations)
-    spans = [lanes.take(event) for event in schedule]
+    spans = [span for event in schedule for span in lanes.take(event)]
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))))
 
 
@@ -170,6 +202,7 @@ class _Lanes:
     link_in_s: float = 0.0
     device_s: float = 0.0
     link_out_s: float = 0.0
+    host_s: float = 0.0
     loaded_s: dict[int, float] = field(default_factory=dict)
     gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
     outgoing_s: deque[float] = field(default_factory=deque)
@@ -177,24 +210,52 @@ class _Lanes:
     """Per sub-model and micro-batch, when what leaves behind it is on the host."""
     back_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """Likewise, when that is there again."""
+    staging_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
+    """When the host has added what lies in each."""
+    traffic: list[tuple[float, float, float]] = field(default_factory=list)
+    """What takes a share of the host's memory: (from, until, share)."""
 
-    def take(self, event: Event) -> Span:
+    def __post_init__(self) -> None:
+        if self.durations.ready_s:
+            self.traffic.append((0.0, max(self.durations.ready_s), self.durations.shares.step))
+
+    def take(self, event: Event) -> list[Span]:
         match event:
             case Load():
-                return self._load(event)
+                return [self._load(event)]
             case Forward() | Backward():
-                return self._compute(event)
+                return [self._compute(event)]
             case GradientOut():
                 return self._gradient_out(event)
             case ValuesOut():
-                return self._values_out(event)
+                return [self._values_out(event)]
             case ValuesIn():
-                return self._values_in(event)
+                return [self._values_in(event)]
+
+    def _moved_s(self, start_s: float, seconds: float, share: float) -> float:
+        """When work is done that would take so many seconds alone, and that share of the memory."""
+        if not share:
+            return start_s + seconds
+        self.traffic = [each for each in self.traffic if each[1] > self.device_s]
+        others, at_s = list(self.traffic), start_s
+        while seconds > 0:
+            left = 1.0 - sum(taken for since, until, taken in others if since <= at_s < until)
+            speed = min(1.0, max(left, 0.0) / share)
+            changes = (s for since, until, _ in others for s in (since, until) if s > at_s)
+            ends_s = at_s + seconds / speed if speed else math.inf
+            until_s = min(changes, default=ends_s)
+            if until_s >= ends_s:
+                until_s, seconds = ends_s, 0.0
+            seconds -= (until_s - at_s) * speed
+            self.traffic.append((at_s, until_s, share * speed))
+            at_s = until_s
+        return at_s
 
     def _load(self, event: Load) -> Span:
         ready_s = self.durations.ready_s[event.sub_model] if self.durations.ready_s else 0.0
         start = max(self.link_in_s, self.device_s, ready_s)
-        self.link_in_s = start + self.durations.load_s[event.sub_model]
+        seconds = self.durations.load_s[event.sub_model]
+        self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
         self.loaded_s[event.sub_model] = self.link_in_s
         return Span(event, start, self.link_in_s)
 
@@ -211,17 +272,26 @@ class _Lanes:
         self.device_s = start + seconds
         return Span(event, start, self.device_s)
 
-    def _gradient_out(self, event: GradientOut) -> Span:
-        start = max(self.link_out_s, self.device_s)
-        self.link_out_s = start + self.durations.gradient_out_s[event.sub_model]
-        self.gradient_slots_s[event.sub_model % GRADIENT_SLOTS] = self.link_out_s
-        return Span(event, start, self.link_out_s)
+    def _gradient_out(self, event: GradientOut) -> list[Span]:
+        s, shares = event.sub_model, self.durations.shares
+        slot = s % GRADIENT_SLOTS
+        start = max(self.link_out_s, self.device_s, self.staging_s[slot])
+        self.link_out_s = self._moved_s(start, self.durations.gradient_out_s[s], shares.out)
+        self.gradient_slots_s[slot] = self.link_out_s
+        spans = [Span(event, start, self.link_out_s)]
+        if self.durations.sum_s:
+            start = max(self.host_s, self.link_out_s)
+            self.host_s = self._moved_s(start, self.durations.sum_s[s], shares.sum)
+            self.staging_s[slot] = self.host_s
+            spans.append(Span(GradientSum(s), start, self.host_s))
+        return spans
 
     def _values_out(self, event: ValuesOut) -> Span:
         if len(self.outgoing_s) == OUTGOING:
             self.device_s = max(self.device_s, self.outgoing_s.popleft())
         start, s = max(self.link_out_s, self.device_s), event.sub_model
-        self.link_out_s = start + self.shape.away_bytes(s) * self.durations.value_out_s
+        seconds = self.shape.away_bytes(s) * self.durations.value_out_s
+        self.link_out_s = self._moved_s(start, seconds, self.durations.shares.out)
         self.outgoing_s.append(self.link_out_s)
         self.left_s[s, event.micro_batch] = self.link_out_s
         return Span(event, start, self.link_out_s)
@@ -230,6 +300,7 @@ class _Lanes:
         s = event.sub_model
         self.device_s = max(self.device_s, self.left_s[s, event.micro_batch])
         start = max(self.link_in_s, self.device_s)
-        self.link_in_s = start + self.shape.away_bytes(s) * self.durations.value_in_s
+        seconds = self.shape.away_bytes(s) * self.durations.value_in_s
+        self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
         self.back_s[s, event.micro_batch] = self.link_in_s
         return Span(event, start, self.link_in_s)

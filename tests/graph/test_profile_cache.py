@@ -67,7 +67,7 @@ def test_another_question_has_another_answer(graph: Graph, monkeypatch: pytest.M
     assert len(set(names)) == len(names)
 
 
-PAIRS = [[0.5, 1.0]] * 6
+PAIRS = [[0.5, 1.0]] * 7
 NO_MEASUREMENT = [
     b"", b"\xff\xfe", b'{"layers": 1', b"[" * 100_000, b"null", b"[]", b"{}", b'{"layers": 3}',
     *(json.dumps(pairs).encode() for pairs in (

@@ -162,7 +162,7 @@ def test_a_device_that_is_described() -> None:
     text = "tflops=71, memory=24 GiB, bandwidth=936 GB/s, link=31.5 GB/s"
     described = assumed_device(text, torch.bfloat16)
     assert described.memory_bytes == card.memory_bytes
-    assert described.link_bytes_per_s == pytest.approx(card.link_bytes_per_s)
+    assert vars(described.link) == pytest.approx(vars(card.link))
     graph = gpt3_graph(torch.bfloat16)
     assert assume_graph(graph, text).layers == assume_graph(graph, card.name).layers
     short = assumed_device("tflops=75,memory=24 GiB,link=22 GB/s", torch.float32)

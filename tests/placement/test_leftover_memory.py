@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from small_chains import MACHINE, plenty, random_chain
 
+from atom.placement.choice import HostStep
 from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
 from atom.placement.memory import Cut, Limits
 from atom.placement.residency import arrangements
@@ -44,7 +45,7 @@ def test_leftover_memory_trains_as_many_as_fit_and_slows_no_pass(seed: int) -> N
         trained.append(choice.trained_elements)
     assert trained[-1] == elements
     assert choice.timeline.busy_s("load") == choice.timeline.busy_s("gradients") == 0
-    assert choice.seconds_under_step(1.0) == choice.timeline.seconds
+    assert choice.passes_s(1, HostStep(1.0, 30.0)) == choice.timeline.seconds
 
 
 def test_those_that_share_a_parameter_are_trained_together_and_first_ones_first() -> None:

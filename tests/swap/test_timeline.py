@@ -1,5 +1,7 @@
 """A pass in time: by hand, and by what no pass may do."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
@@ -21,6 +23,7 @@ from atom.swap.schedule import (
     Event,
     Forward,
     GradientOut,
+    GradientSum,
     Load,
     OptimizerStep,
     Shape,
@@ -28,7 +31,15 @@ from atom.swap.schedule import (
     ValuesOut,
     training_pass,
 )
-from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
+from atom.swap.timeline import (
+    Durations,
+    Recording,
+    Shares,
+    Span,
+    Timeline,
+    landed_s,
+    simulate,
+)
 
 
 def alike(sub_models: int, load: float, forward: float, backward: float, out: float) -> Durations:
@@ -103,6 +114,29 @@ def test_a_load_waits_for_the_update_of_its_parameters() -> None:
     ]
 
 
+def test_the_next_gradients_leave_while_others_are_added() -> None:
+    durations = replace(alike(3, 2, 1, 2, 1), sum_s=(4.0,) * 3)
+    timeline = simulated(Shape(3, 1), durations)
+    assert times(timeline)[-9:] == [
+        (GradientOut(2), 9, 10), (Load(0, 0), 9, 11), (Backward(1, 0), 9, 12),
+        (GradientSum(2), 10, 14), (GradientOut(1), 12, 13), (Backward(0, 0), 12, 15),
+        (GradientSum(1), 14, 18), (GradientOut(0), 15, 16), (GradientSum(0), 18, 22),
+    ]  # fmt: skip
+    assert list(landed_s([training_pass(Shape(3, 1))] * 2, Shape(3, 1), durations)) == [16, 37]
+
+
+def test_lanes_share_the_hosts_memory() -> None:
+    """Each would take three quarters of it: while the addition does, the load has a quarter."""
+    shape = Shape(1, 1)
+    lanes = [Load(0, 0), Forward(0, 0), Backward(0, 0), GradientOut(0), Load(0, 0)]
+    shares = Shares(load=0.75, sum=0.75)
+    durations = replace(alike(1, 2, 1, 2, 1), sum_s=(4.0,), shares=shares)
+    at = times(simulate(lanes, shape, durations))
+    assert at[-2:] == [(Load(0, 0), 5, 9), (GradientSum(0), 6, 10)]
+    under = replace(durations, ready_s=(3.0,), shares=replace(shares, step=1.0))
+    assert times(simulate(lanes, shape, under))[0] == (Load(0, 0), 3, 5)
+
+
 # --- by what no pass may do -------------------------------------------------------------------
 
 
@@ -118,7 +152,7 @@ def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
     seconds = st.integers(0, 20).map(float)
     column = st.lists(seconds, min_size=sub_models, max_size=sub_models).map(tuple)
     values = (draw(st.integers(0, 3).map(float)) for _ in range(2))
-    return Durations(*(draw(column) for _ in range(4)), *values)
+    return Durations(*(draw(column) for _ in range(4)), *values, sum_s=draw(column))
 
 
 @given(passes())
@@ -127,9 +161,12 @@ def test_nothing_begins_before_what_it_needs_nor_later(
 ) -> None:
     schedule, shape, durations = case
     timeline = simulate(schedule, shape, durations)
-    assert len(timeline.spans) == len(schedule)
+    outs = sum(isinstance(event, GradientOut) for event in schedule)
+    assert len(timeline.spans) == len(schedule) + outs
     spans = {id(span.event): span for span in timeline.spans}
-    lane_end = {"load": 0.0, "compute": 0.0, "gradients": 0.0}
+    sums = {s.event: s for s in timeline.spans if isinstance(s.event, GradientSum)}
+    lane_end = {"load": 0.0, "compute": 0.0, "gradients": 0.0, "sums": 0.0}
+    added = [0.0] * GRADIENT_SLOTS
     loaded, sent = dict[int, float](), dict[int, float]()
     back, out = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     left, waited = list[float](), 0.0
@@ -149,12 +186,16 @@ def test_nothing_begins_before_what_it_needs_nor_later(
         if isinstance(event, Backward) and event.micro_batch == 0:
             slots = [t for t in sent if (t - s) % GRADIENT_SLOTS == 0]
             needs += [sent[t] for t in slots]
+        if isinstance(event, GradientOut):
+            needs.append(added[s % GRADIENT_SLOTS])
         assert span.start_s == max(needs)
         lane_end[span.lane] = span.end_s
         if isinstance(event, Load):
             loaded[s] = span.end_s
         if isinstance(event, GradientOut):
-            sent[s] = span.end_s
+            sent[s], addition = span.end_s, sums[GradientSum(s)]
+            assert addition.start_s == max(lane_end["sums"], span.end_s)
+            added[s % GRADIENT_SLOTS] = lane_end["sums"] = addition.end_s
         if isinstance(event, ValuesOut):
             left.append(span.end_s)
             out[s, event.micro_batch] = span.end_s

@@ -183,6 +183,8 @@ def _pass(plan: Plan) -> RenderableType:
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
     table.add_row("loads", _seconds(loads_s), loaded)
     table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
+    if profile.link.adds_apart:
+        table.add_row("adds them", _seconds(timeline.busy_s("sums")), "on the host, meanwhile")
     waits_s = plan.choice.waits_s
     longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
     words = (f"{_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)

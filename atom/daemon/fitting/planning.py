@@ -43,12 +43,12 @@ from atom.daemon.model.run_optimizer import (
     update_rule,
 )
 from atom.daemon.state_directory import StateDirectory
-from atom.graph.ir import Program
+from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.own_code import OwnCode
-from atom.placement.choice import Choice
+from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swarm.exchange.codec import codec_named
@@ -262,11 +262,19 @@ def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_g
         sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
         peers=request.peers,
         inner_sequences=run.update.inner_sequences,
-        optimizer_elements_per_s=step_elements_per_s(optimizer(run), *numbers),
+        step=HostStep(step_elements_per_s(optimizer(run), *numbers), step_bytes(run, graph.layout)),
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=number_bytes(run),
         steps_beside=on_gpu,
     )
+
+
+def step_bytes(run: RunFile, layout: ParameterLayout) -> float:
+    """What a step reads and writes in the host's memory, per parameter."""
+    state = sum(each.size_bytes for each in replica_state(run, layout).values())
+    copied = not state_form(run).splits and run.model.precision != "float32"
+    copy_bytes = PRECISIONS[run.model.precision].itemsize if copied else 0
+    return 2 * state / layout.trained_elements + copy_bytes + gradients(run).itemsize
 
 
 def work_of_variant(work: Work, run: RunFile) -> Work:

@@ -26,7 +26,7 @@ import torch
 from torch import fx, nn
 
 from atom.base.errors import DeviceError
-from atom.graph.chain import Machine, Seconds
+from atom.graph.chain import ADDED, Machine, Seconds
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.seconds import Profile, measured_graph
@@ -42,8 +42,10 @@ _ENOUGH_S = 0.2
 """Small layers are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
-_FORMAT = 6
+_FORMAT = 7
 _BUFFER_ELEMENTS = 16 * 2**20
+_HOST_ELEMENTS = 64 * 2**20
+"""More than the caches of a GPU's host."""
 _CACHES_BYTES = 16 * 2**20
 """More than one core's own. What all share may be larger; a small model stays there in earnest."""
 
@@ -199,8 +201,9 @@ def measure_link(
 ) -> Machine:
     """Plain copies of flat buffers, one way after the other.
 
-    On a GPU between its memory and page-locked host memory. Where the device is the CPU, by a
-    background thread, as loads are there: a copy in, and float32 sums out.
+    On a GPU between its memory and page-locked host memory; and what the host adds, by itself and
+    beside a copy. Where the device is the CPU, by a background thread, as loads are there: a copy
+    in, and float32 sums out.
     """
     device = torch.device(device)
     host = torch.ones(_BUFFER_ELEMENTS, pin_memory=device.type == "cuda")
@@ -219,7 +222,19 @@ def measure_link(
 
     with ThreadPoolExecutor(1, "atom-profile") as background:
         load_rate = background.submit(rate, lambda: move(there, host)).result()
-        return Machine(load_rate, background.submit(rate, lambda: leave(host, there)).result())
+        leave_rate = background.submit(rate, lambda: leave(host, there)).result()
+    if device.type == "cpu":
+        return Machine(load_rate, leave_rate)
+    total = torch.zeros(_HOST_ELEMENTS)
+    addend, share = torch.ones(_HOST_ELEMENTS), _HOST_ELEMENTS / _BUFFER_ELEMENTS
+
+    def copy_and_add() -> None:
+        for _ in range(int(share)):
+            move(there, host)
+        total.add_(addend)
+
+    alone, both = (share * rate(a) for a in (lambda: total.add_(addend), copy_and_add))
+    return Machine(load_rate, leave_rate, ADDED * alone, (1 + ADDED) * both)
 
 
 Measurement = tuple[tuple[Seconds, ...], Machine]
@@ -242,7 +257,8 @@ def kept_profile(
     kept = None if again else _read(path, len(layers_of(graph)))
     layers, link = kept or measure()
     if kept is None:
-        content = [list(vars(each).values()) for each in (*layers, link)]
+        rates = list(vars(link).values())
+        content = [*(list(vars(layer).values()) for layer in layers), rates[:2], rates[2:]]
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -270,9 +286,10 @@ def _read(path: Path, layers: int) -> Measurement | None:
     """None: there is no measurement of so many layers."""
     try:
         pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
+        link, host = pairs[layers:]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    fine = all(0 <= number < math.inf for pair in pairs for number in pair)
-    if len(pairs) != layers + 1 or min(pairs[-1]) <= 0 or not fine:
+    fine = all(0 <= number < math.inf for pair in pairs[:-1] for number in pair)
+    if not (fine and min(link) > 0 and min(host) > 0):
         return None
-    return tuple(Seconds(*pair) for pair in pairs[:-1]), Machine(*pairs[-1])
+    return tuple(Seconds(*pair) for pair in pairs[:layers]), Machine(*link, *host)

@@ -23,6 +23,12 @@ from atom.graph.layers import layers_of
 from atom.graph.traced import Graph
 
 _TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
+_Host = tuple[float, float]
+_DESKTOP: _Host = 60e9, 60e9
+"""Bytes per second that the host adds with, and all that its memory moves: two thirds of the
+nominal rate of two channels of DDR5-5600."""
+_SERVER: _Host = 100e9, 140e9
+"""The second as measured beside an H200."""
 _USUAL_FLOPS_PER_BYTE = 75.0
 """Of a card's memory bandwidth, in 16 bits: those of RTX 3000."""
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,8 +72,7 @@ class AssumedDevice:
     memory_bytes: int
     rates: Rates
     """A precision that is absent is one the device does not have."""
-    link_bytes_per_s: float
-    """Each way, both ways busy."""
+    link: Machine
 
 
 def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
@@ -115,7 +120,9 @@ def _described(text: str) -> AssumedDevice:
     sustained = dict.fromkeys(_PRECISIONS, flops_per_s * _TENSOR_CORES)
     described = Rates(sustained, moved_per_s * _MEMORY, _LAUNCH_S)
     title = f"device of {flops_per_s / 1e12:g} teraflops"
-    return AssumedDevice(text, title, memory_bytes, described, link_bytes_per_s * _LINK)
+    link_bytes_per_s *= _LINK
+    host = Machine(link_bytes_per_s, link_bytes_per_s, *_DESKTOP)
+    return AssumedDevice(text, title, memory_bytes, described, host)
 
 
 def _bytes_per_s(text: str) -> float:
@@ -134,13 +141,15 @@ def _card(
     memory: float,
     link: float,
     bfloat16: bool = True,
+    host: _Host = _DESKTOP,
 ) -> AssumedDevice:
     """From nominal rates per second: `full` of float32, `half` as sustained in 16 bits."""
     flops = {torch.float16: half, torch.float32: full * _PLAIN_UNITS}
     rates = Rates(
         {torch.bfloat16: half, **flops} if bfloat16 else flops, memory * _MEMORY, _LAUNCH_S
     )
-    return AssumedDevice(name, title, gib * 2**30, rates, link * _LINK)
+    link *= _LINK
+    return AssumedDevice(name, title, gib * 2**30, rates, Machine(link, link, *host))
 
 
 # Links: PCI Express base specification, x16.
@@ -166,12 +175,12 @@ _CARDS = (
           memory=900e9, link=15.75e9, bfloat16=False),
     # NVIDIA A100 and H100 data sheets, SXM, 80 GB.
     _card("a100-80g", "A100", 80, full=19.5e12, half=312e12 * _TENSOR_CORES, memory=2039e9,
-          link=31.5e9),
+          link=31.5e9, host=_SERVER),
     _card("h100-80g", "H100", 80, full=67e12, half=989e12 * _TENSOR_CORES, memory=3350e9,
-          link=63e9),
+          link=63e9, host=_SERVER),
     # NVIDIA H200 data sheet, SXM. Measured on an H200 box: memory, link, and 690 to 790e12 in large
     # products. The driver offers 139 GB of 141.
-    _card("h200", "H200", 139, full=67e12, half=700e12, memory=4.8e12, link=63e9),
+    _card("h200", "H200", 139, full=67e12, half=700e12, memory=4.8e12, link=63e9, host=_SERVER),
 )  # fmt: skip
 
 DEVICES: dict[str, AssumedDevice] = {device.name: device for device in _CARDS}
@@ -196,8 +205,7 @@ def assume_graph(graph: Graph, device: str) -> Profile:
     Raises: DeviceError for a device that is not in the table, or lacks the graph's precision.
     """
     assumed = assumed_device(device, graph.parameter_dtype)
-    rate = assumed.link_bytes_per_s
-    return _profile(graph, assumed.rates, Machine(rate, rate), fused=True)
+    return _profile(graph, assumed.rates, assumed.link, fused=True)
 
 
 def typical_graph(graph: Graph, device: torch.device, link: Machine) -> Profile:
