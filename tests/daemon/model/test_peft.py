@@ -1,0 +1,165 @@
+"""Adapters trained here are those of `peft` on the same batches, and it loads what is exported."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from atom.daemon.console import Silence
+from atom.daemon.model.exporting import export_run
+from atom.daemon.peer.founding import Membership
+from atom.models.partly_trained import PartlyTrained
+from atom.models.source import materialised
+from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.model.test_adapters import ADAPTERS, a_base, logits
+from tests.daemon.model.test_given_weights import as_the_first_state
+from tests.daemon.tiny_run import GPT3, LLAMA
+from tests.models.test_partly_trained import ADAPTERS as SMALL
+from tests.models.test_partly_trained import GPT2, MODELS
+from tests.models.test_partly_trained import LLAMA as SMALL_LLAMA
+
+# peft asks transformers for what that has under another name now.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+STEPS = 5
+
+
+@pytest.fixture
+def peft() -> Any:
+    """The library: imported late, it takes seconds."""
+    import peft
+
+    return peft
+
+
+def with_pefts(peft: Any, config: dict[str, Any], told: dict[str, Any]) -> tuple[Any, Any]:
+    """A model of transformers, and the same within `peft`'s, by an adapter_config.json."""
+    content = dict(config)
+    made = transformers.AutoConfig.for_model(content.pop("model_type"), **content)
+    plain = transformers.AutoModelForCausalLM.from_config(made)
+    return plain, peft.get_peft_model(plain, peft.LoraConfig(**{**told, "inference_mode": False}))
+
+
+@pytest.mark.parametrize(("name", "config"), [("llama", SMALL_LLAMA), ("gpt2", GPT2)])
+def test_steps_are_pefts_to_a_millionth(peft: Any, name: str, config: dict[str, Any]) -> None:
+    """With B not zero: then A has a gradient, too."""
+    source = PartlyTrained(MODELS[name], SMALL)
+    ours = materialised(source, torch.float32, seed=3)
+    places, told = source.adapter()
+    plain, theirs = with_pefts(peft, config, told)
+    values = {
+        place.name: torch.randn(place.shape, generator=torch.Generator().manual_seed(number)) / 9
+        for number, place in enumerate(places)
+    }
+    held = {place.name: ours.get_parameter(place.parameter) for place in places}
+    with torch.no_grad():
+        for own, value in values.items():
+            held[own].copy_(value)
+        for own, parameter in plain.named_parameters():
+            if "lora_" not in own:
+                parameter.copy_(ours.get_parameter(own.replace(".base_layer", "")))
+    assert not peft.set_peft_model_state_dict(theirs, values).unexpected_keys
+
+    def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        found = model(input_ids=tokens, labels=tokens)
+        return found if model is ours else found.loss
+
+    both = [(ours, list(held.values()))]
+    both.append((theirs, [p for p in theirs.parameters() if p.requires_grad]))
+    assert [len(trained) for _, trained in both] == [len(places)] * 2
+    optimizers = [torch.optim.AdamW(trained, 1e-2) for _, trained in both]
+    for step in range(STEPS):
+        tokens = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(step))
+        losses = []
+        for (model, _), optimizer in zip(both, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    after = peft.get_peft_model_state_dict(theirs)
+    assert after.keys() == held.keys()
+    for own, value in held.items():
+        assert (value - values[own]).abs().max() > 1e-3, "it was trained"
+        assert (after[own] - value).abs().max() < 1e-6, own
+
+
+# ---- exports
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with folder_in(tmp_path) as folder:
+        yield folder
+
+
+def changed(folder: Folder, member: Membership) -> None:
+    """As if it had been trained, on disk."""
+    for name, arena in member.replica.state_arenas().items():
+        if name == "master":
+            arena.add_(torch.randn(arena.shape, generator=torch.Generator().manual_seed(1)) / 9)
+    as_the_first_state(folder, member)
+
+
+def test_exports_are_what_peft_and_transformers_load(peft: Any, folder: Folder) -> None:
+    path, base = a_base(folder)
+    member = folder.found(LLAMA, weights=path, more=ADAPTERS)
+    changed(folder, member)
+    plain = logits(base)
+    export_run(folder.root / "merged", folder.root / "a", Silence())
+    merged = transformers.LlamaForCausalLM.from_pretrained(folder.root / "merged")
+    assert (logits(merged) - plain).abs().max() > 1e-3
+    export_run(folder.root / "adapter", folder.root / "a", Silence(), adapter=True)
+    adapted = peft.PeftModel.from_pretrained(base, folder.root / "adapter")
+    assert (logits(merged) - logits(adapted)).abs().max() < 1e-5
+    size = sum(f.stat().st_size for f in (folder.root / "adapter").glob("*.safetensors"))
+    assert size < 8 * member.replica.elements
+
+
+def test_of_a_gpt3_the_adapters_are_beside_gpt2s_layers(peft: Any, folder: Folder) -> None:
+    member = folder.found(GPT3, more=ADAPTERS.replace('"q_proj", "mlp.*"', '"qkv", "contract"'))
+    changed(folder, member)
+    export_run(folder.root / "merged", folder.root / "a", Silence())
+    export_run(folder.root / "adapter", folder.root / "a", Silence(), adapter=True)
+    merged = transformers.GPT2LMHeadModel.from_pretrained(folder.root / "merged")
+    told = json.loads((folder.root / "adapter" / "adapter_config.json").read_text())
+    assert told["fan_in_fan_out"]
+    assert told["target_modules"][0] == "transformer.h.0.attn.c_attn"
+    frozen = folder.found(GPT3, "plain")
+    folder.snapshot(frozen, "plain")
+    export_run(folder.root / "base", folder.root / "plain", Silence())
+    base = transformers.GPT2LMHeadModel.from_pretrained(folder.root / "base")
+    adapted = peft.PeftModel.from_pretrained(base, folder.root / "adapter")
+    assert (logits(merged) - logits(adapted)).abs().max() < 1e-5
+
+
+def test_a_replica_steps_as_peft_under_torchs_adamw(peft: Any, folder: Folder) -> None:
+    path, base = a_base(folder)
+    member = folder.found(LLAMA, weights=path, more=ADAPTERS)
+    replica, source = member.replica, member.recipe.source
+    assert isinstance(source, PartlyTrained)
+    places, told = source.adapter()
+    theirs = peft.get_peft_model(base, peft.LoraConfig(**{**told, "inference_mode": False}))
+    first = replica.export_parameters()
+    held = {place.name: first[place.parameter].clone() for place in places}
+    assert not peft.set_peft_model_state_dict(theirs, held).unexpected_keys
+    trained = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step in range(2 * STEPS):
+        tokens = torch.randint(256, (4, 8), generator=torch.Generator().manual_seed(step))
+        replica.reset_gradients()
+        replica.run_pass([source.text_batch(tokens, tokens)])
+        replica.begin_own_step()
+        optimizer.zero_grad()
+        loss = theirs(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        assert replica.loss_sum / replica.sequences == pytest.approx(loss.item(), abs=1e-6)
+    weights, after = replica.export_parameters(), peft.get_peft_model_state_dict(theirs)
+    for place in places:
+        assert (weights[place.parameter] - held[place.name]).abs().max() > 1e-2, "it was trained"
+        assert (weights[place.parameter] - after[place.name]).abs().max() < 1e-6, place.name
