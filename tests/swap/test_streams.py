@@ -17,8 +17,9 @@ from hand_written_program import FINEST, batches
 
 from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
-from atom.swap import streams
+from atom.swap import host_sums, streams
 from atom.swap.device import RandomState
+from atom.swap.engine import Engine
 from atom.swap.host_sums import Gate, HostSum, add_admitted
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut, GradientSum
@@ -267,6 +268,37 @@ def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: to
         added = padded_elements(hosted.program.layout.by_name["embed.weight"].numel)
     staged = torch.cat(list(device._staging.values()))
     assert int((staged != -7).sum()) == added
+
+
+def test_sums_that_live_on_the_device_are_added_there_and_nothing_else_is(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that is not finite adds none of them."""
+    hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
+    names = [spec.name for spec in hosted.store.layout.specs]
+    on_device = hosted.store.live_on(device, frozenset(names[::2]))
+    on_device.to_device()
+    there = on_device.sums.memory.untyped_storage().data_ptr()
+
+    def on_gpu(part: HostSum) -> bool:
+        return part.destination.untyped_storage().data_ptr() == there
+
+    for module in (streams, host_sums):
+        monkeypatch.setattr(module, "on_gpu", on_gpu)
+    hosted.engine = Engine(hosted.program, hosted.classes, hosted.store, hosted.slots, device)
+    for rig in (hosted, plain):
+        rig.engine.run_pass(batches([2, 3]), [1, 2])
+        rig.engine.run_pass(batches([3]), [3])
+        rig.engine.landed()
+    assert not any(hosted.gradients()[name].any() for name in names[::2])
+    on_device.sums_to_host()
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    before = on_device.sums.memory.clone()
+    hosted.parameter(names[-1]).fill_(math.inf)
+    hosted.store.round_master()
+    with pytest.raises(PassVoided):
+        hosted.engine.run_pass(batches([3]), [3])
+    assert torch.equal(on_device.sums.memory, before)
 
 
 def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> None:
