@@ -1,0 +1,224 @@
+"""The story of one replica: passes and steps, with all that may come between them.
+
+A `Case` says of which model, and how it is arranged. `told` tells the story as a CPU has it, where
+hardly anything is under way; `on_gpu` on a GPU that is played, `on_cpu` on a CPU that is watched.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from crossing_models import MODELS, WIDTH, batch
+from hand_written_program import initial_value
+from played_gpu import HostedDevice, Machine, played
+from torch import Tensor, nn
+from torch.nn import functional
+
+from atom.graph.ir import Program
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Copy, CpuDevice, Device
+from atom.swap.engine import PassCancelled
+from atom.swap.host_memory import LEAST_REGISTERED_BYTES
+from atom.swap.timeline import Recording
+from atom.swap.voided import PassVoided
+from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
+
+MICRO_BATCHES, WAIT_S = 2, 20.0
+RATE = RateSettings(1e-2, 1e-3, warmup_rounds=2, decay="cosine", rounds=10)
+CANCELLED = (0.0, 0.4, 0.8)
+"""Shares of a pass after which one is cancelled."""
+Told = list[tuple[float, Tensor]]
+
+
+class Scaling(nn.Module):
+    """Four sub-models. The first and the last share parameters, the others read a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.bias = nn.Parameter(torch.rand(WIDTH))
+        self.register_buffer("scale", torch.rand(WIDTH))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden = self.embed(tokens) + self.bias
+        for layer in self.layers:
+            hidden = functional.dropout(torch.tanh(layer(hidden)) * self.scale, 0.2)
+        logits = functional.linear(hidden, self.embed.weight, self.bias)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+TRACED = {**MODELS, "scaling": Scaling}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    """One of `TRACED`."""
+    arrangement: Arrangement
+    precision: torch.dtype = torch.float32
+    """Of gradients as well."""
+    sub_models: int | None = None
+    """None: one for each layer."""
+    observed: bool = False
+
+    def __str__(self) -> str:
+        a = self.arrangement
+        stay = f"{sorted(a.resident)} resident, {sorted(a.kept)} kept, {sorted(a.trained)} trained"
+        cut = f" in {self.sub_models}" if self.sub_models else ""
+        away = ", offloaded" if a.offloaded else ""
+        return f"{self.model}{cut}, {self.precision}, {a.slots} slots, {stay}{away}"
+
+    @functools.cached_property
+    def program(self) -> Program:
+        return traced(self.model, self.precision, self.sub_models)
+
+    @functools.cached_property
+    def told(self) -> Told:
+        return Story(self, CpuDevice()).told()
+
+    def on_gpu(self, machine: Machine) -> Told:
+        with played(machine):
+            return Story(self, HostedDevice(machine), machine).told()
+
+    def on_cpu(self, machine: Machine) -> Told:
+        with played(machine):
+            return Story(self, CpuDevice(), machine).told()
+
+
+@functools.cache
+def traced(model: str, precision: torch.dtype, sub_models: int | None) -> Program:
+    torch.manual_seed(0)
+    graph = trace(TRACED[model]().to(precision), batch(0))
+    ends = layer_ends(layers_of(graph))
+    if sub_models is not None:
+        ends = [ends[len(ends) * (n + 1) // sub_models - 1] for n in range(sub_models)]
+    return build_program(graph, ends)
+
+
+class Story:
+    def __init__(self, case: Case, device: Device, machine: Machine | None = None) -> None:
+        self._device, self._machine, program = device, machine, case.program
+        if isinstance(device, HostedDevice) and machine is not None:
+            constants = {name: _moved(machine, each) for name, each in program.constants.items()}
+            program = replace(program, constants=constants)
+        settings = ReplicaSettings(
+            RATE, AdamW(seed=3), 0.5, case.precision, case.arrangement, MICRO_BATCHES,
+            gradients=case.precision,
+        )  # fmt: skip
+        observer = Recording() if case.observed else None
+        self._replica = Replica(program, None, settings, device, ManualClock(), observer)
+        self._replica.initialise(initial_value)
+        self._passes = itertools.count()
+        self._events = 0
+        """Of the last pass."""
+        self._told: Told = []
+
+    def told(self) -> Told:
+        """To its end, or until the machine finds something."""
+        try:
+            for chapter in self._chapters():
+                chapter()
+                if self._machine is not None and self._machine.found:
+                    break
+            return self._told
+        finally:
+            self._replica.drop_contribution()
+            self._device.close()
+
+    def _chapters(self) -> Iterator[Callable[[], object]]:
+        """Every round leaves its step under way."""
+        yield from (self._train, self._train, self._replica.reset_gradients)  # while they land
+        yield from (self._train, self._train, self._step)
+        yield from (self._train, self._evaluate, self._train, self._pause, self._step)
+        yield from (self._pause, self._train, self._step_of_all)
+        for share in CANCELLED:
+            yield from (partial(self._cancel, share), self._train, self._train)
+            yield from (partial(self._cancel, share), self._train, self._step)
+        yield from (self._fail, self._train, self._fail, self._train, self._step)
+        yield from (self._replica.finish_step, self._tell_state, self._load)
+
+    def _train(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        number, self._events = next(self._passes), 0
+
+        def stops() -> bool:
+            self._events += 1
+            return should_stop()
+
+        batches = [batch(number + n) for n in range(MICRO_BATCHES)]
+        sequences = self._replica.run_pass(batches, stops)
+        self._told.append((self._replica.loss_sum, torch.tensor(sequences)))
+
+    def _tell_gradients(self) -> None:
+        self._told.append((self._replica.loss_sum, self._replica.gradient_sums().clone()))
+
+    def _tell_state(self) -> None:
+        state = self._replica.state_arenas().values()
+        self._told.append((0.0, torch.cat([arena.float() for arena in state])))
+
+    def _step(self) -> None:
+        """Of the very arena that the next pass writes."""
+        self._replica.begin_own_step()
+        self._replica.reset_gradients()
+
+    def _step_of_all(self) -> None:
+        """As of a swarm, on a mean of its own."""
+        self._tell_gradients()
+        mean = self._replica.contribution().part(0, self._replica.elements) / 4
+        self._replica.begin_step(mean, gradient_norm(mean), self._replica.round + 1)
+        self._replica.start_round(b"")
+
+    def _evaluate(self) -> None:
+        self._told.append((self._replica.evaluate([batch(50)]), torch.zeros(1)))
+
+    def _pause(self) -> None:
+        assert self._replica.engines.preempt(WAIT_S)
+        self._replica.engines.resume()
+
+    def _cancel(self, share: float) -> None:
+        """A pass that ends after this share of the events of the last one."""
+        last = 1 + int(share * (self._events - 2 * len(self._replica.engines.training.loaded())))
+        asked = itertools.count()
+        try:
+            self._train(lambda: next(asked) >= last)
+        except PassCancelled:
+            return
+        raise AssertionError("the pass was not cancelled")
+
+    def _fail(self) -> None:
+        """A pass of weights that are infinite, which come from elsewhere and go again."""
+        self._replica.finish_step()
+        state, number = self._replica.state_arenas(), self._replica.round
+        whole = {name: arena.clone() for name, arena in state.items()}
+        torn = {name: torch.full_like(arena, torch.inf) for name, arena in state.items()}
+        self._replica.load_state(torn, number)
+        try:
+            self._train()
+            raise AssertionError("the pass went through")
+        except PassVoided:
+            self._replica.load_state(whole, number)
+
+    def _load(self) -> None:
+        """What may be under way when the device is closed."""
+        memory = self._device.host_memory(LEAST_REGISTERED_BYTES, torch.uint8)
+        with self._device.computing():
+            slot = self._device.slot_memory(LEAST_REGISTERED_BYTES, torch.uint8)
+            self._device.load(-1, [Copy(slot, memory)])
+            self._device.wait_loaded(-1)
+
+
+def _moved(machine: Machine, constant: Tensor) -> Tensor:
+    """To the device, on the stream that is current: its copy may still be under way."""
+    with machine.on_device():
+        there = torch.empty(constant.shape, dtype=constant.dtype)
+    return there.copy_(constant, non_blocking=True)

@@ -1,0 +1,208 @@
+"""Is each access to memory ordered behind those before that it must not overtake?
+
+A happens-before checker with vector clocks. Every stream and every thread counts what it does, and
+knows a count of every other one that it comes behind. It learns of it from an event that it waits
+for, from a synchronisation, or from another thread. Two accesses to the same bytes, one of which
+writes, are a race unless the later one knows of the earlier one: whether a run shows it or not.
+
+To free device memory is to write it on the stream that it belongs to: what is allocated there next
+may lie in the same place.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+from played_gpu import Event, Machine, Memory, Stream, Touch, nothing
+
+ATOM = str(Path(__file__).parents[2] / "atom")
+
+
+class Actor:
+    """A stream or a thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.clock: Clock = {}
+
+    def step(self) -> int:
+        """Its next own time."""
+        self.clock[self] = self.clock.get(self, 0) + 1
+        return self.clock[self]
+
+    def learn(self, other: "Clock") -> None:
+        for actor, time in other.items():
+            if time > self.clock.get(actor, 0):
+                self.clock[actor] = time
+
+
+Clock = dict[Actor, int]
+
+
+@dataclass(frozen=True)
+class Access:
+    actor: Actor
+    time: int
+    """The actor's own."""
+    touch: Touch
+    operation: str
+    thread: str
+    """That issued it."""
+    issued: tuple[tuple[CodeType, int], ...]
+    """Frames of ours, the innermost first: code and line."""
+
+    def known_to(self, clock: Clock) -> bool:
+        return self.time <= clock.get(self.actor, 0)
+
+    def __str__(self) -> str:
+        where = [
+            f"    {Path(code.co_filename).relative_to(ATOM)}:{line} in {code.co_qualname}"
+            for code, line in self.issued
+        ]
+        does = "writes" if self.touch.writes else "reads"
+        what = f"{does} bytes {self.touch.start}-{self.touch.stop}, {self.operation}"
+        return "\n".join([f"  {self.actor.name} {what}, issued by {self.thread}:", *where])
+
+
+@dataclass(frozen=True)
+class Race:
+    earlier: Access
+    later: Access
+
+    def __str__(self) -> str:
+        return f"nothing orders these accesses to one memory:\n{self.earlier}\n{self.later}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Of an event: by whom, and what has passed when it passes."""
+
+    thread: Actor
+    time: int
+    passed: Clock
+
+
+class Order(Machine):
+    """Does all at once, and collects races."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.races: list[Race] = []
+        self.unready: list[str] = []
+        """Events whose time was read too early."""
+        self._streams: dict[Stream, Actor] = {}
+        self._accesses: weakref.WeakKeyDictionary[Memory, list[Access]]
+        self._accesses = weakref.WeakKeyDictionary()
+        self._threads = threading.local()
+        self._all_threads: list[Actor] = []
+
+    @property
+    def found(self) -> bool:
+        return bool(self.races or self.unready)
+
+    def issue(
+        self,
+        stream: Stream | None,
+        name: str,
+        touches: Sequence[Touch],
+        run: Callable[[], None] = nothing,
+    ) -> None:
+        thread = self._thread()
+        actor = thread if stream is None else self._issued_to(stream)
+        time, issued = actor.step(), _frames()
+        for touch in touches:
+            self._look_at(Access(actor, time, touch, name, thread.name, issued), actor.clock)
+        run()
+
+    def _issued_to(self, stream: Stream) -> Actor:
+        """What is issued comes behind all that the issuing thread knows."""
+        actor = self._actor(stream)
+        actor.learn(self._thread().clock)
+        return actor
+
+    def _look_at(self, access: Access, clock: Clock) -> None:
+        kept, touch = list[Access](), access.touch
+        for old in self._accesses.get(touch.memory, []):
+            known = old.known_to(clock)
+            overlaps = old.touch.start < touch.stop and touch.start < old.touch.stop
+            if overlaps and not known and (old.touch.writes or touch.writes):
+                self.races.append(Race(old, access))
+            within = touch.start <= old.touch.start and old.touch.stop <= touch.stop
+            if not (known and within and touch.writes >= old.touch.writes):
+                kept.append(old)
+        self._accesses[touch.memory] = [*kept, access]
+
+    def freed(self, memory: Memory) -> None:
+        """By the last of the threads that held it: all the others had let go of it."""
+        if memory.stream is not None:
+            thread, actor = self._thread(), self._issued_to(memory.stream)
+            touch = Touch(memory, 0, sys.maxsize, True)
+            freeing = Access(actor, actor.step(), touch, "is free", thread.name, _frames())
+            known = Actor("whoever held it")
+            for each in (actor, *self._all_threads):
+                known.learn(each.clock)
+            self._look_at(freeing, known.clock)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        with self.lock:
+            actor, thread = self._issued_to(stream), self._thread()
+            actor.step()
+            event.records.append(Record(thread, thread.step(), dict(actor.clock)))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        with self.lock:
+            self._issued_to(stream).learn(self._passed(event))
+
+    def synchronize(self, awaited: Stream | Event) -> None:
+        with self.lock:
+            of_stream = isinstance(awaited, Stream)
+            passed = self._issued_to(awaited).clock if of_stream else self._passed(awaited)
+            self._thread().learn(passed)
+
+    def require_passed(self, event: Event) -> None:
+        with self.lock:
+            clock, passed = self._thread().clock, self._passed(event)
+            if not passed or any(time > clock.get(actor, 0) for actor, time in passed.items()):
+                self.unready += [str(frame) for frame in _frames()[:1]]
+
+    def _passed(self, event: Event) -> Clock:
+        """What is sure to have passed when this thread's wait for the event is over: it may not
+        see a record that it does not come behind."""
+        clock = self._thread().clock
+        seen = [each for each in event.records if each.time <= clock.get(each.thread, 0)]
+        event.records = event.records[-8:]
+        return seen[-1].passed if seen else {}
+
+    def told(self) -> Clock:
+        with self.lock:
+            thread = self._thread()
+            thread.step()
+            return dict(thread.clock)
+
+    def learn(self, told: Clock) -> None:
+        with self.lock:
+            self._thread().learn(told)
+
+    def _thread(self) -> Actor:
+        if not hasattr(self._threads, "actor"):
+            self._threads.actor = Actor(f"thread {threading.current_thread().name}")
+            self._all_threads.append(self._threads.actor)
+        actor: Actor = self._threads.actor
+        return actor
+
+    def _actor(self, stream: Stream) -> Actor:
+        return self._streams.setdefault(stream, Actor(str(stream)))
+
+
+def _frames() -> tuple[tuple[CodeType, int], ...]:
+    """The three innermost of Atom's own."""
+    found, frame = list[tuple[CodeType, int]](), sys._getframe(1)
+    while frame is not None and len(found) < 3:
+        if frame.f_code.co_filename.startswith(ATOM):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
