@@ -6,8 +6,8 @@ they are summed in float32 in the order of the micro-batches; the pass's sum is 
 arena.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -38,7 +38,7 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from atom.swap.voided import not_finite, voided_by_memory
+from atom.swap.voided import Cause, PassVoided, not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]
 """Told of each event that takes time (drops do not) when it began and ended, in seconds of the
@@ -134,7 +134,7 @@ class Engine:
         changed; whatever the model's own computation raises.
         """
         self._before, self._gate = self._gate, Gate()
-        with voided_by_memory():
+        with self._voided_by_memory():
             if first or self._before.failure is not None:
                 self._device.drain()  # copies go straight to where something may be added still
             if self._before.failure is not None and not first:
@@ -153,10 +153,22 @@ class Engine:
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
-        with voided_by_memory():
+        with self._voided_by_memory():
             current = self._begin(micro_batches, [0] * len(micro_batches))
             schedule = evaluation_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
+
+    @contextmanager
+    def _voided_by_memory(self) -> Iterator[None]:
+        """What PyTorch keeps in pieces that were too small is given back: the next pass may get
+        larger ones."""
+        try:
+            with voided_by_memory():
+                yield
+        except PassVoided as void:
+            if void.cause is Cause.MEMORY:
+                self._device.give_back(())
+            raise
 
     @property
     def touched(self) -> bool:

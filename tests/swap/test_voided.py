@@ -209,13 +209,15 @@ FAILURES = [MemoryError(), RuntimeError(ALLOCATOR), torch.OutOfMemoryError("CUDA
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
 @pytest.mark.parametrize("failing", [1, 2, 5, 10, 14, 20, 23])
 def test_out_of_memory_voids_the_pass_and_nothing_else(failing: int, failure: Exception) -> None:
-    device = ShortOfMemory(failing, failure)
+    device, given_back = ShortOfMemory(failing, failure), list[object]()
+    device.give_back = given_back.append
     rig = EngineRig(FINEST, device=device)
     weights = rig.store.master.clone()
     with pytest.raises(PassVoided) as voided:
         run(rig)
     assert device.asked >= failing
     assert voided.value.cause is Cause.MEMORY
+    assert given_back == [()], "what is free, no slots"
     assert torch.equal(rig.store.master, weights)
     if not rig.engine.touched:
         assert not rig.store.gradients.any()
