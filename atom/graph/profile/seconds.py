@@ -100,7 +100,9 @@ def _described(text: str) -> AssumedDevice:
     """By its nominal rates: teraflops in the run's precision, memory and link. Its memory's
     `bandwidth` may be left out. Raises: DeviceError."""
     try:
-        pairs = [(key.strip(), value) for key, value in (e.split("=") for e in text.split(","))]
+        pairs = [
+            (key.strip(), value) for key, _, value in (e.partition("=") for e in text.split(","))
+        ]
         said = dict(pairs)
         if len(said) < len(pairs):
             raise ValueError("a key stands there twice")
@@ -112,7 +114,7 @@ def _described(text: str) -> AssumedDevice:
         moved_per_s = flops_per_s / _USUAL_FLOPS_PER_BYTE if moved is None else _bytes_per_s(moved)
         memory_bytes, rates = parse_bytes(memory), (flops_per_s, link_bytes_per_s, moved_per_s)
         if not (memory_bytes > 0 and all(0 < rate < math.inf for rate in rates)):
-            raise ValueError("all of it is above zero")
+            raise ValueError("each figure must be finite and above zero")
     except KeyError as missing:
         raise DeviceError(f"{text!r}: {missing.args[0]} is missing", _DESCRIPTION) from None
     except ValueError as problem:
