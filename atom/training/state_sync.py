@@ -35,7 +35,7 @@ from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import OFFERS, RunStorage
+from atom.training.storage.run_storage import OFFERS, STILL, RunStorage
 
 Arenas = Mapping[str, torch.Tensor]
 DOWNLOADS = "downloads"
@@ -176,13 +176,13 @@ class StateSync:
 
         Raises: PeerRefused(SUPERSEDED): we end.
         """
-        is_there = self._frozen_from_disk() and self._from_disk()
+        has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
         try:
             self._replay(self._journal.commits[self._replica.round :] if is_there else ())
         except PeerRefused:
             self._go_on()  # a result is missing
-        self.usable = is_there
-        reached = self._replica.round if self.usable else 0
+        self.usable = is_there and has_frozen
+        reached = self._replica.round if is_there else 0
         if reached < len(self._journal.commits):
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
 
@@ -237,7 +237,10 @@ class StateSync:
             if state_digest(saved) == first.frozen_digest:
                 self._replica.load_frozen(saved)
                 self._has_frozen = True
-            elif first.fill_frozen():
+                return True
+            if saved:
+                self._events.emit("snapshot-damaged", path=STILL)
+            if first.fill_frozen():
                 self._has_frozen = state_digest(self._replica.frozen) == first.frozen_digest
                 if self._has_frozen:
                     self._storage.save_frozen(self._replica.frozen)

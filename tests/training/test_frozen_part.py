@@ -13,6 +13,7 @@ from atom.graph.ir import SubModel
 from atom.graph.program import compile_program
 from atom.graph.segment import Computed, compute
 from atom.models.gpt3 import GPT3
+from atom.optim.clipping import gradient_norm
 from atom.swap import computation
 from atom.swap.device import CpuDevice
 from atom.swarm.exchange.codec import EXACT
@@ -25,8 +26,9 @@ from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import STILL, Journal, Results, RunStorage
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
-from tests.swarm.chain_samples import beginning
+from tests.swarm.chain_samples import a_commit, beginning
 from tests.swarm.local_transport import LocalNetwork
+from tests.swarm.means import encoded
 from tests.training.catching_peer import ME
 from tests.training.small_history import FOUNDER
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
@@ -114,12 +116,23 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
 def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     founder = Peer(tmp_path / "founder", network, makes=True)
     founder.sync.restore()
+    result = torch.ones(founder.replica.elements)
+    norm, travelled = gradient_norm(result), encoded(result)
+    named = {"result_digest": state_digest(travelled.arenas), "parent_state_digest": STATE_DIGEST}
+    founder.storage.results.hold(named["result_digest"], travelled)
+    here = founder.storage.journal.head
+    founder.storage.record(a_commit(here, {FOUNDER: 8}, [FOUNDER], gradient_norm=norm, **named))
     raw = bytearray(founder.file.read_bytes())
     raw[-1] ^= 1
     founder.file.write_bytes(raw)
     again = Peer(tmp_path / "founder", network)
     again.sync.restore()
     assert not again.sync.usable
+    assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
+    given = Peer(tmp_path / "founder", network, makes=True)
+    given.sync.restore()
+    assert given.sync.usable
+    assert given.replica.round == 1
 
 
 def test_what_is_behind_all_that_is_trained_is_computed_once(

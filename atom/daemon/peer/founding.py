@@ -145,7 +145,8 @@ def found_run(
         if code is not None:
             write_atomically(box.state.own_code, code.content)
         if known is not None:
-            return _member(*known, _make(run, text, code, box, take_device, known[0]), code, box)
+            made = _make(run, text, code, box, take_device, known[0])
+            return replace(_member(*known, made, code, box), weights=weights)
         made = _make(run, text, code, box, take_device)
         return _founded(made, run_text, code, weights, box)
 
@@ -216,6 +217,8 @@ def enter_run(
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
     """
     run = run_of(manifest, box)
+    if weights is not None:
+        WeightFiles.open(weights)  # said now, and not when the model is traced
     sources = text_sources(run, box.peer, None)
     run, text = open_text(run, sources, box.state.tokens, box.console.progress)
     if text is not None and text.tokenizer_json:
@@ -265,6 +268,12 @@ def _make(
     recipe = write_recipe(run, source)
     if manifest is not None:
         check_recipe(recipe, manifest.graph_hash, manifest.versions)
+        layout = recipe.graph.layout
+        if bool(manifest.frozen_digest) != (layout.total_elements > layout.trained_elements):
+            raise MismatchError(
+                "the run's manifest and its model disagree on whether anything is frozen",
+                "ask the run's owner to found it anew: peers could train beside different weights",
+            )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     callbacks = Callbacks(console.note, console.progress)
     return (

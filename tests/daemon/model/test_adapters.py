@@ -61,6 +61,13 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
     with pytest.raises(MismatchError, match="holds other weights"):
         replace(joiner, weights=folder.root / "other").fill_frozen()
     assert state_digest(member.replica.frozen) == member.manifest.frozen_digest
+    nothing = replace(member, manifest=replace(member.manifest, frozen_digest=b""))
+    with pytest.raises(MismatchError, match="disagree on whether anything is frozen"):
+        folder.enter(nothing, "c")
+    (folder.root / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
+        folder.enter(member, "d", folder.root / "empty")
+    assert folder.found(LLAMA, weights=path, more=ADAPTERS).weights == path, "for a damaged file"
 
 
 def test_last_layers_are_trained_from_given_weights(folder: Folder) -> None:
