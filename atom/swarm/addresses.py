@@ -151,7 +151,8 @@ def parse_listen(text: str) -> ListenAddress:
             raise ValueError(f"{host}: a zone (%) cannot be listened on")
     except ValueError as problem:
         hint = "write HOST:PORT, for example 0.0.0.0:31337, or [::]:31337 for IPv6"
-        raise AddressError(str(problem)[:300], hint) from None
+        named = f"{text!r}: " * (repr(text) not in str(problem))
+        raise AddressError(f"{named}{problem}"[:300], hint) from None
     return ListenAddress(host, port)
 
 

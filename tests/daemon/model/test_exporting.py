@@ -17,7 +17,7 @@ from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
-from atom.daemon.model.weight_files import WeightFiles, write_weights
+from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
@@ -313,7 +313,7 @@ def test_a_large_model_lies_in_several_files(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = kept.founded(GPT3, tmp_path)
-    monkeypatch.setattr(exporting, "write_weights", partial(write_weights, shard_bytes=20_000))
+    monkeypatch.setattr(exporting, "SHARD_BYTES", 20_000)
     path = exported(tmp_path)
     assert (path / weight_files.INDEX).exists()
     table = loaded(path).state_dict()["transformer.wte.weight"]

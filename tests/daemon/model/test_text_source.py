@@ -62,9 +62,9 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(
     datasets.Dataset.from_list(ROWS).save_to_disk(folder.root / "copy")
     entered = enter_run(member.manifest, member.record, None, folder.box("b", 'path = "copy"'))
     assert entered.samples.digest == member.samples.digest
-    with pytest.raises(ConfigError, match=r"trains on 'owner/name'") as caught:
+    with pytest.raises(ConfigError, match=r"trains on .*'owner/name'") as caught:
         enter_run(member.manifest, member.record, None, folder.box("c"))
-    assert "path = … under [data]" in caught.value.hint
+    assert 'path = "owner/name"' in caught.value.hint
 
 
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
