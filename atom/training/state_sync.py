@@ -295,10 +295,11 @@ class StateSync:
         self._replay_rest(chain, peers)
 
     def _fetch_frozen(self, peers: Sequence[str]) -> None:
-        """Raises: PeerRefused, OSError, StorageError."""
+        """Raises: PeerRefused, OSError."""
         if not self._has_frozen:
             size = sum(arena.nbytes for arena in self._replica.frozen.values())
-            found = self._donors.frozen(peers, self._first.frozen_digest, size)
+            digest = self._first.frozen_digest
+            found = self._downloaded(lambda: self._donors.frozen(peers, digest, size))
             self._replica.load_frozen(found)
             self._storage.save_frozen(found)
             self._has_frozen = True
@@ -314,17 +315,20 @@ class StateSync:
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
-        digest, room = self._certified(head.round, chain.commits), self._storage.room
+        digest = self._certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
-        found = list[Arenas]()
-        if not room.attempt(
-            DOWNLOADS, lambda: found.append(self._donors.state(head, peers, digest))
-        ):
-            raise OSError(room.paused[DOWNLOADS])
-        self._replica.load_state(found[0], head.round)
+        found = self._downloaded(lambda: self._donors.state(head, peers, digest))
+        self._replica.load_state(found, head.round)
         self._storage.replace_chain(chain.commits, chain.heads, head.round)
         self.usable = True
+
+    def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
+        """A full disk is told. Raises: PeerRefused, OSError."""
+        found, room = list[Arenas](), self._storage.room
+        if not room.attempt(DOWNLOADS, lambda: found.append(fetched())):
+            raise OSError(room.paused[DOWNLOADS])
+        return found[0]
 
     # ---- replaying
 

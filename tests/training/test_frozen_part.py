@@ -21,7 +21,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.state_sync import DOWNLOADS, FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import STILL, Journal, Results, RunStorage
 from tests.event_list import EventList
@@ -105,6 +105,10 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
     assert not joiner.sync.usable, "its first state would do, but for what is frozen"
     assert "hash-mismatch" in joiner.sync.run([liar.peer_id], discard=True)
     assert joiner.lies == [liar.peer_id]
+    (tmp_path / "joiner" / "downloads").write_text("where a folder should be")
+    assert joiner.sync.run([honest.peer_id], discard=True)
+    assert joiner.storage.room.paused.keys() == {DOWNLOADS}, "that the disk is no good is told"
+    (tmp_path / "joiner" / "downloads").unlink()
     assert not joiner.sync.run([honest.peer_id], discard=True)
     assert joiner.is_whole()
 
