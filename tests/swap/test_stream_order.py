@@ -62,6 +62,8 @@ HARMLESS = {
 }  # fmt: skip
 """Why a run without it is sound."""
 LEAST_FOUND, FEWEST_MUTANTS = 0.9, 50
+ATTEMPTS = 5
+"""Lanes are real threads: where one is late, a run may not show what another does."""
 MUTANTS = list(mutants())
 
 
@@ -107,9 +109,15 @@ def test_what_orders_accesses_is_missed_where_it_is_left_out(mutant: Mutant) -> 
     plays = [Case.on_gpu, Case.on_cpu] if mutant.file == "device.py" else [Case.on_gpu]
     plays = [Case.on_cpu] if "CpuDevice" in mutant.function else plays
     told = [(case, case.told) for case in TELLING]
+    harmless = str(mutant) in HARMLESS
     with mutant.in_place():
-        found = any(goes_wrong(play, *each) for play in plays for each in told)
-    assert found != (str(mutant) in HARMLESS)
+        found = any(
+            goes_wrong(play, *each)
+            for _ in range(1 if harmless else ATTEMPTS)
+            for play in plays
+            for each in told
+        )
+    assert found != harmless
 
 
 def goes_wrong(play: Callable[[Case, Machine], Told], case: Case, expected: Told) -> bool:
