@@ -139,7 +139,11 @@ class Engine:
                 self._device.drain()  # copies go straight to where something may be added still
             if self._before.failure is not None and not first:
                 raise self._before.failure
-            begun = self._begin(micro_batches, seeds, self._gate)
+            try:
+                begun = self._begin(micro_batches, seeds, self._gate)
+            except BaseException:
+                self._let_land()  # what of the pass before does not land is known then
+                raise
             current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
@@ -236,10 +240,13 @@ class Engine:
         for part in self._bound:
             for parameter in part.parameters.values():
                 parameter.grad = None
-        with suppress(Exception):  # a consequence of the failure that is being raised
-            self._device.drain()
+        self._let_land()
         if current.gate is not None:
             current.gate.failure = None  # nothing of it counts
+
+    def _let_land(self) -> None:
+        with suppress(Exception):  # another failure is being raised, and gates keep their own
+            self._device.drain()
 
     def _begin(
         self,

@@ -220,6 +220,30 @@ def test_what_does_not_land_of_a_counted_pass_costs_what_was_accumulated(
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
 
 
+def test_it_is_known_before_a_pass_that_does_not_begin_is_refused(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The addition fails only once somebody waits for it."""
+    waited_for, drain = threading.Event(), device.drain
+
+    def fail() -> None:
+        assert waited_for.wait(WAIT_S)
+        raise MemoryError("no room")
+
+    def waiting() -> None:
+        waited_for.set()
+        drain()
+
+    monkeypatch.setattr(streams, "add_admitted", SteeredSums(LAST, fail))
+    monkeypatch.setattr(device, "drain", waiting)
+    hosted = EngineRig(FINEST, device=device)
+    hosted.engine.run_pass(batches([2]), [1])
+    with pytest.raises(ValueError, match="0 micro-batches"):
+        hosted.engine.run_pass([], [])
+    assert hosted.engine.touched
+    waited_for.set()
+
+
 def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
     """With gradients in sixteen bits."""
     narrow = torch.bfloat16
