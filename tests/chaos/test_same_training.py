@@ -17,11 +17,12 @@ from atom.config.run_file import RunFile
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.data.files import stdlib_corpus
-from atom.models.data.samples import Samples, text_samples
+from atom.models.data.samples import Cut, Samples, text_samples
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.rate import RateSettings, learning_rate
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.records.manifest import Manifest
+from atom.swarm.state.arenas import CHUNK_BYTES
 from atom.training.storage.run_storage import list_snapshots
 from tests.training.plain_training import adamw
 
@@ -55,8 +56,7 @@ def train_plainly(
     dataset = text_samples(
         stdlib_corpus(run.data.max_bytes),
         run.data.tokenizer,
-        validation_fraction=run.data.validation_fraction,
-        sequence_tokens=run.model.sequence_tokens,
+        Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES),
         seed=run.run.seed,
         cache_folder=cache,
     )

@@ -17,10 +17,10 @@ warnings.simplefilter("ignore")
 import tempfile
 from pathlib import Path
 import atom.models.gpt3
-from atom.models.data.samples import text_samples
+from atom.models.data.samples import Cut, text_samples
 from atom.models.data.files import stdlib_corpus
 dataset = text_samples(
-    stdlib_corpus(100_000), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
+    stdlib_corpus(100_000), "bytes", Cut(0.1, 64, 4096), seed=1,
     cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
 )
 assert dataset.batch([0, 1])["tokens"].shape == (2, 64)

@@ -1,7 +1,10 @@
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.models.data.sampler import (
+    BLOCK_PIECES,
     GUEST_SLOTS,
     Permutation,
     Sampler,
@@ -43,7 +46,7 @@ def test_huge_ranges_cost_no_memory() -> None:
 def test_members_never_share_a_sample_within_an_epoch(
     windows: int, rounds: list[list[int]], seed: int
 ) -> None:
-    sampler, cursor = Sampler(windows, seed), 0
+    sampler, cursor = Sampler(windows, 30, seed), 0
     drawn = []
     for counts in rounds:
         names = [f"peer-{rank}" for rank in range(len(counts))]
@@ -61,7 +64,7 @@ def test_an_epoch_of_full_rounds_covers_every_window(
     members: int, per_member: int, seed: int
 ) -> None:
     windows = members * per_member * 7
-    sampler = Sampler(windows, seed)
+    sampler = Sampler(windows, 5, seed)
     seen = [
         sampler.window_at(sampler.draw_position(cursor, range(members), rank, k))
         for cursor in range(0, windows, members * per_member)
@@ -87,15 +90,67 @@ def test_a_guest_repeats_nothing_and_starts_far_from_the_members() -> None:
 
 
 def test_whoever_is_no_member_draws_as_a_guest() -> None:
-    sampler = Sampler(5000, 1)
+    sampler = Sampler(5000, 100, 1)
     assert sampler.draw_position(40, ["a", "b"], "b", 3) == 40 + 1 + 2 * 3
     assert sampler.draw_position(40, ["a", "b"], "c", 3) == guest_position(40, "c", 3, 5000)
     assert sampler.draw_position(40, [], "c", 3) == guest_position(40, "c", 3, 5000)
 
 
 def test_epochs_have_different_orders() -> None:
-    sampler = Sampler(200, 9)
+    sampler = Sampler(200, 200, 9)
     first = [sampler.window_at(i) for i in range(200)]
     second = [sampler.window_at(200 + i) for i in range(200)]
     assert sorted(first) == sorted(second)
     assert first != second
+
+
+pieces = st.integers(1, 3 * BLOCK_PIECES)
+
+
+@given(
+    count=pieces, piece_windows=st.integers(1, 6), less=st.integers(0, 5), epoch=st.integers(0, 3)
+)
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_goes_through_blocks_of_pieces(
+    count: int, piece_windows: int, less: int, epoch: int
+) -> None:
+    windows = count * piece_windows - min(less, piece_windows - 1)
+    sampler, of_block = Sampler(windows, piece_windows, 7), BLOCK_PIECES * piece_windows
+    shown = [sampler.window_at(epoch * windows + place) for place in range(windows)]
+    assert sorted(shown) == list(range(windows))
+    blocks = [shown[first : first + of_block] for first in range(0, windows, of_block)]
+    of_blocks = [{window // piece_windows for window in block} for block in blocks]
+    assert sum(map(len, of_blocks)) == count, "a piece is in one block"
+    assert {len(pieces) for pieces in of_blocks[:-1]} <= {BLOCK_PIECES}
+
+
+def test_both_pieces_and_windows_are_shuffled() -> None:
+    sampler = Sampler(10 * BLOCK_PIECES * 8, 8, 3)
+    order = [sampler.window_at(place) for place in range(sampler.windows)]
+    first = order[: BLOCK_PIECES * 8]
+    assert len({window // (BLOCK_PIECES * 8) for window in first}) > 5, "pieces from everywhere"
+    assert len({window // 8 for window in first[:16]}) > 10
+    another = [sampler.window_at(sampler.windows + place) // 8 for place in range(len(first))]
+    assert set(another) != {window // 8 for window in first}
+
+
+@given(count=pieces, piece_windows=st.integers(1, 40), less=st.integers(0, 39), at=st.floats(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_pieces_come_in_the_order_in_which_positions_need_them(
+    count: int, piece_windows: int, less: int, at: float
+) -> None:
+    windows = count * piece_windows - min(less, piece_windows - 1)
+    sampler, cursor = Sampler(windows, piece_windows, 5), int(at * windows)
+    came = list(sampler.pieces_from(cursor))
+    assert sorted(came) == list(range(count))
+    needed = [sampler.window_at(cursor + k) // piece_windows for k in range(min(1000, windows))]
+    first = list(dict.fromkeys(needed))
+    of_this_epoch = first[: len({*needed[: windows - cursor % windows]})]
+    assert came[: len(of_this_epoch)] == of_this_epoch
+
+
+def test_the_pieces_of_a_huge_text_are_told_at_once() -> None:
+    sampler = Sampler(2**40, 2**18, 1)
+    first, *others = itertools.islice(sampler.pieces_from(2**39), 100)
+    assert first == sampler.window_at(2**39) // 2**18
+    assert len({first, *others}) == 100

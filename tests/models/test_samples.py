@@ -1,19 +1,29 @@
 import errno
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atom.models.data import token_file
 from atom.models.data.corpus import SURVEYING, Corpus, silent
 from atom.models.data.files import text_corpus
-from atom.models.data.samples import Samples, Windows, text_samples
+from atom.models.data.samples import (
+    Cut,
+    Piece,
+    Samples,
+    Windows,
+    text_samples,
+)
 from atom.models.data.token_file import LOCK, TOKENISING, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import DataError
@@ -53,11 +63,10 @@ def corpus_of(tmp_path: Path, *texts: bytes) -> Corpus:
 
 def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Samples:
     corpus_of(tmp_path, text)
-    arguments = {"validation_fraction": 0.25, "sequence_tokens": 4, "seed": 7} | changes
-    cache_folder = tmp_path / "cache"
-    return text_samples(
-        text_corpus([tmp_path / "text"]), "bytes", cache_folder=cache_folder, **arguments
-    )
+    seed = changes.pop("seed", 7)
+    cut = {"validation_fraction": 0.25, "sequence_tokens": 4, "piece_bytes": 32} | changes
+    corpus, cache = text_corpus([tmp_path / "text"]), tmp_path / "cache"
+    return text_samples(corpus, "bytes", Cut(**cut), seed=seed, cache_folder=cache)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +199,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_windows_shift_targets_by_one() -> None:
-    windows = Windows(torch.arange(10, dtype=torch.uint8), 3)
+    windows = Windows(torch.arange(10, dtype=torch.uint8), range(10), 100, 3)
     assert len(windows) == 3
     tokens, targets = windows.batch([2, 0]).values()
     assert tokens.tolist() == [[6, 7, 8], [0, 1, 2]]
@@ -198,6 +207,50 @@ def test_windows_shift_targets_by_one() -> None:
     assert tokens.dtype == targets.dtype == torch.int64
     assert tokens.is_contiguous()
     assert targets.is_contiguous()
+
+
+@given(
+    tokens=st.integers(0, 400), start=st.integers(0, 100), piece=st.integers(7, 50),
+    sequence=st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_windows_cross_no_piece(tokens: int, start: int, piece: int, sequence: int) -> None:
+    stretch = range(min(start, tokens), tokens)
+    windows = Windows(torch.arange(tokens, dtype=torch.int32), stretch, piece, sequence)
+    begun = []
+    for row in range(len(windows)):
+        batch = windows.batch([row])
+        [first, *_], last = batch["tokens"][0].tolist(), int(batch["targets"][0, -1])
+        assert windows.pieces([row]) == {Piece(0, first // piece)} == {Piece(0, last // piece)}
+        assert first in stretch
+        assert last in stretch
+        begun.append(first)
+    cuts = [stretch.start, *(at for at in stretch if at % piece == 0), stretch.stop]
+    parts = [range(a, b) for a, b in itertools.pairwise(sorted({*cuts}))]
+    assert begun == [at for part in parts for at in part[:-sequence:sequence]], "all that fit"
+
+
+def test_a_sequence_longer_than_a_piece_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a sequence of 32 .* a piece .* holds, 32") as refused:
+        dataset_of(tmp_path, bytes(200), sequence_tokens=32)
+    assert "31 at most" in refused.value.hint
+    assert len(dataset_of(tmp_path, bytes(200), sequence_tokens=31).train) == 4
+
+
+def test_pieces_are_waited_for_before_they_are_read(tmp_path: Path) -> None:
+    asked: list[set[Piece]] = []
+    dataset = replace(dataset_of(tmp_path, bytes(range(200))), need=asked.append)
+    positions = range(10, 18)
+    tokens = dataset.batch(positions)["tokens"]
+    assert (
+        asked.pop()
+        == dataset.pieces(positions)
+        == {Piece(0, t // 32) for t in tokens[:, 0].tolist()}
+    )
+    held = dataset.validation_batch(0, 3)["tokens"]
+    assert asked == [{Piece(0, token // 32) for token in held[:, 0].tolist()}]
+    assert {*dataset.pieces_from(10)} == {Piece(0, number) for number in range(5)}
+    assert next(dataset.pieces_from(10)) in dataset.pieces([10])
 
 
 def test_equal_text_gives_equal_batches_and_another_digest_says_what_differs(
@@ -213,23 +266,25 @@ def test_equal_text_gives_equal_batches_and_another_digest_says_what_differs(
     others = [
         dataset_of(tmp_path / "1", text, validation_fraction=0.5).digest,
         dataset_of(tmp_path / "1", text, sequence_tokens=5).digest,
+        dataset_of(tmp_path / "1", text, piece_bytes=64).digest,
         dataset_of(tmp_path / "d", text[:-1] + b"x").digest,
     ]
-    assert len({one.digest, *others}) == 4
+    assert len({one.digest, *others}) == 5
     assert dataset_of(tmp_path / "1", text, seed=8).digest == one.digest
 
 
-def test_an_epoch_shows_every_training_token_once(tmp_path: Path) -> None:
+def test_an_epoch_shows_every_window_once(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
-    targets = dataset.batch(range(len(dataset.train)))["targets"]
-    assert sorted(targets.flatten().tolist()) == list(range(1, 1 + 4 * len(dataset.train)))
+    tokens = dataset.batch(range(len(dataset.train)))["tokens"]
+    whole = [token for token in range(192) if token % 32 < 28]
+    assert sorted(tokens.flatten().tolist()) == [*whole, *range(192, 196)]
 
 
 def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)))
     other_seed = dataset_of(tmp_path, bytes(range(200)), seed=99)
     count = len(dataset.validation)
-    assert count == 12
+    assert count == 2 + 7 + 1, "of three pieces"
     seen = []
     for index in range(4):
         tokens, targets = dataset.validation_batch(index, 3).values()
@@ -237,7 +292,7 @@ def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> No
         assert min(tokens.min(), targets.min()).item() >= 150
         seen += tokens[:, 0].tolist()
     assert len(set(seen)) == count
-    again, first = (dataset.validation_batch(index, 3)["tokens"] for index in (4, 0))
+    again, first = (dataset.validation_batch(index, 3)["tokens"] for index in (10, 0))
     assert torch.equal(again, first)
 
 
@@ -254,18 +309,14 @@ def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cap", "digest"),
     [
-        (None, "4fbd5074c4b2d17a598f3605dbc62c5824d89ce8158ae2e23e9440892b7400ab"),
-        (902, "02f4637a684c83fbfe8c69b2d2fad6e9aae227c4345ad2a85e008c579089127d"),
+        (None, "a957fff7fef9a9e0bb459d23ee4bba1705c4c536fa366ee99da183bb51138f6f"),
+        (902, "9a87c90db70486b5f0ada36d6d0406a56dcdf2f8ac3e4de0bd16f56163f0fc39"),
     ],
 )
-def test_the_digest_of_plain_text_is_that_of_every_version(
-    tmp_path: Path, cap: int | None, digest: str
-) -> None:
+def test_the_digest_of_plain_text_is_fixed(tmp_path: Path, cap: int | None, digest: str) -> None:
     (tmp_path / "a.txt").write_text("first\n" * 50)
     (tmp_path / "b.md").write_text("zweite Zeile é €\n" * 50)
     corpus = text_corpus([tmp_path], cap)
-    dataset = text_samples(
-        corpus, "bytes", validation_fraction=0.25, sequence_tokens=4, seed=7,
-        cache_folder=tmp_path / ".cache",
-    )  # fmt: skip
+    cut = Cut(0.25, 4, 4 << 20)
+    dataset = text_samples(corpus, "bytes", cut, seed=7, cache_folder=tmp_path / ".cache")
     assert dataset.digest == digest

@@ -10,11 +10,12 @@ from atom.config.run_file import RunFile
 from atom.config.sources import TextSources
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
-from atom.models.data.samples import Samples, text_samples
+from atom.models.data.samples import Cut, Samples, text_samples
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
+from atom.swarm.state.arenas import CHUNK_BYTES
 
 TEXT_FIELD = "text"
 SPLIT = "train"
@@ -55,8 +56,7 @@ def open_text(
         text = text_samples(
             corpus,
             sources.tokenizer,
-            validation_fraction=run.data.validation_fraction,
-            sequence_tokens=run.model.sequence_tokens,
+            Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES),
             seed=run.run.seed,
             cache_folder=cache,
             on_progress=progress,

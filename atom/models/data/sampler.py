@@ -1,19 +1,28 @@
 """Who trains on which sample: pure functions of what all peers agree on.
 
-*Positions* count samples from the start of the run. Position p shows window `permutation(p mod N)`
-of epoch `p div N`, with a fresh random order per epoch. A round deals positions like cards: from
-the agreed cursor on, member r of n takes every n-th. Nobody has to be told, and no two
-members ever train on the same sample of an epoch, unless one drew ahead and the members changed.
+*Positions* count samples from the start of the run; each epoch has a fresh random order. A round
+deals positions like cards: from the agreed cursor on, member r of n takes every n-th. Nobody has to
+be told, and no two members ever train on the same sample of an epoch, unless one drew ahead and the
+members changed.
+
+The order suits a text that arrives in *pieces*, stretches of the token file of one size, and is
+kept within a cap. An epoch goes through the pieces in a random order, BLOCK_PIECES at a time, and
+through all windows of such a block in a random order. So positions that follow each other need one
+block, two where it ends, and a text of one block is shuffled as a whole. Of the last piece, which
+may be short, the windows come in the last block. Guests need the epoch's last blocks besides.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 GUEST_SLOTS = 1024
 """Guests spread over this many lanes by a hash of their peer id."""
 
+BLOCK_PIECES = 64
+"""Pieces whose windows are shuffled together: 256 MiB of tokens, with pieces of 4 MiB."""
+_LOOK_AHEAD = 1024
 _ROUNDS = 8
 _MASK_64 = (1 << 64) - 1
 
@@ -66,12 +75,47 @@ class Sampler:
     """The order of `windows` training windows under `seed`."""
 
     windows: int
+    piece_windows: int
+    """So many lie in a piece, one piece after the other; in the last one there may be fewer."""
     seed: int
 
     def window_at(self, position: int) -> int:
         """The window that position shows."""
         epoch, place = divmod(position, self.windows)
-        return _epoch_order(self.windows, self.seed, epoch)(place)
+        block, place = divmod(place, self._block_windows)
+        order = _shuffled(self._windows_in(block), f"train:{self.seed}:{epoch}:{block}")
+        piece, window = divmod(order(place), self.piece_windows)
+        return self._piece_at(epoch, block * BLOCK_PIECES + piece) * self.piece_windows + window
+
+    def pieces_from(self, position: int) -> Iterator[int]:
+        """Every piece once, in the order in which positions from this one on need them; of a block
+        those that its next thousand windows do not need come last."""
+        seen: set[int] = set()
+        while len(seen) < -(-self.windows // self.piece_windows):
+            epoch, place = divmod(position, self.windows)
+            block = place // self._block_windows
+            end = position - place + block * self._block_windows + self._windows_in(block)
+            near = range(position, min(end, position + _LOOK_AHEAD))
+            needed = [self.window_at(at) // self.piece_windows for at in near]
+            if near.stop < end:
+                pieces = -(-self._windows_in(block) // self.piece_windows)
+                first = block * BLOCK_PIECES
+                needed += [self._piece_at(epoch, at) for at in range(first, first + pieces)]
+            yield from (piece for piece in dict.fromkeys(needed) if piece not in seen)
+            seen.update(needed)
+            position = end
+
+    @property
+    def _block_windows(self) -> int:
+        return BLOCK_PIECES * self.piece_windows
+
+    def _windows_in(self, block: int) -> int:
+        return min(self._block_windows, self.windows - block * self._block_windows)
+
+    def _piece_at(self, epoch: int, place: int) -> int:
+        """Of all pieces in the epoch's order; a short one is the last."""
+        whole = self.windows // self.piece_windows
+        return _shuffled(whole, f"pieces:{self.seed}:{epoch}")(place) if place < whole else whole
 
     def draw_position(self, cursor: int, members: Sequence[str], peer_id: str, k: int) -> int:
         """The position of a peer's k-th draw (from 0) of the round that starts at `cursor`.
@@ -95,6 +139,6 @@ def guest_position(cursor: int, peer_id: str, k: int, windows: int) -> int:
     return start + windows - 1 - (slot + GUEST_SLOTS * k) % windows
 
 
-@lru_cache(maxsize=16)
-def _epoch_order(windows: int, seed: int, epoch: int) -> Permutation:
-    return Permutation.keyed(windows, f"train:{seed}:{epoch}")
+@lru_cache(maxsize=64)
+def _shuffled(size: int, key: str) -> Permutation:
+    return Permutation.keyed(size, key)

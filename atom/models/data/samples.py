@@ -1,19 +1,47 @@
-"""What a run trains on, as micro-batches: windows of its text, or samples of an own dataset."""
+"""What a run trains on, as micro-batches: windows of its text, or samples of an own dataset.
+
+A text may still be on its way. Its token file is one mapped tensor, which fills up piece by piece
+(see `sampler`), and `Samples` says which pieces are needed and when:
+
+    for piece in samples.pieces_from(cursor): ...     # fetch them in this order
+    samples = replace(samples, need=wait_until_there) # called before windows of them are read
+"""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from atom.models.data.corpus import Amount, Corpus, Progress, silent
-from atom.models.data.sampler import Permutation, Sampler
-from atom.models.data.token_file import cached_tokens
-from atom.models.data.tokenizer import load_tokenizer
+from atom.models.data.sampler import BLOCK_PIECES, Permutation, Sampler
+from atom.models.data.token_file import TokenFile, cached_tokens
+from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.source import Batch, DataError, SourceError
+
+_ORDER = "atom-order-2"
+"""Whoever has another order of samples has another digest of the data."""
+
+
+class Piece(NamedTuple):
+    """A stretch of a token file, of the run's piece size; the last one may be shorter."""
+
+    file: int
+    """Which of `Samples.files`."""
+    number: int
+    """From 0, in the order of the file."""
+
+
+Need = Callable[[Collection[Piece]], None]
+"""Returns when these pieces are there, or raises SourceError."""
+
+
+def all_there(pieces: Collection[Piece]) -> None:
+    """The text is on this machine as a whole."""
 
 
 class Rows(Protocol):
@@ -23,6 +51,9 @@ class Rows(Protocol):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """These, in this order. Raises: SourceError."""
+
+    def pieces(self, rows: Sequence[int]) -> set[Piece]:
+        """What these lie in; empty: they are no text."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +75,31 @@ class Samples:
     """sha256 hex of the tokenizer."""
     tokenizer_json: bytes = b""
     """The tokenizer.json that made the tokens; empty: none did."""
+    files: tuple[TokenFile, ...] = ()
+    """Of the text; empty: the samples are no text."""
+    piece_windows: int = 0
+    """Windows in a piece to train on; 0: there are no pieces."""
+    need: Need = all_there
+    """Called before a batch is read, with the pieces that it lies in."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
     """A batch of rows as the model takes it."""
 
     @property
     def sampler(self) -> Sampler:
-        return Sampler(len(self.train), self.seed)
+        windows = len(self.train)
+        return Sampler(windows, self.piece_windows or windows, self.seed)
 
     def batch(self, positions: Sequence[int]) -> Batch:
         """The samples at `positions` of the run, in this order. Raises: SourceError."""
-        return self.to_batch(self.train.batch([self.sampler.window_at(at) for at in positions]))
+        return self._read(self.train, self._rows(positions))
+
+    def pieces(self, positions: Sequence[int]) -> set[Piece]:
+        """What the samples at `positions` of the run lie in."""
+        return self.train.pieces(self._rows(positions))
+
+    def pieces_from(self, cursor: int) -> Iterator[Piece]:
+        """Each piece with text to train on once, as positions from `cursor` on need them."""
+        return (Piece(0, number) for number in self.sampler.pieces_from(cursor))
 
     def validation_batch(self, index: int, sequences: int) -> Batch:
         """The index-th validation batch of so many sequences, on every peer the same.
@@ -66,22 +112,43 @@ class Samples:
             raise ValueError("this run holds nothing back for validation")
         order, first = Permutation.keyed(count, "validation"), index * sequences
         rows = [order(at % count) for at in range(first, first + sequences)]
-        return self.to_batch(self.validation.batch(rows))
+        return self._read(self.validation, rows)
+
+    def _rows(self, positions: Sequence[int]) -> list[int]:
+        sampler = self.sampler
+        return [sampler.window_at(at) for at in positions]
+
+    def _read(self, part: Rows, rows: Sequence[int]) -> Batch:
+        self.need(part.pieces(rows))
+        return self.to_batch(part.batch(rows))
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A run of tokens [count], cut into windows of `sequence_tokens` that do not overlap.
+    """A stretch of a token file, cut into windows of `sequence_tokens`, S, that do not overlap and
+    cross no piece.
 
-    Window w holds tokens [w·S, w·S + S); its targets are the same shifted by one, so consecutive
-    windows share one token and every token but the first is a target once.
+    From a piece's start on, or the stretch's, window w holds tokens [w·S, w·S + S); its targets are
+    the same shifted by one, so consecutive windows share one token. What is left at a piece's end,
+    S tokens at most, is no target: with S = 2048 of two bytes 0.1 % at most.
     """
 
     tokens: Tensor
+    """[count] of the whole file."""
+    stretch: range
+    """Places in it."""
+    piece_tokens: int
+    """So many are a piece of the file, from its start on."""
     sequence_tokens: int
 
+    @property
+    def piece_windows(self) -> int:
+        """In a piece that lies in the stretch as a whole."""
+        return self._windows_in(self.piece_tokens)
+
     def __len__(self) -> int:
-        return max(0, (len(self.tokens) - 1) // self.sequence_tokens)
+        pieces, rest = divmod(self.stretch.stop - self._boundary, self.piece_tokens)
+        return self._before_boundary + pieces * self.piece_windows + self._windows_in(rest)
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """`tokens` and `targets`, each a new int64 [len(rows), S]."""
@@ -91,52 +158,101 @@ class Windows:
             "targets": windows[:, 1:].contiguous(),
         }
 
+    def pieces(self, rows: Sequence[int]) -> set[Piece]:
+        return {Piece(0, self._start(row) // self.piece_tokens) for row in rows}
+
     def _window(self, row: int) -> Tensor:
-        assert 0 <= row < len(self), f"window {row} is outside of [0, {len(self)})"
-        start = row * self.sequence_tokens
+        start = self._start(row)
         return self.tokens[start : start + self.sequence_tokens + 1].to(torch.int64)
+
+    def _start(self, row: int) -> int:
+        """The place of the window's first token."""
+        assert 0 <= row < len(self), f"window {row} is outside of [0, {len(self)})"
+        if row < self._before_boundary:
+            return self.stretch.start + row * self.sequence_tokens
+        piece, window = divmod(row - self._before_boundary, self.piece_windows)
+        return self._boundary + piece * self.piece_tokens + window * self.sequence_tokens
+
+    @cached_property
+    def _boundary(self) -> int:
+        """Where the first piece begins that does not begin before the stretch; or its end."""
+        start = -(-self.stretch.start // self.piece_tokens) * self.piece_tokens
+        return min(start, self.stretch.stop)
+
+    @cached_property
+    def _before_boundary(self) -> int:
+        return self._windows_in(self._boundary - self.stretch.start)
+
+    def _windows_in(self, tokens: int) -> int:
+        return max(0, (tokens - 1) // self.sequence_tokens)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a token file becomes samples."""
+
+    validation_fraction: float
+    """So much of it is held back, at its end."""
+    sequence_tokens: int
+    piece_bytes: int
 
 
 def text_samples(
     corpus: Corpus,
     tokenizer: str | Path,
+    cut: Cut,
     *,
-    validation_fraction: float,
-    sequence_tokens: int,
     seed: int,
     cache_folder: Path,
     on_progress: Progress = silent,
 ) -> Samples:
-    """Tokenises the texts once, and maps the tokens. The last `validation_fraction` of them is held
-    back.
+    """Tokenises the texts once, and maps the tokens.
 
     Raises: ValueError if there is no text, too little, or it cannot be tokenised; OSError if the
     cache folder cannot be written.
     """
     coder = load_tokenizer(tokenizer)
     file = cached_tokens(corpus, coder, cache_folder, on_progress)
-    held_out = int(len(file.tokens) * validation_fraction)
-    end = len(file.tokens) - held_out
-    train = Windows(file.tokens[:end], sequence_tokens)
-    validation = Windows(file.tokens[end:], sequence_tokens)
+    return token_samples(file, coder, cut, seed)
+
+
+def token_samples(file: TokenFile, coder: Tokenizer, cut: Cut, seed: int) -> Samples:
+    """Of tokens that `coder` made. Raises: DataError if there are too few, or a sequence is longer
+    than a piece."""
+    count, piece_tokens = len(file.tokens), cut.piece_bytes // file.tokens.element_size()
+    if cut.sequence_tokens >= piece_tokens:
+        raise DataError(
+            f"a sequence of {cut.sequence_tokens} tokens and its target are more than a piece of "
+            f"the token file holds, {piece_tokens}",
+            f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
+        )
+    held_out = int(count * cut.validation_fraction)
+    end = count - held_out
+    train, validation = (
+        Windows(file.tokens, stretch, piece_tokens, cut.sequence_tokens)
+        for stretch in (range(end), range(end, count))
+    )
     for name, part in ("training", train), ("validation", validation):
-        if not len(part) and (part is train or validation_fraction):
+        if not len(part) and (part is train or cut.validation_fraction):
             raise DataError(
-                f"the {name} text has {len(part.tokens)} tokens, "
-                f"fewer than one sequence of {sequence_tokens} and its target",
+                f"the {name} text has {len(part.stretch)} tokens, "
+                f"fewer than one sequence of {cut.sequence_tokens} and its target",
                 "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
             )
-    cut = f"{file.digest}:{end}:{held_out}:{sequence_tokens}:{coder.vocabulary_size}"
+    order = f"{_ORDER}:{cut.piece_bytes}:{BLOCK_PIECES}"
+    told = f"{order}:{file.digest}:{end}:{held_out}:{cut.sequence_tokens}:{coder.vocabulary_size}"
     return Samples(
         train,
         validation,
         seed,
-        digest=hashlib.sha256(cut.encode()).hexdigest(),
+        digest=hashlib.sha256(told.encode()).hexdigest(),
         amount=Amount(end, len(train), held_out if len(validation) else 0),
-        tokens_per_sample=sequence_tokens,
+        tokens_per_sample=cut.sequence_tokens,
         vocabulary_size=coder.vocabulary_size,
         tokenizer_digest=coder.digest,
         tokenizer_json=coder.content,
+        files=(file,),
+        piece_windows=train.piece_windows,
     )
 
 
@@ -155,6 +271,9 @@ class OwnRows:
     def batch(self, rows: Sequence[int]) -> Batch:
         samples = [self.sample(self.indices[row]) for row in rows]
         return {name: torch.stack([sample[name] for sample in samples]) for name in self.like}
+
+    def pieces(self, rows: Sequence[int]) -> set[Piece]:
+        return set()
 
     def sample(self, index: int) -> Mapping[str, Tensor]:
         """Raises: SourceError where it is of another make than the example, or none."""

@@ -17,7 +17,7 @@ from atom.daemon.model import text_source
 from atom.daemon.model.text_source import check_data, pin_table
 from atom.daemon.peer.founding import enter_run
 from atom.models.data.files import text_corpus
-from atom.models.data.samples import text_samples
+from atom.models.data.samples import Cut, text_samples
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import Folder, folder_in
@@ -129,8 +129,8 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(
 ) -> None:
     (tmp_path / "text.txt").write_text("a peer gives " * 100)
     samples = text_samples(
-        text_corpus([tmp_path / "text.txt"]), "bytes", validation_fraction=0.0,
-        sequence_tokens=8, seed=1, cache_folder=tmp_path,
+        text_corpus([tmp_path / "text.txt"]), "bytes", Cut(0.0, 8, 4096), seed=1,
+        cache_folder=tmp_path,
     )  # fmt: skip
     section, owner = Data.model_validate(data), Identity.create()
     for equal in (samples.digest, ""):

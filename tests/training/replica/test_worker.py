@@ -207,7 +207,7 @@ def drawn(loader: BatchLoader, micro_batches: int) -> list[int]:
 def loader() -> BatchLoader:
     """Peer b's; a batch names the positions that it was drawn from."""
     samples: Any = SimpleNamespace(
-        sampler=Sampler(1000, 7),
+        sampler=Sampler(1000, 1000, 7),
         tokens_per_sample=16,
         batch=lambda positions: {"tokens": torch.tensor(positions)},
     )
