@@ -116,8 +116,11 @@ class Optimizer(Section):
     """Decoupled: per round the weights shrink by learning rate times this."""
     warmup_rounds: int = Field(default=0, ge=0, le=2**31)
     """Rounds over which the rate rises from zero."""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate falls from the warmup's end to the last round."""
+    decay: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
+    """How the rate falls to that of the last round."""
+    decay_rounds: Count | None = None
+    """Rounds at the end over which it falls, after a stable rate (WSD); omitted: all since the
+    warmup."""
     clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Longest allowed L2 norm of the whole gradient; 0: no clipping."""
     state: Literal["exact", "split", "half"] = "exact"
@@ -129,6 +132,11 @@ class Optimizer(Section):
     def _check(self) -> "Optimizer":
         if self.final_learning_rate > self.learning_rate:
             refuse("final_learning_rate", f"is above learning_rate = {self.learning_rate}")
+        stays = 'says nothing with decay = "constant"'
+        if self.decay == "constant" and self.decay_rounds is not None:
+            refuse("decay_rounds", stays, 'remove it, or set decay = "cosine"')
+        if self.decay == "constant" and self.final_learning_rate not in (0.0, self.learning_rate):
+            refuse("final_learning_rate", stays, 'remove it, or set decay = "cosine"')
         return self
 
 
@@ -229,6 +237,10 @@ class RunFile(Section):
             refuse("optimizer.decay", f"{optimizer.decay} needs a last round", hint)
         if rounds is not None and optimizer.warmup_rounds > rounds:
             refuse("optimizer.warmup_rounds", f"is longer than the run of {rounds} rounds")
+        ends = optimizer.warmup_rounds + (optimizer.decay_rounds or 0)
+        if rounds is not None and optimizer.decay_rounds and ends >= rounds:
+            what = f"with the warmup they are {ends} of the run's {rounds} rounds: none is stable"
+            refuse("optimizer.decay_rounds", what, "shorten it, or leave it out")
         for key, usual in ("state", "exact"), ("gradients", "float32"):
             value = getattr(optimizer, key)
             if value != usual and precision != "bfloat16":

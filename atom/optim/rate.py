@@ -1,10 +1,11 @@
 """Learning rate as a pure function of the round."""
 
+import math
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from typing import Literal
 
-Decay = Literal["constant", "linear", "cosine"]
+Decay = Literal["constant", "linear", "cosine", "1-sqrt"]
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510")
 _ORDERS = 70  # of a cosine's series: what comes after them is below 10**-60 up to π
@@ -20,13 +21,17 @@ class RateSettings:
     decay: Decay = "constant"
     rounds: int | None = None
     """None: an endless run; after the warm-up the rate stays at `learning_rate`."""
+    decay_rounds: int | None = None
+    """The last ones, over which it decays; None: all since the warm-up. Fewer make the schedule
+    known as WSD: warm-up, stable, decay (arXiv 2404.06395)."""
 
 
 def learning_rate(settings: RateSettings, round: int) -> float:
     """The rate of the step that commits `round`; the first round is 1.
 
-    As nanoGPT's with iteration = round - 1, except that the last round, not the one after it,
-    gets the final rate. Raises: ValueError for a round below 1.
+    As that of transformers' schedules at step `round`, with a warm-up of one step more: so the
+    first round has a rate above zero, and the last one the final rate. Raises: ValueError for a
+    round below 1.
     """
     if round < 1:
         raise ValueError(f"round {round}: the first step commits round 1")
@@ -37,7 +42,11 @@ def learning_rate(settings: RateSettings, round: int) -> float:
         return peak
     if round >= settings.rounds:
         return final
-    start = settings.warmup_rounds + 1
+    first = settings.warmup_rounds + 1
+    decaying = settings.decay_rounds
+    start = first if decaying is None else max(first, settings.rounds - decaying)
+    if round <= start:
+        return peak
     progress = (round - start) / (settings.rounds - start)
     return final + _remaining(settings.decay, progress) * (peak - final)
 
@@ -46,6 +55,8 @@ def _remaining(decay: Decay, progress: float) -> float:
     """1 at progress 0, 0 at progress 1."""
     if decay == "linear":
         return 1.0 - progress
+    if decay == "1-sqrt":
+        return 1.0 - math.sqrt(progress)  # which IEEE 754 rounds alike everywhere
     with localcontext(Context(prec=50)):
         return float(round((1 + _cosine(Decimal(progress))) / 2, 12))
 

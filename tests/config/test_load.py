@@ -53,6 +53,12 @@ def test_every_ready_file_loads(path: Path) -> None:
         ("layers = 4", 'size = "small"', "model.heads: a family takes a size, or all", ""),
         ("heads = 4", "heads = 3", "model.model_dim: 128 is not divisible by heads = 3", ""),
         ("rounds = 2000", "", "optimizer.decay: cosine needs a last round", "constant"),
+        (
+            'decay = "cosine"',
+            'decay = "linear"\ndecay_rounds = 1900',
+            "optimizer.decay_rounds: with the warmup they are 2000 of the run's 2000 rounds",
+            "shorten it",
+        ),
         ('["input.txt"]', "[]", "data.paths: missing", "input.txt"),
         ("[optimizer]", "[[optimizer]]", "optimizer: should be a section", "[optimizer]"),
     ],

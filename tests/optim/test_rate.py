@@ -2,10 +2,12 @@ import math
 from decimal import Context, Decimal, localcontext
 
 import pytest
+import torch
+from transformers import optimization
 
 from atom.optim.rate import Decay, RateSettings, _cosine, learning_rate
 
-DECAYS = pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+DECAYS = pytest.mark.parametrize("decay", ["constant", "linear", "cosine", "1-sqrt"])
 
 
 def settings(decay: Decay, rounds: int | None = 100) -> RateSettings:
@@ -39,6 +41,74 @@ def test_it_rises_to_the_peak_falls_to_the_final_rate_and_stays(decay: Decay) ->
 )
 def test_single_rates(given: RateSettings, round: int, expected: float) -> None:
     assert learning_rate(given, round) == pytest.approx(expected)
+
+
+def rates_of(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
+    """Of as many steps, from step 1 on."""
+    found = []
+    for _ in range(steps):
+        scheduler.optimizer.step()
+        scheduler.step()
+        found.append(scheduler.get_last_lr()[0])
+    return found
+
+
+def plain_optimizer(rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+
+
+@pytest.mark.parametrize(("warmup", "rounds"), [(0, 2), (0, 500), (7, 100), (199, 1000)])
+def test_the_schedules_are_those_of_transformers(warmup: int, rounds: int) -> None:
+    """Whose warm-up is one step longer: ours gives the first round a rate above zero."""
+    peak, name = 3e-3, optimization.get_scheduler
+    for decay, final, terms in [
+        ("constant", 0.0, {"name": "constant_with_warmup"}),
+        ("linear", 0.0, {"name": "linear"}),
+        ("cosine", 0.0, {"name": "cosine"}),
+        (
+            "cosine",
+            3e-4,
+            {"name": "cosine_with_min_lr", "scheduler_specific_kwargs": {"min_lr": 3e-4}},
+        ),
+    ]:
+        ours = RateSettings(peak, final, warmup, decay, rounds)  # type: ignore[arg-type]
+        theirs = name(
+            optimizer=plain_optimizer(peak),
+            num_warmup_steps=warmup + 1,
+            num_training_steps=rounds,
+            **terms,  # type: ignore[arg-type]
+        )
+        assert [learning_rate(ours, r) for r in range(1, rounds + 1)] == pytest.approx(
+            rates_of(theirs, rounds), abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "1-sqrt"])
+@pytest.mark.parametrize(
+    ("warmup", "stable", "falling"), [(0, 1, 1), (0, 30, 200), (7, 50, 43), (199, 700, 100)]
+)
+def test_a_stable_rate_before_the_decay_is_the_wsd_of_transformers(
+    decay: Decay, warmup: int, stable: int, falling: int
+) -> None:
+    rounds = warmup + stable + falling
+    ours = RateSettings(3e-3, 0.0, warmup, decay, rounds, falling)
+    theirs = optimization.get_wsd_schedule(
+        plain_optimizer(3e-3), warmup + 1, falling, num_stable_steps=stable - 1, decay_type=decay
+    )
+    rates = [learning_rate(ours, round) for round in range(1, rounds + 1)]
+    assert rates == pytest.approx(rates_of(theirs, rounds), abs=1e-12)
+    assert rates.count(3e-3) == stable
+    assert rates[-1] == 0.0
+
+
+def test_without_a_warmup_the_schedules_are_those_of_torch() -> None:
+    schedulers = torch.optim.lr_scheduler
+    linear = schedulers.LinearLR(plain_optimizer(1e-2), 1.0, 0.1, total_iters=99)
+    cosine = schedulers.CosineAnnealingLR(plain_optimizer(1e-2), 99, eta_min=1e-3)
+    for decay, theirs in (("linear", linear), ("cosine", cosine)):
+        ours = RateSettings(1e-2, 1e-3, 0, decay, 100)  # type: ignore[arg-type]
+        rates = [learning_rate(ours, round) for round in range(1, 101)]
+        assert rates == pytest.approx([1e-2, *rates_of(theirs, 99)], rel=1e-9)
 
 
 def test_rounds_count_from_one() -> None:

@@ -21,6 +21,7 @@ _WAITS = {
     "values": "values between sub-models",
     "end": "the last gradients",
 }
+_RATE_COLUMNS, _RATE_ROWS, _BLOCKS = 60, 4, " ▁▂▃▄▅▆▇█"
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
 
 
@@ -33,6 +34,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
+        *_section("learning rate", _rate(plan, columns - 2)),
     )
 
 
@@ -72,7 +74,7 @@ def _verdict(plan: Plan) -> RenderableType:
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
     if plan.run_s is not None and plan.run_alone_s is not None:
-        ends = f"{plan.rounds:,} rounds take {_seconds(plan.run_s)}"
+        ends = f"{plan.schedule.rounds:,} rounds take {_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
@@ -209,6 +211,28 @@ def _round(plan: Plan) -> RenderableType:
     goes_on = "go on under" if round_.overlapped else "wait for"
     table.add_row("round", _seconds(round_.round_s), f"passes {goes_on} the exchange")
     return table
+
+
+def _rate(plan: Plan, columns: int) -> RenderableType:
+    """In words, and drawn from the first round to the last."""
+    its, rates = plan.schedule, plan.rates(min(columns, _RATE_COLUMNS))
+    peak, last = its.learning_rate, its.rounds
+    words = [
+        f"rises to {peak:g} over {its.warmup_rounds:,} rounds" if its.warmup_rounds else f"{peak:g}"
+    ]
+    if last is not None and its.decay != "constant":
+        if its.decay_rounds is not None:
+            words.append(f"stays there until round {last - its.decay_rounds:,}")
+        words.append(f"falls to {its.final_learning_rate:g} in round {last:,} ({its.decay})")
+    levels = [round(rate / peak * _RATE_ROWS * (len(_BLOCKS) - 1)) for rate in rates]
+    rows = [_blocks(levels, row) for row in reversed(range(_RATE_ROWS))] if rates else []
+    return Group(*(Text(row, "bar.complete", no_wrap=True) for row in rows), Text(", ".join(words)))
+
+
+def _blocks(levels: Sequence[int], row: int) -> str:
+    """What of columns so high lies in a row of a chart; row 0 is the lowest."""
+    full = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[min(max(level - row * full, 0), full)] for level in levels)
 
 
 def _share_of(round_: RoundPrediction) -> str:

@@ -29,13 +29,18 @@ from atom.daemon.model.recipe import (
     open_device,
     verify_recipe,
 )
-from atom.daemon.model.run_optimizer import gradients, new_update_rule, optimizer, state_form
+from atom.daemon.model.run_optimizer import (
+    gradients,
+    new_update_rule,
+    optimizer,
+    rate_settings,
+    state_form,
+)
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import Profile
 from atom.graph.program import build_program
 from atom.models.data.samples import Samples
-from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
 from atom.placement.choosing import choose
 from atom.swap.voided import is_out_of_memory
@@ -142,13 +147,7 @@ def _choose(
 def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSettings:
     run, o = recipe.run, recipe.run.optimizer
     return ReplicaSettings(
-        rate=RateSettings(
-            learning_rate=o.learning_rate,
-            final_learning_rate=o.final_learning_rate,
-            warmup_rounds=o.warmup_rounds,
-            decay=o.decay,
-            rounds=run.run.rounds,
-        ),
+        rate=rate_settings(run),
         optimizer=optimizer(run),
         update_rule=new_update_rule(run),
         clip_norm=o.clip_norm or None,

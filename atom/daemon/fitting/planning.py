@@ -37,6 +37,7 @@ from atom.daemon.model.run_optimizer import (
     gradients,
     load_run,
     optimizer,
+    rate_settings,
     replica_state,
     shared_state,
     state_form,
@@ -48,6 +49,7 @@ from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.own_code import OwnCode
+from atom.optim.rate import RateSettings, learning_rate
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
@@ -118,8 +120,8 @@ class Plan:
     disk: DiskPlan
     device: str
     """What computes."""
-    rounds: int | None
-    """The run's last one; None: endless."""
+    schedule: RateSettings
+    """With the run's last round; None: endless."""
     choice: Choice
     work: Work
     prediction: RoundPrediction
@@ -135,12 +137,23 @@ class Plan:
     @property
     def run_s(self) -> float | None:
         """All rounds, with these peers; None: it is endless."""
-        return None if self.rounds is None else self.rounds * self.prediction.round_s
+        rounds = self.schedule.rounds
+        return None if rounds is None else rounds * self.prediction.round_s
 
     @property
     def run_alone_s(self) -> float | None:
         """As many, of this box alone."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
+
+    def rates(self, most: int) -> list[float]:
+        """The learning rate of at most so many rounds, the first to the last; of an endless run
+        none."""
+        rounds = self.schedule.rounds or 0
+        count = min(rounds, most)
+        return [
+            learning_rate(self.schedule, 1 + k * (rounds - 1) // max(count - 1, 1))
+            for k in range(count)
+        ]
 
 
 def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
@@ -177,7 +190,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         host=HostPlan(tuple(arenas), have_bytes),
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
-        rounds=run.run.rounds,
+        schedule=rate_settings(run),
         choice=choice,
         work=work,
         prediction=predict(choice, work),

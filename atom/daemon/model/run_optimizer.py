@@ -13,6 +13,7 @@ from atom.config.load import load_run_file
 from atom.config.run_file import LOCAL_STEPS, OPTIMIZERS, UPDATE_RULES, RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim.optimizer import Optimizer, optimizer_state
+from atom.optim.rate import RateSettings
 from atom.swap.host_store import state_arenas
 from atom.swap.state_form import StateArena, StateForm
 from atom.swarm.exchange.codec import codec_named
@@ -41,6 +42,12 @@ def optimizer(run: RunFile) -> Optimizer:
         )
     new: Callable[..., Optimizer] = make
     return new(betas=o.betas, epsilon=o.epsilon, weight_decay=o.weight_decay, seed=run.run.seed)
+
+
+def rate_settings(run: RunFile) -> RateSettings:
+    o = run.optimizer
+    terms = o.learning_rate, o.final_learning_rate, o.warmup_rounds, o.decay
+    return RateSettings(*terms, rounds=run.run.rounds, decay_rounds=o.decay_rounds)
 
 
 def update_rule(run: RunFile) -> type[UpdateRule]:
