@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from atom.config.address import parse_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
-from atom.config.section import BitsPerSecond, Bytes, Seconds, Section, refuse
+from atom.config.section import PEER_NAME, BitsPerSecond, Bytes, Seconds, Section, refuse
 
 
 def _checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -27,6 +27,7 @@ BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, _AUTO]
 HostPortText = Annotated[str, _checked(parse_host_port)]
 InterfaceText = Annotated[str, AfterValidator(parse_interface)]
 WindowText = Annotated[str, _checked(parse_window)]
+PeerName = Annotated[str, Field(pattern=rf"^{PEER_NAME}$")]
 AnnouncementText = Annotated[str, _checked(parse_announcement)]
 
 
@@ -53,6 +54,8 @@ class Host(Section):
 class Network(Section):
     """[network]"""
 
+    name: PeerName | None = None
+    """What others see beside this peer's id; it proves nothing. Omitted: none."""
     listen: HostPortText = "0.0.0.0:0"
     """HOST:PORT where the DHT node listens; port 0: any free one."""
     data_port: int = Field(default=0, ge=0, lt=1 << 16)
@@ -63,6 +66,9 @@ class Network(Section):
     """Most bandwidth to send with: "400 Mbit/s"; omitted: no limit."""
     download_bits_per_s: BitsPerSecond | None = Field(default=None, alias="download", gt=0)
     """Most bandwidth to receive with; omitted: no limit."""
+    per_month_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(default=None, alias="per_month")
+    """What the line may carry in a calendar month, both ways together: "500 GB"; omitted: no
+    limit. Near it the peer leaves in order, and comes back with the next month."""
     reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
     """Whether other peers can connect to the data port; "auto": some of them are asked to try;
     "no": nothing listens there, this box only connects to others."""

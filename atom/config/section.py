@@ -76,6 +76,9 @@ Seconds = Annotated[float, _with_unit(parse_seconds, "10 min"), _written("{:f} s
 PeerId = Annotated[str, Field(pattern=r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}$")]
 """How Ed25519 peer ids are written, which `atom id` prints; checked for slips, not for whose."""
 
+PEER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}"
+"""The pattern of a peer's name: nothing in it can be taken for something else on a screen."""
+
 Precision = Literal["float32", "bfloat16", "float16"]
 """A number format that a model may compute in, by PyTorch's name."""
 PRECISION_NAMES: tuple[Precision, ...] = get_args(Precision)

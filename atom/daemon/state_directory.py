@@ -46,6 +46,8 @@ class StateDirectory:
         self.events = root / "events.jsonl"
         self.known_addresses = root / "addresses.json"
         """DHT addresses of peers met before: the way back into the swarm after a restart."""
+        self.traffic = root / "traffic.json"
+        """What the line carried, by day."""
         self.paused = root / "paused"
         """There from `atom pause` until `atom resume`, also over restarts."""
         self.dht_log = root / "dht.log"

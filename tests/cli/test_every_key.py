@@ -109,6 +109,8 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "network.announce": ('["a b"]', str(["a"] * 9), '"a"', '["a..b"]', '["a:0x1"]'),
     "network.upload": RATE,
     "network.download": RATE,
+    "network.per_month": (*SIZE, '"0 B"', '"500 GB a month"'),
+    "network.name": ("3", '""', '"a b"', '"-a"', f'"{"x" * 25}"', '"é"', *WORDS),
     "network.reachable": ("3", '"maybe"', "true"),
     "schedule.hours": ('["noon"]', "[3]", '"mon 1:00-2:00"', '["mon 25:00-26:00"]',
                        '["xyz 1:00-2:00"]'),

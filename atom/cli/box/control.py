@@ -79,6 +79,9 @@ def _show_several(roots: Sequence[Path], as_json: bool) -> None:
 def _row(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
     if info is None:
         return dict.fromkeys(_COLUMNS, "-") | {"state": "no answer", "--state": str(root)}
+    if "round" not in info:  # it stands by
+        told = {"run": info["run"], "state": info["state"], "--state": str(root)}
+        return dict.fromkeys(_COLUMNS, "-") | told
     rows, place = info["device_turns"]["runs"], info["state_directory"]
     turns = [row["turn"] for row in rows if row["state_directory"] == place]
     return {

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
+from atom.daemon.owner.standing_by import STANDING_BY
+from atom.daemon.owner.traffic import used_text
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import loss_unit, remaining, trained_on, validation_text
@@ -19,9 +21,18 @@ MOST_PEERS = 8
 
 def rows(info: Info) -> Iterator[Row]:
     """(label, text), in the order in which a person asks."""
-    for label in ("run", "state", "trouble", "paused", "line_cost"):
-        if info[label]:
+    for label in ("run", "name", "state", "trouble", "paused", "line_cost"):
+        if info.get(label):
             yield label.replace("_cost", ""), str(info[label])
+    yield "traffic", used_text(**info["traffic"])
+    if info["state"] != STANDING_BY:
+        yield from _at_work(info)
+    yield "peer id", info["peer_id"]
+    yield "join address", info["join_address"]
+    yield "directory", info["state_directory"]
+
+
+def _at_work(info: Info) -> Iterator[Row]:
     yield from _work(info)
     yield "device", _device(info)
     yield "works", ", ".join(_wishes(info["wishes"]))
@@ -32,12 +43,9 @@ def rows(info: Info) -> Iterator[Row]:
         yield "disk paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
     if {*info["voters"]} - {info["peer_id"], *info["peers"]}:
         yield "voters", ", ".join(map(short_id, info["voters"][:MOST_PEERS]))
-    yield "other peers", _others(info["peers"], info["links"])
+    yield "other peers", _others(info["peers"], info["links"], info["peer_names"])
     yield "reachable", ": ".join((info["reachable"], ", ".join(info["data_addresses"])))
-    yield "peer id", info["peer_id"]
     yield "digest", info["digest"]
-    yield "join address", info["join_address"]
-    yield "directory", info["state_directory"]
 
 
 def _work(info: Info) -> Iterator[Row]:
@@ -55,8 +63,6 @@ def _work(info: Info) -> Iterator[Row]:
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
     yield "data", str(data)
-    sent, received = (format_bytes(info[f"{way}_bytes"]) for way in ("sent", "received"))
-    yield "since start", f"{sent} sent, {received} received"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # A sample that is no text is a sequence of its own, and has no tokens.
@@ -92,12 +98,13 @@ def _wishes(wishes: Info) -> Iterator[str]:
         yield "not beside GPU programs" + (f" (not seen: {gpu})" if isinstance(gpu, str) else "")
 
 
-def _others(peers: Sequence[str], ways: Mapping[str, Info]) -> str:
+def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:
     """With what was measured of the way to each."""
     if not peers:
         return "none in sight"
     named = [
-        short_id(peer) + (f" ({ways[peer]['round_trip_ms']:g} ms)" if peer in ways else "")
+        f"{names.get(peer, '')} {short_id(peer)}".lstrip()
+        + (f" ({ways[peer]['round_trip_ms']:g} ms)" if peer in ways else "")
         for peer in peers[:MOST_PEERS]
     ]
     more = len(peers) - len(named)

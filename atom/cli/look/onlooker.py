@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from atom.config.load import run_from_text
 from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import agreed_run
-from atom.daemon.state_directory import own_identity
+from atom.daemon.owner.traffic import line_text
+from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.dht.client import DirectoryUnavailable
@@ -50,16 +52,21 @@ class Onlooker:
     """One run's leases, and its ledger: the rounds that its peers prove. For one event loop."""
 
     def __init__(
-        self, directory: Directory, manifest: Manifest, me: Identity | None = None
+        self,
+        directory: Directory,
+        manifest: Manifest,
+        me: Identity | None = None,
+        state: Path | None = None,
     ) -> None:
         """`me`: as whom to ask for the chain; None: as this machine's listed peer, if there is one
-        in the usual place, else as a stranger."""
+        in the usual place, else as a stranger. `state`: of this machine's peer, if not there."""
         self._directory = directory
         self.manifest = manifest
         self._rounds, self._global_batch = _agreed_on(manifest)
         self._has_list = seen_from_outside(manifest) is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
+        self._own = StateDirectory(state or default_state_directory(manifest.run))
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self._leases: dict[str, Lease] = {}
@@ -71,7 +78,8 @@ class Onlooker:
         view = view_swarm(
             self.manifest, self._leases.values(), self._global_batch, time.time(), self._me
         )
-        return Sight(view, self._rounds, self._leases)
+        own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
+        return Sight(replace(view, own_line=own_line), self._rounds, self._leases)
 
     async def view(self) -> SwarmView:
         """As `look`."""
@@ -154,7 +162,7 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     try:
         with stderr_console().status("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
-        onlooker = Onlooker(directory, manifest, me)
+        onlooker = Onlooker(directory, manifest, me, state)
         try:
             yield onlooker
         finally:
@@ -214,6 +222,9 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
     except ControlError as problem:
         hint = f"{problem.hint}\nor give the run's ADDRESS"
         raise ControlError(problem.message, hint) from None
+    if not info["join_address"]:
+        said = f"this peer knows no way into its run: {info['paused']}"
+        raise ControlError(said, "give the run's ADDRESS")
     return info["join_address"], Path(info["state_directory"])
 
 

@@ -74,8 +74,9 @@ def swarm(
         first_to_go=_FIRST_TO_GO,
     )
     more = len(view.peers) - len(listed)
-    counted = [Text(f"and {more:,} more", "quiet")] if more else []
-    return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *counted)
+    below = [Text(f"and {more:,} more", "quiet")] if more else []
+    below += [Text(f"your line: {view.own_line}", "quiet")] if view.own_line else []
+    return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *below)
 
 
 def headline(view: SwarmView, rounds: int | None) -> Text:

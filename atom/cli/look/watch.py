@@ -93,7 +93,8 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
     """The display for a terminal of that size. Every peer takes one row: where those are too many,
     the curve goes first, then peers are counted instead of listed."""
     room = max(width - 2 * _MARGIN, 1)
-    rows, peers = height - _OTHER_ROWS - bool(seen.problem), len(seen.view.peers)
+    besides = _OTHER_ROWS + bool(seen.problem) + bool(seen.view.own_line)
+    rows, peers = height - besides, len(seen.view.peers)
     listed = peers if peers <= rows else max(1, rows - 1)
     parts: list[RenderableType] = [swarm(seen.view, seen.rounds, room, listed), Text()]
     if len(seen.losses) > 1 and peers + _CURVE_ROWS <= rows:

@@ -3,7 +3,9 @@ DHT, without training."""
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,18 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 def start_daemon(options: StartOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
     console = TerminalConsole()
+    return _to_the_end(lambda: run_start(options, console, all_extensions()), console)
+
+
+def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode:
     try:
-        return code_of(run_start(options, console, all_extensions()))
+        ending = run()
     finally:
         console.close()
+    if ending is Ending.MONTH_USED:
+        # A month is long: what waits is a new process, which has taken no memory yet.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return code_of(ending)
 
 
 def join_daemon(
@@ -45,12 +55,8 @@ def join_daemon(
 ) -> ExitCode:
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
     trust = parse_trust(trust)
-    console = TerminalConsole()
-    try:
-        options = JoinOptions(address, peer_file, state, trust, weights)
-        return code_of(run_join(options, console, all_extensions()))
-    finally:
-        console.close()
+    options, console = JoinOptions(address, peer_file, state, trust, weights), TerminalConsole()
+    return _to_the_end(lambda: run_join(options, console, all_extensions()), console)
 
 
 def code_of(ending: Ending) -> ExitCode:

@@ -11,6 +11,7 @@ from rich.text import Text
 from atom.base.units import format_bytes
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
+from atom.daemon.owner.traffic import allowed_rounds
 from atom.placement.prediction import DAY_S, RoundPrediction
 
 MAX_SUB_MODELS = 12
@@ -70,9 +71,12 @@ def _verdict(plan: Plan) -> RenderableType:
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", times, alone)
     table = _grid(right=())
     table.add_row("speed", swarm)
-    table.add_row("passes", f"{round_.utilisation:.0%} {_share_of(round_)}")
+    table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
+    if plan.per_month_bytes is not None:
+        allowed = allowed_rounds(plan.per_month_bytes, 2 * round_.line_bytes, round_.round_s)
+        table.add_row("a month", allowed or "one peer has nothing to send")
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.schedule.rounds:,} rounds take {_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {_seconds(plan.run_alone_s)}")
@@ -236,11 +240,11 @@ def _blocks(levels: Sequence[int], row: int) -> str:
 
 
 def _share_of(round_: RoundPrediction) -> str:
-    share = "of the time in passes"
+    share = f"{round_.utilisation:.0%} of the time"
     if not round_.overlapped:
         return share
     waiting = round_.passes_s / (round_.passes_s + round_.all_reduce_s)
-    return f"{share}; {waiting:.0%} if they waited for the exchange"
+    return f"{share}, under the exchange; {waiting:.0%} if they waited for it"
 
 
 def _line_bytes(count: float) -> str:

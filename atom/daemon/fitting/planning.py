@@ -122,6 +122,8 @@ class Plan:
     """What computes."""
     schedule: RateSettings
     """With the run's last round; None: endless."""
+    per_month_bytes: int | None
+    """What the peer file lets the line carry, both ways."""
     choice: Choice
     work: Work
     prediction: RoundPrediction
@@ -191,6 +193,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
         schedule=rate_settings(run),
+        per_month_bytes=peer.network.per_month_bytes,
         choice=choice,
         work=work,
         prediction=predict(choice, work),

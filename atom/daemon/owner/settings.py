@@ -16,7 +16,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 THREADS, CAPS = "device.cpu_threads", ("network.upload", "network.download")
-SLOT = "device.slot"
+SLOT, ALLOWANCE = "device.slot", "network.per_month"
 
 
 class Settings:
@@ -51,7 +51,7 @@ class Settings:
                     "write your peer file there, or start again with --peer and a file that stays",
                 )
             peer = load_peer_file(self._path)
-            changed = _changed_keys(self._peer, peer)
+            changed = changed_keys(self._peer, peer)
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
 
@@ -73,14 +73,14 @@ class Settings:
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (THREADS, *CAPS, SLOT) or _is_wish(key)
+    return key in (THREADS, *CAPS, SLOT, ALLOWANCE) or _is_wish(key)
 
 
 def _is_wish(key: str) -> bool:
     return key.startswith("schedule.")
 
 
-def _changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
+def changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
     """ "section.key" of everything whose value differs."""
     old, new = (peer.model_dump(by_alias=True) for peer in (before, after))
     return [

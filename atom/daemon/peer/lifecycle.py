@@ -43,6 +43,8 @@ class Ending(StrEnum):
     LEFT = "left"
     LEFT_LATE = "left-late"
     """Counted work was given up: the deadline came first, or a round closed without it."""
+    MONTH_USED = "month-used"
+    """The line's allowance of this month is used up: the same command waits for the next one."""
 
 
 _WORDS = {
@@ -52,6 +54,7 @@ _WORDS = {
         "left, and some of what was counted is lost: no round took it before the deadline, or one "
         "closed without it"
     ),
+    Ending.MONTH_USED: "left until there is something to use again of what its line may carry",
 }
 
 

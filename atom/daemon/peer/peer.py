@@ -12,7 +12,8 @@ from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.owner.pauses import Pauses
-from atom.daemon.owner.settings import CAPS, Settings
+from atom.daemon.owner.settings import ALLOWANCE, CAPS, Settings
+from atom.daemon.owner.traffic import AVERAGES_A_ROUND, TrafficCounter, allowed_rounds
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
@@ -91,6 +92,11 @@ class Peer:
         self._average_bytes = terms.average_bytes
         self._storage = run_storage(box, member, codec, events)
         self._transport = transport_of(box, member, events, inbox, self._storage)
+        self._traffic = TrafficCounter(
+            box.state.traffic, self._transport.bandwidth.both_ways, clock
+        )
+        self._stands_by = False
+        """It leaves because its line may carry no more this month."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
         self._state_sync = state_sync_of(
             box, member, codec, events, self._transport, self._storage, clock
@@ -153,6 +159,7 @@ class Peer:
                 self._wake.clear()
                 self._require_all_well()
                 self._obey(signals)
+                self._watch_allowance()
                 verdict = self._look()
                 if verdict is not None:
                     return self._say_goodbye(verdict)
@@ -174,6 +181,18 @@ class Peer:
         self._loop.start(CaughtUp(head, digest) if digest else None)
         self._watching_since = self._clock.now()
         self._heartbeat.start()
+
+    def _watch_allowance(self) -> None:
+        """Leaves while what the line may still carry this month is enough for that."""
+        use, average_bytes = self._executor.stats.use, int(self._average_bytes)
+        last = use.sent_bytes + use.received_bytes if use else 0
+        a_round = max(last, AVERAGES_A_ROUND * average_bytes)
+        allowed, room = self._settings.network.per_month_bytes, self._storage.room
+        why_not = self._traffic.count(allowed, a_round, room).why_not
+        if why_not and not self._life.leaves:
+            self._console.note(f"leaving: {why_not}")
+            self._leave(None)
+            self._stands_by = True
 
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""
@@ -246,6 +265,8 @@ class Peer:
 
     def _say_goodbye(self, verdict: Ending) -> Ending:
         self._gone = True
+        self._traffic.write(self._storage.room)
+        verdict = Ending.MONTH_USED if self._stands_by else verdict
         digest = self._machine.state_digest  # empty: what is on disk was not rebuilt
         head = self._machine.head if digest else self._storage.journal.head
         told = {"round": head.round, "head": head.digest.hex(), "digest": digest.hex()}
@@ -325,6 +346,7 @@ class Peer:
             "wishes": self._wishes.figures(),
             "device_turns": self._turns.figures(),
             "line_cost": self._line_cost(is_new=False) or None,
+            "traffic": self._traffic.traffic.to_json(),
             "join_address": format_join_address(self._with_others()),
             "state_directory": str(self._box.state.root),
         }
@@ -349,7 +371,8 @@ class Peer:
         """See `atom.daemon.control.Controllable`."""
         changed = self._settings.reload()
         cost = self._line_cost(is_new=True)
-        changed = [{**each, "costs": cost if each["key"] in CAPS else ""} for each in changed]
+        costs = {**dict.fromkeys(CAPS, cost), ALLOWANCE: self._allowance_words()}
+        changed = [{**each, "costs": costs.get(each["key"], "")} for each in changed]
         if changed:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self._on_change()
@@ -370,8 +393,19 @@ class Peer:
         given, network = last.given_by(self._me), self._settings.network
         return line_cost(network, self._average_bytes, now, given, is_new)
 
+    def _allowance_words(self) -> str:
+        """By the last round that is known; empty: there is no allowance, or nothing is known."""
+        use, allowed = self._executor.stats.use, self._settings.network.per_month_bytes
+        if use is None or allowed is None:
+            return ""
+        return allowed_rounds(allowed, use.sent_bytes + use.received_bytes, use.seconds)
+
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""
+        self._stands_by = False  # its owner's wish is for good
+        return self._leave(deadline_s)
+
+    def _leave(self, deadline_s: float | None) -> str:
         if self._life.leaves:
             return self._leave_sooner(deadline_s)
         seconds = LEAVE_S if deadline_s is None else deadline_s

@@ -98,6 +98,7 @@ class Status:
             void_cause=stats.void_cause,
             last_round=stats.use,
             validation=stats.validation,
+            name=self.box.peer.network.name or "",
         )
 
     def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
@@ -107,6 +108,7 @@ class Status:
         return {
             "run": self.member.manifest.run,
             "peer_id": self.context.me.peer_id,
+            "name": self.box.peer.network.name,
             "state": self._state(facts).value,
             "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
             "paused": self.context.worker.gate.why_not or None,
@@ -134,6 +136,7 @@ class Status:
             "digest": self.machine.state_digest.hex(),
             "voters": [voter.peer_id for voter in head.voters],
             "peers": sorted(view.fresh),
+            "peer_names": {peer: each.name for peer, each in view.fresh.items() if each.name},
             "data_addresses": list(self.addresses),
             "reachable": self.outreach.reached.value or "unknown",
             "links": {

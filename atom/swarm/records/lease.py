@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 
 from blake3 import blake3
 
+from atom.config.section import PEER_NAME
 from atom.swarm.chain.commit import (
     Branch,
     Branches,
@@ -55,6 +56,7 @@ Share = Annotated[float, lambda share: 0 <= share <= 1]
 Loss = Annotated[float, lambda number: abs(number) <= MAX_LOSS]
 ShortName = Annotated[bytes, lambda raw: len(raw) == SHORT_NAME_BYTES]
 Text = Annotated[str, lambda text: len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()]
+PeerName = Annotated[str, lambda text: re.fullmatch(f"(?:{PEER_NAME})?", text) is not None]
 Word = Annotated[str, lambda text: re.fullmatch(r"[a-z-]{0,32}", text) is not None]
 RoundTrip = Annotated[float, lambda seconds: 0 <= seconds <= LONGEST_ROUND_TRIP_S]
 LinkRate = Annotated[float, lambda rate: LEAST_BYTES_PER_S <= rate <= MAX_RATE or rate == math.inf]
@@ -173,6 +175,8 @@ class Lease:
     """None: it has not seen a whole one yet."""
     validation: Validation | None = None
     """The newest of this process; None: there was none yet."""
+    name: PeerName = ""
+    """What its owner calls it. For display: nothing keeps two peers from the same one."""
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:

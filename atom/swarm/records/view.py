@@ -107,10 +107,14 @@ class SwarmView:
 
     me: str = ""
     """Peer id of who looks; empty: of nobody that takes part."""
+    own_line: str = ""
+    """What their line carried, in words; empty: it is not known."""
 
     def name(self, peer_id: str) -> str:
-        """How a table calls a peer."""
-        return f"{short_id(peer_id)} (you)" if peer_id == self.me else short_id(peer_id)
+        """How a table calls a peer. What it calls itself proves nothing: the id stands beside."""
+        named = [lease.name for lease in self.peers if lease.peer_id == peer_id and lease.name]
+        you = ["(you)"] if peer_id == self.me else []
+        return " ".join([*named, short_id(peer_id), *you])
 
     def outlook(self, rounds: int | None) -> list[str]:
         """The newest validation, and how long the run goes on, as far as they are known."""
@@ -142,6 +146,7 @@ class SwarmView:
     def _peer(self, lease: Lease) -> dict[str, Any]:
         return {
             "peer_id": lease.peer_id,
+            "name": lease.name,
             "state": lease.state,
             "round": lease.round,
             "sequences": lease.sequences,

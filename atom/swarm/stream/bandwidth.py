@@ -134,6 +134,11 @@ class Bandwidth:
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
 
+    def both_ways(self) -> int:
+        """Bytes so far."""
+        with self._lock:
+            return self.sent_bytes + self.received_bytes
+
     def carried(self, sent: int = 0, received: int = 0) -> None:
         with self._lock:
             self.sent_bytes += sent

@@ -15,7 +15,8 @@ FOLDER = f"/home/you/{'long/' * 30}tiny"
 def info(**more: Any) -> dict[str, Any]:
     return {
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
-        "sent_bytes": 3 << 30, "received_bytes": 5 << 30,
+        "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
+        "name": None, "peer_names": {OTHER: "ann"},
         "line_cost": None, "validation": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
@@ -41,14 +42,14 @@ def info(**more: Any) -> dict[str, Any]:
 def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     shown = dict(rows(info()))
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
-    assert shown["since start"] == "3.0 GiB sent, 5.0 GiB received"
+    assert shown["traffic"] == "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
     assert shown["next round"] == "4 of its 8 sequences are counted here"
     assert shown["data"] == "1,880 tokens, 234 sequences to train on"
     waits = "waits for host 21%, end 3%"
     assert shown["device"] == f"cpu; computes 64% of a pass of 0.006 s; {waits}"
     assert shown["disk"] == "62.5 GiB free, snapshots of rounds: 1,050, 1,000"
     assert shown["works"] == "at all hours, not on battery"
-    assert shown["other peers"] == "1: …Kwxyzq (12.3 ms)"
+    assert shown["other peers"] == "1: ann …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
     assert not {"line", "last round", "trouble", "paused", "void passes", "disk paused"} & set(
         shown

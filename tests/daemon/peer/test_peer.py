@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 
 from atom.base.errors import ShortageError, StorageError
+from atom.daemon.owner.traffic import kept_traffic
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import CaughtUp
-from tests.daemon.peer.small_peer import Notes, found_in, small_peer
+from tests.daemon.peer.small_peer import SMALL_BOX, Notes, found_in, small_peer
 from tests.daemon.tiny_run import TINY_RUN
 from tests.manual_clock import ManualClock
 
@@ -73,6 +75,25 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
     assert "stood-still" not in told
+
+
+@pytest.mark.parametrize("leaves_for_good", [False, True])
+def test_a_peer_whose_month_is_used_up_leaves_in_order(
+    tmp_path: Path, leaves_for_good: bool
+) -> None:
+    member, state, notes = found_in(tmp_path, TINY_RUN), tmp_path / "state", Notes()
+    (state / "peer.toml").write_text(f'{SMALL_BOX}per_month = "1 kB"\n')
+    with small_peer(state, member, notes) as peer:
+        if leaves_for_good:
+            peer._watch_allowance()
+            peer.leave(None)
+        ended = peer.run()
+        assert peer.info()["traffic"]["per_month_bytes"] == 1000
+        published: list[Any] = peer._directory.published  # type: ignore[attr-defined]
+    assert ended is (Ending.LEFT if leaves_for_good else Ending.MONTH_USED)
+    assert all(each.state is PeerState.LEFT for each in published[-1:])
+    assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
+    assert kept_traffic(state / "traffic.json", datetime.now()).why_not, "so it stands by"
 
 
 def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ INFO: dict[str, Any] = {
     "rounds_joined": 5,
     "sequences_committed": 320,
     "sent_bytes": 8192,
+    "traffic": {"today_bytes": 1000, "month_bytes": 3000, "per_month_bytes": 9000},
     "received_bytes": 16384,
     "peers": ["b", "c"],
     "disk": {"free_bytes": 10_000_000_000},
