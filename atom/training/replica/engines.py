@@ -6,7 +6,7 @@ What is counted and what is trained is on the host, in the store, and stays as i
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -149,7 +149,8 @@ class ReplicaEngines:
 
     def _give_back(self) -> None:
         if not self._given_back:
-            self.training.landed()
+            with suppress(Exception):  # the next pass, and who reads the sums, are told
+                self.training.landed()
             self._given_back, on_device = True, self.store.on_device
             if on_device is not None:
                 on_device.leave()

@@ -13,6 +13,7 @@ from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
+from atom.swap.voided import PassVoided
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, program, same
@@ -164,3 +165,20 @@ def test_memory_that_others_took_is_waited_for(new_rig: Callable[..., Rig]) -> N
     rig.device.room_for = 1
     assert rig.train() == untouched.train()
     assert alike(rig, untouched)
+
+
+def test_memory_is_given_back_though_gradients_did_not_land(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cost what was accumulated: whoever asks for it is told, and so is the next pass."""
+    rig.train()
+    monkeypatch.setattr(rig.engines.training._gate, "failure", MemoryError("no room"))
+    assert rig.engines.preempt(WAIT_S)
+    assert rig.device.free
+    rig.engines.resume()
+    with pytest.raises(MemoryError, match="no room"):
+        rig.replica.contribution()
+    with pytest.raises(PassVoided, match="no room") as void:
+        rig.train()
+    assert void.value.sequences_lost == 4
+    assert rig.replica.sequences == 0
