@@ -144,6 +144,25 @@ def test_a_round_without_passes_and_a_step_while_away(
 
 
 @arranged
+def test_a_mean_takes_the_place_of_nothing_that_counts(
+    arrangement: Arrangement, device: Device
+) -> None:
+    """The round's step uses the sums up, whenever the next round begins."""
+    both = [new_replica(device, {}, each) for each in (None, arrangement)]
+    mean = torch.randn(both[0].elements, generator=torch.Generator().manual_seed(1))
+    for each in both:
+        each.run_pass(batches(0))
+        each.begin_step(mean, 1.0, 1)
+        assert each.sequences == 0
+        assert not each.contribution().part(0, each.elements).any()
+        each.begin_step(mean, 1.0, 2)
+        each.run_pass(batches(1))
+        assert each.sequences == 4
+    assert torch.equal(*(each.contribution().part(0, each.elements) for each in both))
+    assert same(*both)
+
+
+@arranged
 def test_void_passes(arrangement: Arrangement, device: Device) -> None:
     """Of a round's first pass or a later one, which costs the earlier ones what it touched."""
     form = FORMS["float16"]

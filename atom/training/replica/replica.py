@@ -288,7 +288,7 @@ class Replica:
     ) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
-        stays until `start_round`, or as much of it as the rule says.
+        is used up, or as much of it as the rule says.
 
         Args:
             mean: [elements], the mean contribution, not changed. It belongs to the step until

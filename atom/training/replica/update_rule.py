@@ -185,4 +185,5 @@ class EveryStep(UpdateRule):
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
     ) -> None:
         self.optimizer_step(mean, norm, round)
+        self.gradients.reset(self.gradients.tag)  # they were the weights' of before
         self._owes = self._owes or knows_lost

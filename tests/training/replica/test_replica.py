@@ -91,10 +91,11 @@ def test_training_is_bit_equal_to_plain_pytorch(
     plain = PlainTraining(dropout, micro_batches > 1 and cut != "whole")
     for round in range(1, STEPS + 1):
         data = batches(micro_batches, seed=round)
-        step_once(replica, data, round)
+        replica.run_pass(data)
         losses = plain.step(data, round)
         assert replica.sequences == SEQUENCES * micro_batches
         assert replica.loss_sum == sum(loss * SEQUENCES for loss in losses)
+        apply(replica, replica.gradient_sums() / replica.sequences, round)
         for name, weight in replica.export_parameters().items():
             assert torch.equal(weight, plain.parameters[name]), (round, name)
 
