@@ -64,11 +64,11 @@ def _fewest_offloaded(arrangement: Arrangement, cut: Cut) -> Arrangement:
 def _trained(arrangement: Arrangement, cut: Cut) -> Arrangement:
     """The arrangement, which fits, with as many sub-models trained on the device as fit too: those
     first for which the pass after a step would wait first."""
-    misses, most_bytes = 0, TRAINED_SHARE * cut.limits.device_bytes
+    misses = 0
     for group in _sharing(cut):
         resident, trained = arrangement.resident | group, arrangement.trained | group
         wider = replace(arrangement, resident=resident, trained=trained)
-        if cut.fits(wider) and cut.memory(wider).total_bytes <= most_bytes:
+        if cut.fits(wider, TRAINED_SHARE):
             arrangement = wider
         elif (misses := misses + 1) == PATIENCE:
             break
