@@ -245,8 +245,8 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
     device_bytes = capped_bytes or usable_device_bytes(kind, left)
     most = MAX_MICRO_BATCHES_PER_PASS
     kernels = has_kernels(kind, lambda note: None)
-    there = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0
-    return choose(question(graph, profile, device_bytes, most, left, trained_element_bytes=there))
+    trained = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0
+    return choose(question(graph, profile, device_bytes, most, left, trained_element_bytes=trained))
 
 
 def _evaluation(

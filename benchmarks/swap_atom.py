@@ -226,8 +226,8 @@ def _staying(program: Program, trained: float | None) -> Arrangement:
         return Arrangement()
     count = len(program.sub_models)
     ordered = list(dict.fromkeys((0, count - 1, *range(count))))
-    there = frozenset(ordered[: round(trained * count)])
-    return Arrangement(resident=frozenset(ordered), trained=there)
+    on_device = frozenset(ordered[: round(trained * count)])
+    return Arrangement(resident=frozenset(ordered), trained=on_device)
 
 
 def _choice(graph: Graph, setup: Setup) -> Choice | None:
@@ -235,13 +235,13 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
     if setup.gpu_bytes is None:
         return None
     leaving = PRECISIONS[setup.gradients].itemsize
-    device, there = setup.torch_device, 0
+    device, trained_element_bytes = setup.torch_device, 0
     if device.type == "cuda" and setup.gradients == "float32":
-        with suppress(DeviceError):  # without NVRTC nothing is trained there
+        with suppress(DeviceError):  # without NVRTC nothing is trained on it
             device_kernels(device)
             needs = store_bytes(AdamW(), graph.layout, setup.dtype, StateForm(setup.layout))
-            there = -(-needs // graph.layout.total_elements)
-    planner = Planner(graph, device, setup.micro_batches, leaving, there)
+            trained_element_bytes = -(-needs // graph.layout.total_elements)
+    planner = Planner(graph, device, setup.micro_batches, leaving, trained_element_bytes)
     layers, link = measure_layers(graph, device), measure_link(device)
     profile = measured_graph(graph, device, layers, link)
     return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

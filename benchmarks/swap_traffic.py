@@ -37,15 +37,15 @@ class Link:
     @classmethod
     def of(cls, program: Program, arrangement: Arrangement, gradient_bytes: int = 4) -> "Link":
         layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
-        there, by_name = trained_parameters(program, arrangement), program.layout.by_name
+        trained, by_name = trained_parameters(program, arrangement), program.layout.by_name
         elements = tuple(
-            sum(padded_elements(by_name[name].numel) for name in layout.offsets.keys() - there)
+            sum(padded_elements(by_name[name].numel) for name in layout.offsets.keys() - trained)
             for layout in layouts
         )
         carried = carried_elements(program, program.parameter_dtype)
         users = users_of_parameters(program.sub_models)
         stays = [
-            sum(n for name, n in carried.items() if s in users[name][1:] and name not in there)
+            sum(n for name, n in carried.items() if s in users[name][1:] and name not in trained)
             for s in range(len(elements))
         ]
         leaving = tuple(n - m for n, m in zip(elements, stays, strict=True))

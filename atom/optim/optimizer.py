@@ -174,22 +174,22 @@ def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Itera
     }
     stored = store.stored_weights(spec.name)
     whole = Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
-    lives_there = store.on_device is not None and spec.name in store.on_device.names
-    if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS or lives_there:
+    on_device = store.on_device is not None and spec.name in store.on_device.names
+    if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS or on_device:
         yield whole
         return
     yield from stretches(whole, PIECE_ELEMENTS, {name: declared[name].block for name in declared})
 
 
-def parts_there(parts: Iterable[Part], on_device: DeviceState) -> dict[str, Part]:
+def device_parts(parts: Iterable[Part], on_device: DeviceState) -> dict[str, Part]:
     """By parameter, those of the parts that live on the device: their tensors there."""
 
-    def there(part: Part, host: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def views(part: Part, host: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: on_device.state[name].view(part.parameter.name) for name in host}
 
     return {
         part.parameter.name: replace(
-            part, state=there(part, part.state), stored=there(part, part.stored)
+            part, state=views(part, part.state), stored=views(part, part.stored)
         )
         for part in parts
         if part.parameter.name in on_device.names

@@ -23,8 +23,8 @@ from atom.optim.optimizer import (
     Optimizer,
     Part,
     StepTerms,
+    device_parts,
     parts_of,
-    parts_there,
     without_state,
 )
 from atom.swap.engine import Observer
@@ -64,7 +64,7 @@ class Stepper:
         self._optimizer = optimizer
         self._parts = parts_of(optimizer, store)
         """Of the store: all that a step changes."""
-        self._there = parts_there(self._parts, store.on_device) if store.on_device else {}
+        self._device_parts = device_parts(self._parts, store.on_device) if store.on_device else {}
         """Of these, what lives on the device, by parameter."""
         self.stretches = [each for part in self._parts for each in without_state(part)]
         """The same, in small parts that have no state."""
@@ -158,19 +158,19 @@ class Stepper:
     def _update(self, part: Part, gradients: FlatNumbers, terms: StepTerms, update: Update) -> None:
         """Where the part is. On the device its gradient takes the place of the round's sums."""
         on_device, name = self._store.on_device, part.parameter.name
-        if on_device is None or name not in self._there:
+        if on_device is None or name not in self._device_parts:
             update(part, part.of(gradients), terms)
             return
         with on_device.lock:
             given = part.of(gradients)
-            if not on_device.here:
+            if not on_device.allocated:
                 update(part, given, terms)
                 return
             with on_device.stepping():
                 sums = on_device.sums.view(name)
                 if given.data_ptr() != sums.data_ptr():
                     sums.copy_(given)
-                update(self._there[name], sums, terms)
+                update(self._device_parts[name], sums, terms)
             on_device.ahead = True
 
     def _observed(

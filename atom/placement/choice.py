@@ -8,7 +8,7 @@ from typing import Any
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
-from atom.placement.memory import Cut, DeviceMemory, trained_there
+from atom.placement.memory import Cut, DeviceMemory, trained_parameters
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.pass_shares import PassShares
@@ -59,7 +59,7 @@ class Choice:
     @cached_property
     def trained_elements(self) -> int:
         """Of the parameters that are trained on the device."""
-        return sum(trained_there(self.cut.pieces, self.arrangement).values())
+        return sum(trained_parameters(self.cut.pieces, self.arrangement).values())
 
     @property
     def micro_batches(self) -> int:
@@ -121,9 +121,9 @@ class Choice:
         durations, machine = self._durations, self.cut.machine
         most = machine.memory_bytes_per_s / (step.element_bytes + self.cut.limits.element_bytes)
         elements_per_s = min(step.elements_per_s, most)
-        there = trained_there(self.cut.pieces, self.arrangement)
+        trained = trained_parameters(self.cut.pieces, self.arrangement)
         shares = replace(durations.shares, step=machine.share(elements_per_s * step.element_bytes))
-        ready_s = _ready_s(self.cut, elements_per_s, there)
+        ready_s = _ready_s(self.cut, elements_per_s, trained)
         return replace(durations, ready_s=ready_s, shares=shares)
 
     @property
@@ -168,7 +168,7 @@ class Choice:
                     "out_bytes": piece.out_bytes,
                     "resident": s in arrangement.resident,
                     "activations_kept": s in arrangement.kept,
-                    "trained_there": s in arrangement.trained,
+                    "trained_on_device": s in arrangement.trained,
                     "values_offloaded": s in self.waiting,
                 }
                 for s, piece in enumerate(self.cut.pieces)
@@ -176,13 +176,13 @@ class Choice:
         }
 
 
-def _ready_s(cut: Cut, elements_per_s: float, there: Container[str]) -> tuple[float, ...]:
+def _ready_s(cut: Cut, elements_per_s: float, trained: Container[str]) -> tuple[float, ...]:
     """Per sub-model, when all of its parameters are updated; each is, with those that no sub-model
-    before has. At once, if they are trained `there`."""
+    before has. At once, if they are `trained` on the device."""
     updated_s: dict[str, float] = {}
     ready_s, elements = list[float](), 0
     for piece, new in zip(cut.pieces, cut.first_uses, strict=True):
-        elements += sum(n for name, n in new.items() if name not in there)
+        elements += sum(n for name, n in new.items() if name not in trained)
         updated_s.update(dict.fromkeys(new, elements / elements_per_s))
         waited = (updated_s[name] for name in piece.parameters.keys() - piece.frozen)
         ready_s.append(max(waited, default=0.0))

@@ -140,7 +140,7 @@ class DeviceMemory:
     """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
     Of those that wait on the host, what is here at a time, and the ring."""
     trained_bytes: int = 0
-    """State and gradient sums of what is trained there."""
+    """State and gradient sums of what is trained on the device."""
 
     @property
     def total_bytes(self) -> int:
@@ -156,7 +156,7 @@ def device_memory(
     swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
     resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
     largest = max(piece.gradient_elements for piece in pieces)
-    there = sum(trained_there(pieces, arrangement).values())
+    trained = sum(trained_parameters(pieces, arrangement).values())
     working = [
         piece.gradient_elements * element_bytes
         + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
@@ -168,17 +168,17 @@ def device_memory(
         gradient_bytes=gradient_slot_bytes(largest) + carried_elements * FLOAT32_BYTES,
         activation_bytes=max(working),
         kept_bytes=limits.micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
-        trained_bytes=limits.trained_element_bytes * there,
+        trained_bytes=limits.trained_element_bytes * trained,
     )
 
 
-def trained_there(pieces: Sequence[Piece], arrangement: Arrangement) -> dict[str, int]:
+def trained_parameters(pieces: Sequence[Piece], arrangement: Arrangement) -> dict[str, int]:
     """The parameters that live on the device, with their elements."""
-    there = arrangement.trained
-    others = {n for s, piece in enumerate(pieces) if s not in there for n in piece.parameters}
+    trained = arrangement.trained
+    others = {n for s, piece in enumerate(pieces) if s not in trained for n in piece.parameters}
     return {
         name: elements
-        for s in there
+        for s in trained
         for name, elements in pieces[s].parameters.items()
         if name not in others and name not in pieces[s].frozen
     }
@@ -251,11 +251,11 @@ class Cut:
 
     def durations_in(self, arrangement: Arrangement) -> Durations:
         """The same where some of it is trained on the device: nothing of that takes the link."""
-        there = trained_there(self.pieces, arrangement)
-        if not there:
+        trained = trained_parameters(self.pieces, arrangement)
+        if not trained:
             return self.durations
         moves = [
-            1 - sum(there.get(name, 0) for name in piece.parameters) / max(piece.elements, 1)
+            1 - sum(trained.get(name, 0) for name in piece.parameters) / max(piece.elements, 1)
             for piece in self.pieces
         ]
         whole = self.durations

@@ -28,7 +28,7 @@ class Arrangement:
     """A value that is smaller stays."""
     trained: frozenset[int] = frozenset()
     """Resident sub-models whose parameters live on the device, with the optimizer's state and the
-    sums of their gradients, if no other sub-model uses them: they are stepped there."""
+    sums of their gradients, if no other sub-model uses them: they are stepped on the device."""
 
     def __post_init__(self) -> None:
         if self.slots < MINIMUM_SLOTS:

@@ -108,8 +108,8 @@ class DeviceSlots:
     """For values between sub-models that are offloaded."""
     tags: dict[int, Tag] = field(default_factory=dict)
     """Per weight slot: what it holds. Absent while its content is not to be trusted."""
-    beside: list[torch.Tensor] = field(default_factory=list)
-    """Other memory on the device that comes and goes with the slots."""
+    state: list[torch.Tensor] = field(default_factory=list)
+    """`DeviceState.memory`, which comes and goes with the slots."""
 
     @classmethod
     def allocate(
@@ -159,7 +159,7 @@ class DeviceSlots:
 
     def _on_device(self) -> list[torch.Tensor]:
         gradients = *self.gradients, *self.leaving, *self.carried.values()
-        return [*self.weights, *gradients, *self.boundary.ring, *self.beside]
+        return [*self.weights, *gradients, *self.boundary.ring, *self.state]
 
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""

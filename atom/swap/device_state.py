@@ -53,12 +53,12 @@ class Mirror:
         return [(run.arena_offset, self._of(run)) for run in self._places.runs]
 
     def to_host(self) -> None:
-        for start, there in self.stretches():
-            self.host[start : start + there.numel()].copy_(there)
+        for start, ours in self.stretches():
+            self.host[start : start + ours.numel()].copy_(ours)
 
     def to_device(self) -> None:
-        for start, there in self.stretches():
-            there.copy_(self.host[start : start + there.numel()])
+        for start, ours in self.stretches():
+            ours.copy_(self.host[start : start + ours.numel()])
 
     def _of(self, run: Run) -> Tensor:
         return self.memory[run.slot_offset : run.slot_offset + run.elements]
@@ -67,8 +67,8 @@ class Mirror:
 class DeviceState:
     """Of one replica. Methods are called while no pass is under way. Those that copy wait for it.
 
-    A step takes `lock` for each of these parameters, and updates it where it is: `here`, or in the
-    host's arenas while the memory is given back.
+    A step takes `lock` for each of these parameters, and updates it where it is: on the device, or,
+    unless that is `allocated`, in the host's arenas.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class DeviceState:
         self.state = {name: Mirror(*arena, names, device) for name, arena in state.items()}
         self.sums = Mirror(*gradients, names, device)
         self.lock = threading.RLock()
-        self.here = True
+        self.allocated = True
+        """The memory is not given back."""
         self.ahead = False
         """Of what the host's arenas hold."""
         self._device = device
@@ -100,7 +101,7 @@ class DeviceState:
     def to_host(self) -> None:
         """Makes the host's arenas say what is true."""
         with self.lock, self.stepping():
-            if self.here and self.ahead:
+            if self.allocated and self.ahead:
                 for each in self.state.values():
                     each.to_host()
             self.ahead = False
@@ -108,19 +109,19 @@ class DeviceState:
     def to_device(self) -> None:
         """What the host's arenas say is true: they were filled from elsewhere."""
         with self.lock, self.stepping():
-            if self.here:
+            if self.allocated:
                 for each in self.state.values():
                     each.to_device()
             self.ahead = False
 
     def sums_to_host(self) -> None:
         with self.lock, self.stepping():
-            if self.here:
+            if self.allocated:
                 self.sums.to_host()
 
     def sums_to_device(self) -> None:
         with self.lock, self.stepping():
-            if self.here:
+            if self.allocated:
                 self.sums.to_device()
 
     def leave(self) -> None:
@@ -128,11 +129,11 @@ class DeviceState:
         with self.lock:
             self.to_host()
             self.sums_to_host()
-            self.here = False
+            self.allocated = False
 
     def arrive(self) -> None:
         """The memory is here again; no step is under way."""
         with self.lock:
-            self.here = True
+            self.allocated = True
             self.to_device()
             self.sums_to_device()

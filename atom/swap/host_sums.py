@@ -102,13 +102,18 @@ class HostSum:
     first: int = 0
     """The number of the first element, which the noise depends on."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether the destination is on a GPU itself: nothing leaves."""
+        return self.destination.device.type != "cpu"
+
 
 def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
     """The same sums, of what will lie on the host: what is to be added in `staging`, one behind the
     other; what replaces, where it belongs."""
     landed, offset = [], 0
     for part in sums:
-        if on_gpu(part):
+        if part.stays:
             landed.append(part)
             continue
         if part.replace:
@@ -118,11 +123,6 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
         landed.append(replace(part, source=staging[offset:end]))
         offset = end
     return landed
-
-
-def on_gpu(part: HostSum) -> bool:
-    """Whether nothing leaves."""
-    return part.destination.device.type != "cpu"
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
 
 
 def _add(part: HostSum) -> None:
-    if on_gpu(part):
+    if part.stays:
         part.destination.add_(part.source)
     elif part.destination.dtype == torch.float32:
         add(part.destination, part.source)

@@ -39,7 +39,7 @@ from atom.swap.host_memory import (
     register,
     unregister,
 )
-from atom.swap.host_sums import Gate, HostSum, add_admitted, landing, on_gpu
+from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
 
 
 class StreamTimes:
@@ -270,14 +270,14 @@ class CudaDevice:
                 with self._times.until_now(added):
                     add_admitted(landed, gate, judged)
 
-            def add_there() -> None:
+            def add_on_device() -> None:
                 with torch.cuda.device(self._device), torch.cuda.stream(self._out):
                     add()
                     copied.record(self._out)
 
-            there = any(map(on_gpu, sums))
-            self._sums.submit(gradient_slot, add_there if there else add)
-            if there:  # they were not copied: the slot is free when they are added
+            stays = any(part.stays for part in sums)
+            self._sums.submit(gradient_slot, add_on_device if stays else add)
+            if stays:  # they were not copied: the slot is free when they are added
                 self._sums.wait(gradient_slot)
 
         self._gradients.submit(gradient_slot, bring_out)

@@ -87,14 +87,14 @@ def test_a_step_has_the_hosts_bits(
     gradients: torch.dtype,
     beta1: float,
 ) -> None:
-    here, gradient = state(form), bits(gradients, 9)
-    there, sent = {name: each.to(PLACE) for name, each in here.items()}, gradient.to(PLACE)
-    host_kernels().adamw(arguments(here, gradient, beta1), ELEMENTS, BORDER, 0.99997)
-    kernels.adamw(arguments(there, sent, beta1), ELEMENTS, BORDER, 0.99997)
-    where = numbers(here)
+    host, gradient = state(form), bits(gradients, 9)
+    device, sent = {name: each.to(PLACE) for name, each in host.items()}, gradient.to(PLACE)
+    host_kernels().adamw(arguments(host, gradient, beta1), ELEMENTS, BORDER, 0.99997)
+    kernels.adamw(arguments(device, sent, beta1), ELEMENTS, BORDER, 0.99997)
+    where = numbers(host)
     assert where.sum() > ELEMENTS / 4
-    for name, each in here.items():
-        assert same(each, there[name].cpu(), where), name
+    for name, each in host.items():
+        assert same(each, device[name].cpu(), where), name
 
 
 @pytest.mark.parametrize("elements", [7, 64 * 8, 64 * 8 * 3 + 129])

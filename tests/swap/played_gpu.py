@@ -377,8 +377,8 @@ def played(machine: Machine) -> Iterator[None]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(streams, "require_gpu", lambda index, precision: None)
         patch.setattr(streams, "give_back_cache", lambda: None)
-        for module in (streams, host_sums):
-            patch.setattr(module, "on_gpu", lambda part: machine.is_on_device(part.destination))
+        stays = property(lambda part: machine.is_on_device(part.destination))
+        patch.setattr(host_sums.HostSum, "stays", stays)
         patch.setattr(streams, "register", lambda memory: True)
         patch.setattr(streams, "unregister", machine.unregistered)
         _watch_loops(patch, machine)

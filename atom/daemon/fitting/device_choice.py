@@ -82,10 +82,10 @@ def question_of_run(
     fewer. `has_kernels`: for what is trained on the device."""
     whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
     most = min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
-    leaving, there = gradients(run), 0
+    leaving, trained_bytes = gradients(run), 0
     if has_kernels and update_rule(run).same_steps and leaving == torch.float32:
-        there = trained_element_bytes(optimizer(run), graph, state_form(run))
-    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, there)
+        trained_bytes = trained_element_bytes(optimizer(run), graph, state_form(run))
+    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, trained_bytes)
 
 
 def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -> int:

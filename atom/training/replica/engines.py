@@ -97,7 +97,7 @@ class ReplicaEngines:
         )
         if trained:
             _require_kernels(settings, device.torch_device)
-            slots.beside += self.store.live_on(device, trained).memory
+            slots.state += self.store.live_on(device, trained).memory
         engines = [
             Engine(each, made, self.store, slots, device)
             for each, made in zip(programs, factories, strict=True)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
+from atom.optim.gradient_sums import GradientSums
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
-from atom.optim.sums_there import SumsThere
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import FROZEN
@@ -323,7 +323,7 @@ class Replica:
         if self._arena.void:
             self.gradient_sums()
         self._arena.landed()
-        sums, sequences = SumsThere(self._arena.flat, self._store.on_device), self.sequences
+        sums, sequences = GradientSums(self._arena.flat, self._store.on_device), self.sequences
         if sequences & (sequences - 1):  # only a power of two can divide at the end, exactly
             sums.divide(sequences)
             sequences = 1

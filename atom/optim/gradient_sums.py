@@ -13,7 +13,7 @@ from atom.swap.device_state import DeviceState
 from atom.swap.host_kernels import host_kernels
 
 
-class SumsThere:
+class GradientSums:
     """`FlatNumbers` of whole parameters. `flat`: all of them on the host, but for those on the
     device. When no pass is under way."""
 
@@ -28,7 +28,7 @@ class SumsThere:
         return self._flat.numel()
 
     def __getitem__(self, elements: slice) -> Tensor:
-        if self._on_device is None or not self._on_device.here:
+        if self._on_device is None or not self._on_device.allocated:
             return self._flat[elements]
         [(_, piece)] = self._on_device.sums.pieces(elements.start, elements.stop)
         return piece
@@ -61,10 +61,10 @@ class SumsThere:
 
     @contextmanager
     def _stepping(self) -> Iterator[DeviceState | None]:
-        """Yields what lives on the device, if it is there."""
+        """Yields what lives on the device, if it is not given back."""
         on_device = self._on_device
         with nullcontext() if on_device is None else on_device.lock:
-            if on_device is None or not on_device.here:
+            if on_device is None or not on_device.allocated:
                 yield None
                 return
             with on_device.stepping():

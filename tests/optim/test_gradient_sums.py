@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from atom.graph.ir import ParameterLayout
-from atom.optim import clipping, sums_there
+from atom.optim import clipping, gradient_sums
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
-from atom.optim.sums_there import SumsThere
+from atom.optim.gradient_sums import GradientSums
 from atom.swap.device import CpuDevice
 from tests.one_step import allocate_store
 
@@ -21,13 +21,13 @@ ALL_OF_THEM = list(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (clipping, sums_there):
+    for module in (clipping, gradient_sums):
         monkeypatch.setattr(module, "LANES", 16)
         monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
 
 
-@pytest.mark.parametrize("there", ALL_OF_THEM)
-def test_norm_and_division_do_not_depend_on_where_they_are(there: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", ALL_OF_THEM)
+def test_norm_and_division_do_not_depend_on_where_they_are(names: tuple[str, ...]) -> None:
     layout = ParameterLayout.of(SHAPES)
     store, device = allocate_store(AdamW(), layout), CpuDevice()
     plain = torch.zeros(layout.total_elements)
@@ -35,15 +35,15 @@ def test_norm_and_division_do_not_depend_on_where_they_are(there: tuple[str, ...
         part = layout.view(plain, spec.name)
         part.copy_(torch.randn(spec.shape, generator=torch.Generator().manual_seed(number)))
     store.gradients.copy_(plain)
-    on_device = store.live_on(device, frozenset(there))
+    on_device = store.live_on(device, frozenset(names))
     on_device.sums_to_device()
-    for name in there:
+    for name in names:
         layout.view(store.gradients, name).fill_(float("nan"))
-    sums = SumsThere(store.gradients, on_device)
+    sums = GradientSums(store.gradients, on_device)
     assert sums.norm() == gradient_norm(plain)
     sums.divide(3)
     for spec in layout.specs:
         found = sums[spec.offset : spec.offset + spec.numel]
         assert torch.equal(found, plain[spec.offset : spec.offset + spec.numel] / 3)
     on_device.leave()
-    assert SumsThere(store.gradients, on_device).norm() == gradient_norm(plain / 3)
+    assert GradientSums(store.gradients, on_device).norm() == gradient_norm(plain / 3)

@@ -56,7 +56,7 @@ def test_steps_under_passes(form: str, arrangement: Arrangement, device: Device)
 
 
 def test_the_last_sub_model_shares_a_tied_parameter_with_the_first(device: Device) -> None:
-    """So neither alone keeps it there."""
+    """So neither alone keeps it on the device."""
     first = new_replica(device, {}, Arrangement(2, EVERY, trained=frozenset({0})))
     both = new_replica(device, {}, Arrangement(2, EVERY, trained=EVERY))
     live = [replica.engines.store.on_device for replica in (first, both)]
@@ -110,16 +110,16 @@ def test_rounds_of_a_swarm_snapshots_and_a_restart(
     def new() -> list[Replica]:
         return [new_replica(device, FORMS[form], each) for each in (None, arrangement)]
 
-    plain, there = new()
+    plain, trained = new()
     other = torch.randn(plain.elements, generator=torch.Generator().manual_seed(1))
     for number in range(3):
-        ours = [swarm_round(each, other, number) for each in (plain, there)]
+        ours = [swarm_round(each, other, number) for each in (plain, trained)]
         assert torch.equal(*ours)
-        assert same(plain, there)
+        assert same(plain, trained)
         if number == 1:
-            saved = {name: arena.clone() for name, arena in there.state_arenas().items()}
-            plain, there = new()
-            for each in (plain, there):
+            saved = {name: arena.clone() for name, arena in trained.state_arenas().items()}
+            plain, trained = new()
+            for each in (plain, trained):
                 each.load_state(saved, number + 1)
 
 
@@ -127,20 +127,20 @@ def test_rounds_of_a_swarm_snapshots_and_a_restart(
 def test_a_round_without_passes_and_a_step_while_away(
     arrangement: Arrangement, device: Device
 ) -> None:
-    plain, there = new_replica(device, {}), new_replica(device, {}, arrangement)
+    plain, trained = new_replica(device, {}), new_replica(device, {}, arrangement)
     mean = torch.randn(plain.elements, generator=torch.Generator().manual_seed(1))
     for number, away in enumerate((False, True, True, False)):
         if away:
-            assert there.engines.preempt(WAIT_S)
-        for each in (plain, there):
+            assert trained.engines.preempt(WAIT_S)
+        for each in (plain, trained):
             each.begin_step(mean, 1.0, number + 1)
             each.start_round(b"")
             assert not each.contribution().part(0, each.elements).any()
-        assert same(plain, there)
-        there.engines.resume()
-        losses = [each.run_pass(batches(number)) and each.loss_sum for each in (plain, there)]
+        assert same(plain, trained)
+        trained.engines.resume()
+        losses = [each.run_pass(batches(number)) and each.loss_sum for each in (plain, trained)]
         assert losses[0] == losses[1]
-        assert torch.equal(*(each.gradient_sums() for each in (plain, there)))
+        assert torch.equal(*(each.gradient_sums() for each in (plain, trained)))
 
 
 @arranged
