@@ -97,7 +97,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorboard": ("atom/extras/monitors/monitors.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
-    "huggingface_hub": ("atom/models/data/stored_dataset.py",),
+    "huggingface_hub": ("atom/models/hub.py",),
     "safetensors": ("atom/training/storage/", "atom/daemon/model/weight_files.py"),
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/stream/",),

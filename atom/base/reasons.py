@@ -35,4 +35,5 @@ class Reason(StrEnum):
     # transfers
     NOT_FOUND = "not-found"
     UNREACHABLE = "unreachable"
+    DAMAGED = "damaged"
     HASH_MISMATCH = "hash-mismatch"

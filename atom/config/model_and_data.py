@@ -15,10 +15,12 @@ MAX_CONFIG_CHARACTERS = 32 * 1024
 _ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _KEYS: dict[str, set[str]] = {
     "family": {"size", "layers", "heads", "model_dim", "vocabulary_size", "dropout"},
-    "huggingface": {"huggingface_config"},
+    "huggingface": {"huggingface_config", "revision"},
     "module": {"module_sha256"},
 }
+Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
+_ON_THE_HUB = 'huggingface = "OWNER/NAME"; a folder is named with --from FOLDER'
 _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
@@ -34,15 +36,19 @@ class Model(Section):
     family: Literal["gpt3"] | None = None
     """An architecture of ours: a named size, or the numbers."""
     huggingface: PathText | None = None
-    """A config.json of a causal language model of transformers, relative to the run file."""
+    """A causal language model of transformers: its config.json, relative to the run file, or
+    OWNER/NAME on the hub."""
     huggingface_config: str | None = Field(default=None, max_length=MAX_CONFIG_CHARACTERS)
     """Content of the config.json, filled in when the run is founded."""
+    revision: Revision | None = None
+    """Of a model of the hub: its commit, 40 hex digits; filled in when the run is founded."""
     module: str | None = Field(default=None, pattern=_ENTRY, max_length=256)
     """Own code: "package.module:factory"."""
     module_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Digest of the factory's source file, filled in when the run is founded."""
-    weights: Literal["given"] | None = None
-    """The run begins from its founder's weights, not from its seed: filled in with `--from`."""
+    weights: Literal["given", "hub"] | None = None
+    """Where the run begins, if not from its seed: from its founder's weights, which is filled in
+    with `--from`, or from those of the hub's model."""
     size: SizeName | None = None
     """A size of the GPT-3 paper, instead of layers, heads and model_dim."""
     layers: int | None = Field(default=None, ge=1, le=4096)
@@ -72,6 +78,8 @@ class Model(Section):
             if getattr(self, key) is not None:
                 hint = "remove it: where the model comes from says this"
                 refuse(key, f"says nothing with {named[0]}", hint)
+        if self.weights == "hub" and self.huggingface is None:
+            refuse("weights", "only a model of the hub has weights there", _ON_THE_HUB)
         for key in ("layers", "heads", "model_dim") if self.family else ():
             if (self.size is None) == (getattr(self, key) is None):
                 what = "a family takes a size, or all of layers, heads and model_dim"
@@ -110,7 +118,7 @@ class Data(Section):
     """Of a table that has several configurations."""
     split: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=256)] | None = None
     """Of a table, such as "validation"; omitted: "train"."""
-    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    revision: Revision | None = None
     """Of a table of the hub: its commit, 40 hex digits; filled in when the run is founded."""
     tokenizer: PathText = "bytes"
     """"bytes", or a path to a tokenizer.json, relative to the run file."""

@@ -52,8 +52,18 @@ def path_place(text: str, folder: Path) -> str:
 def table_place(text: str, folder: Path) -> str:
     """OWNER/NAME as it is, unless there is such a folder; else an absolute path from `folder`."""
     place = path_place(text, folder)
-    named = _HUB_NAME.fullmatch(text) and not text.startswith((".", "~"))
-    return text if named and not os.path.isdir(place) else place
+    return text if _is_hub_name(text) and not os.path.isdir(place) else place
+
+
+def model_place(text: str, folder: Path) -> str:
+    """OWNER/NAME of the hub as it is, unless there is such a file; else an absolute path."""
+    place = path_place(text, folder)
+    named = _is_hub_name(text) and not text.endswith(".json")
+    return text if named and not os.path.exists(place) else place
+
+
+def _is_hub_name(text: str) -> bool:
+    return bool(_HUB_NAME.fullmatch(text)) and not text.startswith((".", "~"))
 
 
 def text_place(text: str, folder: Path) -> str:

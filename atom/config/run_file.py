@@ -294,17 +294,30 @@ class RunFile(Section):
         return pinned.changed("model", vocabulary_size=wanted)
 
     def with_source(
-        self, *, config: str | None = None, code: str | None = None, weights_given: bool = False
+        self,
+        *,
+        config: str | None = None,
+        revision: str | None = None,
+        code: str | None = None,
+        weights_given: bool = False,
     ) -> "RunFile":
-        """The run with the content of its config.json, or the digest of its code, as read here; and
-        with the word that it begins from given weights. Raises: ConfigError if it says otherwise.
+        """The run with the content of its config.json and where that is from, or the digest of its
+        code, as read here; and with the word that it begins from given weights, or the hub's.
+        Raises: ConfigError if it says otherwise.
         """
-        if self.model.weights is not None and not weights_given:
+        wanted = self.model.weights
+        if wanted == "hub" and (weights_given or revision is None):
+            other = "is no model of the hub" if revision is None else "and --from says otherwise"
+            raise ConfigError(
+                f"model.weights: the run begins from the hub's weights, {other}",
+                'name it with huggingface = "OWNER/NAME", or remove the key and use --from FOLDER',
+            )
+        if wanted == "given" and not weights_given:
             raise ConfigError(
                 "model.weights: the run begins from given weights, and none are given",
                 "name their folder with --from FOLDER, or remove the key",
             )
-        pinned = {"huggingface_config": config, "module_sha256": code}
+        pinned = {"huggingface_config": config, "revision": revision, "module_sha256": code}
         for key, found in pinned.items():
             if getattr(self.model, key) not in (None, found):
                 raise ConfigError(
@@ -312,7 +325,7 @@ class RunFile(Section):
                     " is another one here",
                     f"remove {key}, it is filled in when a run is founded",
                 )
-        return self.changed("model", **pinned, weights="given" if weights_given else None)
+        return self.changed("model", **pinned, weights="given" if weights_given else wanted)
 
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""

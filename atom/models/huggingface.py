@@ -155,8 +155,6 @@ class HuggingFaceSource(ModelSource):
 @cache
 def _library() -> Any:
     """Raises: SourceError where it is not installed."""
-    # Before the import: the library reads them once.
-    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         import transformers

@@ -168,6 +168,13 @@ class StateSync:
         """How many of its sequences are of what is, or was, in the replica."""
         return sum(map(value.given_by, self._mine))
 
+    @property
+    def lacks(self) -> str:
+        """What others have to give before the replica is `usable`, in words; empty: nothing."""
+        if self.usable:
+            return ""
+        return "the run's state" if self._has_frozen else "what the run keeps frozen"
+
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
 

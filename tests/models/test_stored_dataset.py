@@ -7,12 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-import huggingface_hub
 import pytest
 
 from atom.models.data.corpus import Corpus, Reading
 from atom.models.data.files import text_corpus
-from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.installing import install_extra
@@ -203,16 +202,3 @@ def test_a_folder_of_a_hubs_name_is_not_read_for_it(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="something else in this folder"):
         contents(HUB.corpus())
-
-
-def test_the_newest_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(self: object, path: str, timeout: float) -> SimpleNamespace:
-        if path == "owner/gone":
-            raise ConnectionError("no network\nat all")
-        return SimpleNamespace(sha=REVISION)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", told)
-    assert newest_revision("owner/name") == REVISION
-    with pytest.raises(DataUnreachable, match=r"asked for: no network$") as caught:
-        newest_revision("owner/gone")
-    assert "folder" in caught.value.hint

@@ -60,7 +60,9 @@ class Peer:
         events, elements = EventList(), self.replica.elements
         journal = Journal(folder / "chain.bin", beginning(FOUNDER, STATE_DIGEST))
         results, room = Results(folder / "results", elements, EXACT), DiskRoom(folder, events)
-        self.storage = RunStorage(journal, results, folder / "snapshots", room, 2, {})
+        self.storage = RunStorage(
+            journal, results, folder / "snapshots", room, 2, {}, FROZEN_DIGEST
+        )
         watch = Watch(events=events, on_lie=lambda who, reason: self.lies.append(who))
         size = sum(arena.nbytes for arena in self.replica.state_arenas().values())
         donors = PeerDonors(network.add(), results.usual_bytes, size, folder / "downloads", watch)
@@ -117,6 +119,28 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
     assert again.is_whole()
 
 
+def test_a_donor_whose_file_is_damaged_refuses_and_is_not_blamed(
+    tmp_path: Path, network: LocalNetwork
+) -> None:
+    founder = Peer(tmp_path / "founder", network, makes=True)
+    founder.sync.restore()
+    founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
+    storage = founder.storage
+    donor = network.add(BlobServer(storage.content, digest_of=storage.digest_of).serve)
+    joiner = Peer(tmp_path / "joiner", network)
+    for path in (founder.file, *founder.file.parent.glob("round-*")):
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+        joiner.sync.restore()
+        assert "damaged" in joiner.sync.run([donor.peer_id], discard=True)
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert joiner.lies == []
+    assert joiner.sync.lacks == "the run's state"
+    assert not joiner.sync.run([donor.peer_id], discard=True)
+    assert joiner.is_whole()
+
+
 def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     founder = Peer(tmp_path / "founder", network, makes=True)
     founder.sync.restore()
@@ -132,10 +156,12 @@ def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     again = Peer(tmp_path / "founder", network)
     again.sync.restore()
     assert not again.sync.usable
+    assert again.sync.lacks == "what the run keeps frozen"
     assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
     given = Peer(tmp_path / "founder", network, makes=True)
     given.sync.restore()
     assert given.sync.usable
+    assert not given.sync.lacks
     assert given.replica.round == 1
 
 

@@ -220,7 +220,7 @@ def _pinned(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile,
                 said, "ask the owner for the run file and the code: atom plan RUN.toml"
             )
         return run, None
-    run, code = pin_source(run, folder, run.model.weights is not None)
+    run, code = pin_source(run, folder, run.model.weights == "given")
     if run.model.family is not None and run.model.vocabulary_size is None:
         run = run.changed("model", vocabulary_size=_vocabulary(run, peer, folder))
     return run, code

@@ -25,14 +25,13 @@ from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.weight_files import (
-    CONFIG,
     SHARD_BYTES,
-    WHOLE,
     Piece,
     size_bytes,
     write_weights,
 )
 from atom.graph.ir import ParameterLayout
+from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined

@@ -5,19 +5,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from atom.base.errors import ConfigError, MismatchError
-from atom.base.files import expand_home
+from atom.base.errors import AddressError, ConfigError, MismatchError
 from atom.config.load import run_from_text
+from atom.config.places import model_place
 from atom.config.run_file import RunFile
 from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
+from atom.models.hub import fetch_config, newest_revision
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code, read_code
 from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained
-from atom.models.source import ModelSource, SourceError
+from atom.models.source import DataUnreachable, ModelSource, SourceError
 from atom.swarm.records.manifest import Manifest
 
 _PINNED = {
@@ -35,23 +36,40 @@ def source_errors(run: RunFile) -> Iterator[None]:
     try:
         yield
     except SourceError as problem:
-        raise ConfigError(f"model.{run.model.source}: {problem.message}", problem.hint) from problem
+        kind = AddressError if isinstance(problem, DataUnreachable) else ConfigError
+        raise kind(f"model.{run.model.source}: {problem.message}", problem.hint) from problem
 
 
-def pin_source(run: RunFile, folder: Path, weights_given: bool) -> tuple[RunFile, OwnCode | None]:
+def pin_source(
+    run: RunFile, folder: Path, weights_given: bool, kept: RunFile | None = None
+) -> tuple[RunFile, OwnCode | None]:
     """The founder's run with its config.json in it, or the digest of its code, and that code;
-    and with the word how it begins.
+    and with the word how it begins. `kept`: as it was founded, if it is taken up.
 
     Paths are relative to `folder`. Raises: SourceError, ConfigError.
     """
-    code = config = None
+    code = config = revision = None
     if run.model.huggingface is not None:
-        text = config_text(folder / expand_home(run.model.huggingface))
-        config = canonical_config(text)
+        config, revision = _described(run, folder, kept)
     elif run.model.module is not None:
         code = find_code(run.model.module, folder)
     digest = None if code is None else code.sha256
-    return run.with_source(config=config, code=digest, weights_given=weights_given), code
+    return run.with_source(
+        config=config, revision=revision, code=digest, weights_given=weights_given
+    ), code
+
+
+def _described(run: RunFile, folder: Path, kept: RunFile | None) -> tuple[str, str | None]:
+    """The model's config, and the commit of the hub that it is from."""
+    assert run.model.huggingface is not None
+    place = model_place(run.model.huggingface, folder)
+    if Path(place).is_absolute():
+        return canonical_config(config_text(Path(place))), None
+    if kept is not None and kept.model.huggingface == place:
+        assert kept.model.huggingface_config is not None, "pinned when it was founded"
+        return kept.model.huggingface_config, kept.model.revision
+    revision = run.model.revision or newest_revision(place, "model")
+    return canonical_config(config_text(fetch_config(place, revision))), revision
 
 
 def agreed_run(manifest: Manifest) -> RunFile:
@@ -65,6 +83,8 @@ def agreed_run(manifest: Manifest) -> RunFile:
     pinned = _PINNED[run.model.source]
     if getattr(run.model, pinned) is None:
         raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
+    if run.model.weights == "hub" and run.model.revision is None:
+        raise MismatchError(f"the manifest of {manifest.run!r} holds no revision of its weights")
     return run
 
 

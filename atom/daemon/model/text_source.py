@@ -11,8 +11,9 @@ from atom.config.sources import TextSources
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Cut, Samples, text_samples
-from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.tokenizer import load_tokenizer
+from atom.models.hub import newest_revision
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
 from atom.swarm.state.arenas import CHUNK_BYTES
@@ -36,7 +37,7 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
     if table.folder:
         return run
     try:
-        return run.changed("data", revision=newest_revision(table.path))
+        return run.changed("data", revision=newest_revision(table.path, "dataset"))
     except DataError as problem:
         raise _named(problem, "data.path") from problem
 

@@ -26,11 +26,10 @@ from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
 from atom.daemon.model.model_source import config_text
 from atom.daemon.model.recipe import Recipe
+from atom.models.hub import CONFIG, INDEX, WHOLE
 from atom.models.source import InitialValue, ModelSource, Outside, Place
 from atom.training.storage.disk import sync
 
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 2 * 10**9
 """Of one file: as much is in memory at once, where numbers are converted."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -189,7 +188,6 @@ def size_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-CONFIG = "config.json"
 _SHOWN = 3
 """Of the names that are wrong."""
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from atom.base.errors import (
@@ -10,11 +11,12 @@ from atom.base.errors import (
     MismatchError,
     ModelError,
     StorageError,
+    UserError,
 )
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.daemon.console import Progress, Silence
+from atom.daemon.console import Console, Silence
 from atom.daemon.fitting.building import Built, Callbacks, build_replica
 from atom.daemon.model.model_source import (
     agreed_run,
@@ -36,6 +38,7 @@ from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unu
 from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
+from atom.models.hub import fetch_weights
 from atom.models.own_code import OwnCode
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.manifest import (
@@ -57,6 +60,9 @@ TakeDevice = Callable[[], None]
 """Returns when the device may be set up: another run may have its turn."""
 
 
+_SILENCE = Silence()
+
+
 @dataclass(frozen=True)
 class Membership:
     """The run's side: what everybody agreed on, and our replica of it."""
@@ -69,10 +75,10 @@ class Membership:
     built: Built
     code: bytes | None = None
     """The run's own code, to be served to others."""
-    progress: Progress = Silence().progress
+    console: Console = _SILENCE
     """Who is told how far the first weights are."""
     weights: Path | None = None
-    """A folder with what the run began from."""
+    """A folder with what the run began from, that its owner names."""
 
     @property
     def run(self) -> RunFile:
@@ -98,25 +104,36 @@ class Membership:
         if self.run.model.weights is not None and not added:
             return False
         with source_errors(self.run):
-            initialise(self.replica, self.recipe, self.progress)
+            initialise(self.replica, self.recipe, self.console.progress)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
     def fill_frozen(self) -> bool:
-        """Fills in what no step changes, if it can be had here. Raises: MismatchError for a folder
-        with something else."""
-        if self.run.model.weights is not None and self.weights is None:
+        """Fills in what no step changes, if it can be had here; without the hub, others have it.
+        Raises: ConfigError, MismatchError for a folder with something else."""
+        begins_from = self.run.model.weights if self.weights is None else None
+        if begins_from == "given":
             return False
+        try:
+            hub = begins_from == "hub"
+            found = _weights_of_hub(self.recipe, self.console) if hub else self.weights
+            self._fill_frozen(found)
+        except UserError as problem:
+            if begins_from is None:
+                raise
+            self.console.note(f"{problem.message}; what is frozen is fetched from other peers")
+            return False
+        return True
+
+    def _fill_frozen(self, weights: Path | None) -> None:
         with source_errors(self.run):
-            given = given_values(self.recipe.source, self.weights) if self.weights else None
-            fill_frozen(self.replica, self.recipe, self.progress, given)
-        digest = state_digest(self.replica.frozen)
-        if self.weights is not None and digest != self.manifest.frozen_digest:
+            given = given_values(self.recipe.source, weights) if weights else None
+            fill_frozen(self.replica, self.recipe, self.console.progress, given)
+        if weights and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
             raise MismatchError(
-                f"{self.weights} holds other weights than those that the run began from",
+                f"{weights} holds other weights than those that the run began from",
                 "get the same as the run's founder, or leave --from out: others have them",
             )
-        return True
 
 
 def found_run(
@@ -133,7 +150,7 @@ def found_run(
     kept = None if known is None else run_from_text(known[0].run_file)
     given = weights is not None if kept is None else _began_from_weights(kept, weights)
     with source_errors(run):
-        run, code = pin_source(run, folder, given)
+        run, code = pin_source(run, folder, given, kept)
         sources = text_sources(run, box.peer, folder)
         run = pin_table(run, sources, kept)
         run, text = open_text(run, sources, box.state.tokens, box.console.progress)
@@ -158,7 +175,18 @@ def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
             "the run in this state directory began from its seed, not from given weights",
             "leave --from out, or found a new run with another name or --state DIR",
         )
-    return kept.model.weights is not None
+    return kept.model.weights == "given"
+
+
+def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
+    """A folder with them. Raises: ConfigError, AddressError."""
+    model, most_bytes = recipe.run.model, 8 * recipe.graph.layout.total_elements + (1 << 20)
+    assert model.huggingface is not None
+    assert model.revision is not None, "pinned with the weights"
+    what = f"fetching {model.huggingface} from the hub"
+    with source_errors(recipe.run):
+        told = partial(console.progress, what)
+        return fetch_weights(model.huggingface, model.revision, most_bytes, told)
 
 
 def _founded(
@@ -167,6 +195,8 @@ def _founded(
     """Round 0, and the manifest that names it."""
     recipe, samples, built = made
     given = None
+    if recipe.run.model.weights == "hub":
+        weights = _weights_of_hub(recipe, box.console)
     if weights is not None:
         given = given_values(recipe.source, weights)
         refuse_unused(recipe, weights)
@@ -200,7 +230,7 @@ def _member(
     manifest: Manifest, record: bytes, made: _Made, code: OwnCode | None, box: Box
 ) -> Membership:
     content = None if code is None else code.content
-    return Membership(manifest, record, *made, content, box.console.progress)
+    return Membership(manifest, record, *made, content, box.console)
 
 
 def enter_run(

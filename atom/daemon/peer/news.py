@@ -38,6 +38,7 @@ class News:
         """The others, as they were told last; None: they were not yet."""
         self._seen_at: dict[str, float] = {}
         self._waiting_since: float | None = None
+        self._has_told_lack = False
 
     def hear(self, leases: Mapping[str, Lease], now: float) -> None:
         """A reading of the directory: who says goodbye is in no view any more."""
@@ -67,6 +68,7 @@ class News:
         others: Collection[str],
         missing: Collection[str],
         now: float,
+        lacks: str = "",
     ) -> Iterator[str]:
         """What there is to say at this look.
 
@@ -75,6 +77,7 @@ class News:
             last: what was committed last, since this peer is there.
             others: whose leases are fresh.
             missing: voters without whom no round can be decided.
+            lacks: what others have to give before this peer can train; empty: nothing.
         """
         if reason != self._reason and now >= self._pauses_due:
             self._reason, self._pauses_due = reason, now + PAUSES_S
@@ -85,6 +88,13 @@ class News:
             yield from self._waiting(missing, now)
         if now < self._due:
             return
+        if lacks and hears and not others and not self._has_told_lack:
+            self._has_told_lack = True
+            yield (
+                f"{lacks} is not here, or damaged, and no other peer is there to give it: training "
+                "begins when one comes. Weights that the run keeps frozen can be given with --from "
+                "FOLDER at the next start"
+            )
         told = list(self._rounds(last))
         if hears:
             told += self._company(now)

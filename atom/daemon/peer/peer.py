@@ -142,8 +142,9 @@ class Peer:
 
     # ---- its life
 
-    def run(self) -> Ending:
-        """Trains until the run or the owner ends it. Raises: what a part failed with."""
+    def run(self, greeting: str = "") -> Ending:
+        """Trains until the run or the owner ends it. `greeting` is said when nothing on this disk
+        stands in the way. Raises: what a part failed with."""
         self._transport.start()
         self._control.start()
         self._wishes.keep_looking()
@@ -152,6 +153,7 @@ class Peer:
             digest = self._executor.begin()
         except PeerRefused:  # told to leave; nothing of ours is counted
             return self._say_goodbye(Ending.LEFT)
+        self._say(greeting)
         with noted_signals() as signals:
             self._enter_rounds(digest)
             while True:
@@ -241,8 +243,8 @@ class Peer:
         self._say(self._life.stays_for_others())
         stats = self._executor.stats
         last = None if stats.last_commit_at is None else stats.last
-        missing = self._machine.waiting_for
-        for line in self._news.lines(reason, last, view.fresh, missing, facts.now):
+        missing, lacks = self._machine.waiting_for, self._state_sync.lacks
+        for line in self._news.lines(reason, last, view.fresh, missing, facts.now, lacks):
             self._say(line)
         if math.isfinite(view.seen_at) and not facts.started:
             self._arrive(head.round, ahead)

@@ -120,11 +120,10 @@ def run_join(
         _say_if_slow(box, member, thread)
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = JoinAddress(entrance, address.run, manifest.owner)
-        console.note(f"others may join through this peer: {format_join_address(ours)}")
         peer = Peer(box, member, thread, turns, extensions.wishes, ours)
         stack.callback(peer.close)
         begin_monitors(peer.info)
-        return peer.run()
+        return peer.run(f"others may join through this peer: {format_join_address(ours)}")
 
 
 def _with_allowance(box: Box, run: str, owner: str) -> Box | None:

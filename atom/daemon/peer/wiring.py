@@ -38,7 +38,8 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
     code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
-    return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots, code)
+    keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest
+    return RunStorage(journal, results, box.state.snapshots, room, keep, code, frozen)
 
 
 def transport_of(
@@ -50,7 +51,7 @@ def transport_of(
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, listed)
     known = KnownPeers()
-    server = BlobServer(storage.content, known, bandwidth.throttle)
+    server = BlobServer(storage.content, known, bandwidth.throttle, storage.digest_of)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)

@@ -19,7 +19,6 @@ from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 
 _ROWS_TOGETHER = 256
-_ASKING_S = 30
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """One of these lies in a folder that `save_to_disk` wrote: the first, where it holds one table."""
@@ -52,21 +51,6 @@ class StoredDataset:
         # Tables in memory form, or files that hold texts: more than the texts, but not much.
         about_bytes = size_of_files(self.folder.rglob("*")) if self.folder else 0
         return Corpus(partial(_documents, self), max_bytes, about_bytes)
-
-
-def newest_revision(path: str) -> str:
-    """The commit that a dataset of the hub is at now. Raises: DataError."""
-    _library(path)
-    import huggingface_hub
-
-    try:
-        found = huggingface_hub.HfApi().dataset_info(path, timeout=_ASKING_S).sha
-    except Exception as error:  # whatever the library, or its library for HTTP, raises
-        raise DataUnreachable(
-            f"the hub's dataset {path} cannot be asked for: {_first_line(error)}",
-            "check its name and the network; a folder here may stand in its place",
-        ) from error
-    return cast(str, found)
 
 
 def _documents(stored: StoredDataset) -> Iterator[Document]:

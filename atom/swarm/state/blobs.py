@@ -16,7 +16,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, describe
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, chunk_digest, describe
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience
@@ -55,12 +55,14 @@ class BlobServer:
         find: Callable[[str], Content | None],
         known: KnownPeers | None = None,
         throttle: TransferThrottle | None = None,
+        digest_of: Callable[[str], bytes] = lambda name: b"",
     ) -> None:
         """`find`: the content of that name; None: there is none. Called from many threads, for each
         chunk anew. A name of more than a chunk must always mean the same content. `known`: peers of
-        the run, asked each time."""
+        the run, asked each time. `digest_of`: what a large content must have; empty: not known."""
         self._find = find
         self._known = known or KnownPeers()
+        self._digest_of = digest_of
         self.throttle = throttle or TransferThrottle()
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
@@ -69,7 +71,7 @@ class BlobServer:
 
     def manifest(self, name: str) -> BlobManifest:
         """Hashes the content; a large one's manifest is remembered. Raises:
-        PeerRefused(NOT_FOUND)."""
+        PeerRefused(NOT_FOUND, or DAMAGED if it is not what it must be)."""
         content = self._content(name)
         with self._lock:
             known = self._manifests.get(name)
@@ -77,6 +79,8 @@ class BlobServer:
             return known
         arenas = tuple(describe(each, content[each]) for each in sorted(content))
         manifest = BlobManifest(arenas)
+        if self._digest_of(name) not in (b"", manifest.digest()):
+            raise PeerRefused(Reason.DAMAGED, f"{name} on this disk")
         if manifest.byte_count > CHUNK_BYTES:
             with self._lock:
                 self._manifests[name] = manifest
@@ -87,13 +91,15 @@ class BlobServer:
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
         """Part of the arena of that number, in the order of names.
 
-        Raises: PeerRefused(NOT_FOUND).
+        Raises: PeerRefused(NOT_FOUND, or DAMAGED if it has changed since its manifest was given).
         """
         content = self._content(name)
         if arena < len(content):
             whole = bytes_of(content[sorted(content)[arena]])
             if chunk * CHUNK_BYTES < max(len(whole), 1):
-                return whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+                found = whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+                self._require_whole(name, arena, chunk, found)
+                return found
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
     def serve(self, channel: Channel) -> None:
@@ -117,6 +123,13 @@ class BlobServer:
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")
         return content
+
+    def _require_whole(self, name: str, arena: int, chunk: int, found: memoryview) -> None:
+        """A disk may change what lies on it: who asked must not take that for a lie."""
+        with self._lock:
+            manifest = self._manifests.get(name)
+        if manifest and chunk_digest(found) != manifest.arenas[arena].chunk_digest(chunk):
+            raise PeerRefused(Reason.DAMAGED, f"{name} on this disk")
 
     def _admits(self, peer_id: str) -> bool:
         with self._lock:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
         )
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(text_source, "newest_revision", lambda path: REVISION)
+    monkeypatch.setattr(text_source, "newest_revision", lambda path, kind: REVISION)
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     with folder_in(tmp_path) as folder:
         yield folder
@@ -56,7 +56,7 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(
 ) -> None:
     member = folder.found(GPT3, data=TABLE)
     assert member.run.data.revision == REVISION
-    monkeypatch.setattr(text_source, "newest_revision", lambda path: "b" * 40)
+    monkeypatch.setattr(text_source, "newest_revision", lambda path, kind: "b" * 40)
     assert folder.found(GPT3, data=TABLE).manifest == member.manifest
 
     datasets.Dataset.from_list(ROWS).save_to_disk(folder.root / "copy")
@@ -81,7 +81,7 @@ def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
 def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(path: str) -> str:
+    def gone(path: str, kind: str) -> str:
         raise DataUnreachable(f"{path} is not there", "look")
 
     monkeypatch.setattr(text_source, "newest_revision", gone)

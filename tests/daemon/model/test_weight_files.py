@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError
-from atom.daemon.model.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
+from atom.daemon.model.weight_files import Piece, WeightFiles, write_weights
+from atom.models.hub import INDEX, WHOLE
 
 ARENA = torch.arange(24.0)
 VALUES = {

@@ -124,3 +124,12 @@ def test_who_was_asleep_says_nothing_of_the_others() -> None:
     assert told.after(10, others=[ANN]) == ["here already: …AnnAnn; 2 peers now"]
     told.now += 60.0
     assert told.after(60, left=None, reason="on battery", missing=[ANN]) == ["paused: on battery"]
+
+
+def test_who_lacks_something_alone_is_told_once_what_to_do() -> None:
+    told = Told()
+    assert told.after(20, lacks="what the run keeps frozen", others=[ANN])[1:] == []
+    told = Told()
+    (line,) = told.after(60, lacks="what the run keeps frozen")
+    assert line.startswith("what the run keeps frozen is not here, or damaged, and no other peer")
+    assert "--from FOLDER" in line

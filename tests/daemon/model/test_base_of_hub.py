@@ -1,0 +1,108 @@
+"""A run beside a model of the hub: its founder pins the commit, joiners fetch it from there, and
+whoever cannot has peers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from atom.base.errors import AddressError, ConfigError, MismatchError
+from atom.config.load import normalised_run_text, run_from_text
+from atom.daemon.console import Silence
+from atom.daemon.model.model_source import agreed_run
+from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
+from tests.daemon.tiny_run import LLAMA
+from tests.hub_stand_in import REVISION, Hub, played_hub
+
+ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2'
+MODEL = 'huggingface = "owner/llama"\nsequence_tokens = 8'
+OF_HUB = f'{MODEL}\nweights = "hub"'
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with folder_in(tmp_path) as folder:
+        folder.console = Notes()
+        yield folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with played_hub(tmp_path / "cache", monkeypatch) as hub:
+        torch.manual_seed(5)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+        model.save_pretrained(tmp_path / "base")
+        hub.models["owner/llama"] = tmp_path / "base"
+        yield hub
+
+
+def test_a_joiner_has_the_base_from_the_hub(folder: Folder, hub: Hub) -> None:
+    member = folder.found(OF_HUB, more=ADAPTERS)
+    assert (member.run.model.weights, member.run.model.revision) == ("hub", REVISION)
+    base = transformers.LlamaForCausalLM.from_pretrained(folder.root / "base")
+    weights = member.replica.export_parameters()
+    for name, value in base.named_parameters():
+        assert torch.equal(weights[name], value), name
+    joiner = folder.enter(member)
+    assert joiner.fill_frozen()
+    for name, arena in joiner.replica.frozen.items():
+        assert torch.equal(arena, member.replica.frozen[name])
+    hub.down = True
+    again = folder.found(OF_HUB, more=ADAPTERS)
+    assert again.manifest == member.manifest, "taken up without the hub"
+    assert replace(joiner, weights=folder.root / "base").fill_frozen()
+
+
+def test_without_the_hub_the_base_is_fetched_from_peers(
+    folder: Folder, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    member = folder.found(OF_HUB, more=ADAPTERS)
+    joiner = replace(folder.enter(member), console=Notes())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+    hub.down = True
+    assert not joiner.fill_frozen()
+    hub.down = False
+    other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+    other.save_pretrained(hub.models["owner/llama"])
+    assert not joiner.fill_frozen()
+    larger = transformers.LlamaConfig(**CONFIG | {"num_hidden_layers": 4000 // 16})
+    transformers.LlamaForCausalLM(larger).save_pretrained(hub.models["owner/llama"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "third"))
+    assert not joiner.fill_frozen()
+    assert isinstance(joiner.console, Notes)
+    first, second, third = joiner.console.notes
+    assert "cannot be asked for" in first
+    assert "holds other weights" in second
+    assert "bytes of weights, more than" in third
+    for note in joiner.console.notes:
+        assert note.endswith("; what is frozen is fetched from other peers")
+
+
+def test_a_config_alone_may_be_the_hubs(folder: Folder, hub: Hub) -> None:
+    member = folder.found(MODEL)
+    assert (member.run.model.weights, member.run.model.revision) == (None, REVISION)
+    hub.down = True
+    with pytest.raises(AddressError, match=r"model\.huggingface: .* cannot be asked for"):
+        folder.found(MODEL, "b")
+
+
+def test_what_contradicts_the_hub_is_refused(folder: Folder, hub: Hub) -> None:
+    with pytest.raises(ConfigError, match="and --from says otherwise"):
+        folder.found(OF_HUB, weights=folder.root / "base")
+    with pytest.raises(ConfigError, match="is no model of the hub"):
+        folder.found(f'{LLAMA}\nweights = "hub"')
+    member = folder.found(OF_HUB, more=ADAPTERS)
+    lacking = run_from_text(member.manifest.run_file).changed("model", revision=None)
+    with pytest.raises(MismatchError, match="holds no revision of its weights"):
+        agreed_run(replace(member.manifest, run_file=normalised_run_text(lacking)))

@@ -1,0 +1,80 @@
+"""Models of the hub, which is played on loopback: files at one commit, bounded and whole."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atom.models import hub
+from atom.models.source import DataError, DataUnreachable
+from tests.hub_stand_in import REVISION, Hub, played_hub
+
+NAME = "owner/model"
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with played_hub(tmp_path / "cache", monkeypatch) as found:
+        found.models[NAME] = tmp_path / "model"
+        (tmp_path / "model").mkdir()
+        yield found
+
+
+def put(played: Hub, **files: bytes) -> None:
+    for name, content in files.items():
+        (played.models[NAME] / name.replace("__", ".").replace("_of_", "-of-")).write_bytes(content)
+
+
+def fetched(most_bytes: int = 10_000) -> tuple[Path, list[tuple[int, int]]]:
+    told: list[tuple[int, int]] = []
+    folder = hub.fetch_weights(NAME, REVISION, most_bytes, lambda *given: told.append(given))
+    return folder, told
+
+
+def test_one_file_is_fetched_once_and_told(played: Hub) -> None:
+    put(played, model__safetensors=b"w" * 5000, config__json=b"{}", other__bin=b"x")
+    assert hub.newest_revision(NAME, "model") == REVISION
+    assert hub.fetch_config(NAME, REVISION).read_bytes() == b"{}"
+    folder, told = fetched()
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert (folder / "model.safetensors").read_bytes() == b"w" * 5000
+    assert told[-1] == (5000, 5000)
+    assert told == sorted(told)
+    before = len(played.asked)
+    assert fetched()[0] == folder
+    assert not [path for path in played.asked[before:] if "resolve" in path]
+
+
+def test_several_files_and_their_index(played: Hub) -> None:
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = json.dumps({"weight_map": dict(zip("ab", files, strict=True))})
+    put(played, model__safetensors__index__json=index.encode())
+    with pytest.raises(DataError, match=r"lacks 'model-00001-of-00002\.safetensors'"):
+        fetched()
+    for number, name in enumerate(files):
+        (played.models[NAME] / name).write_bytes(b"w" * (10 + number))
+    folder, told = fetched()
+    assert [(folder / name).stat().st_size for name in files] == [10, 11]
+    assert told[-1] == (len(index) + 21,) * 2
+
+
+def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> None:
+    put(played, pytorch_model__bin=b"x")
+    with pytest.raises(DataError, match="no weights as safetensors"):
+        fetched()
+    put(played, model__safetensors__index__json=b'{"weight_map": 3}')
+    with pytest.raises(DataError, match="no index of weights"):
+        fetched()
+    put(played, model__safetensors=b"w" * 5000)
+    with pytest.raises(DataError, match="5,000 bytes of weights, more than 4,999"):
+        fetched(4999)
+    assert not [path for path in played.asked if path.endswith("model.safetensors")]
+
+
+def test_a_hub_that_does_not_answer_may_be_asked_again(played: Hub) -> None:
+    played.down = True
+    for ask in (lambda: hub.newest_revision(NAME, "model"), fetched):
+        with pytest.raises(DataUnreachable, match="cannot be asked for") as caught:
+            ask()
+        assert "folder" in caught.value.hint
