@@ -17,8 +17,8 @@ from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.guards import (
+    decided_as_in_eager,
     marked_checkpoints,
-    masks_as_in_eager,
     mode_of_use,
     plain_context,
     python_state_restored,
@@ -78,7 +78,7 @@ def _export(
             refuse_python_randomness(),
             refuse_gradient_hooks(),
             functions_as_calls(),
-            masks_as_in_eager(),
+            decided_as_in_eager(),
             marked_checkpoints(),
             quiet(),
         ):

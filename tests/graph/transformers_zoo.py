@@ -169,6 +169,23 @@ MODELS: dict[str, tuple[Callable[[float], nn.Module], Callable[[int], Batch]]] =
         ),
         tokens,
     ),
+    # While exported it would solve triangles by loops, in other bits.
+    "qwen3_next": (
+        _decoder(
+            "Qwen3Next",
+            head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        tokens,
+    ),
 }
 
 WITHOUT_CACHE = {"bert", "vit"}

@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hook on a module's backward": (module_backward_hook, "BackwardHookFunction"),
     "parameter's data": (
         does(lambda m, x: (m.layer(x) * m.other.weight.data[0]).sum()),
-        r"lifted_tensor_0 from outside .* a parameter's data",
+        r"lifted_tensor_0 \(at \S+untraceable_modules.py:\d+\) from outside .* a parameter's data",
     ),
     "a dictionary around the loss": (
         does(lambda m, x: {"loss": m.layer(x).sum()}),

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractContextManager,
+    ExitStack,
     contextmanager,
     nullcontext,
     redirect_stderr,
@@ -191,26 +192,37 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# `transformers` builds other attention masks while it is exported than while it runs: it then gives
-# attention an explicit mask, so as not to freeze a decision, and another kernel computes other last
-# bits. Our shapes are static and the decision is right: these guards let it be made as in eager.
-# Without `transformers` there is nothing to guard.
+# `transformers` computes some things in another way while it is exported than while it runs: it
+# gives attention an explicit mask, so as not to freeze a decision, or does without an operator that
+# other formats lack. Other kernels compute other last bits. Our shapes are static and our operators
+# are PyTorch's: these guards let it decide as in eager. Without `transformers` there is nothing to
+# guard.
 _MASKS = "transformers.masking_utils"
+_EXPORTING, _COMPILING = "is_torchdynamo_exporting", "is_torchdynamo_compiling"
 
 
 @contextmanager
-def masks_as_in_eager() -> Iterator[None]:
-    """While tracing: a causal mask is left to the kernel, as in eager. Position ids that the model
-    made itself count up, so they pack no sequences; those that come with the batch might.
+def decided_as_in_eager() -> Iterator[None]:
+    """While tracing: the library is not told that it is exported. So a causal mask is left to the
+    kernel. Position ids that the model made itself count up, so they pack no sequences; those that
+    come with the batch might.
+
+    Where it asks whether it is compiled as well, it does in an export what it does in eager.
     """
 
     def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
         return find(position_ids) if _is_given(position_ids) else None
 
-    with (
-        _masks("is_torchdynamo_exporting", lambda _: False),
-        _masks("find_packed_sequence_indices", find_packed),
-    ):
+    asking = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("transformers.")
+        and vars(module).keys() & {_EXPORTING, _COMPILING} == {_EXPORTING}
+    ]
+    with ExitStack() as stack:
+        for module in asking:
+            stack.enter_context(replaced(module, {_EXPORTING: lambda: False}))
+        stack.enter_context(_masks("find_packed_sequence_indices", find_packed))
         yield
 
 

@@ -66,7 +66,7 @@ def read_exported(
         elif spec.kind is InputKind.USER_INPUT:
             entries.append(node)
         else:
-            constants[node] = _constant_of(model, exported, spec.target or "")
+            constants[node] = _constant_of(model, exported, node, spec.target or "")
     names = dict(zip(entries, batch, strict=True))
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     values = [node.meta["val"] for node in placeholders]
@@ -156,7 +156,9 @@ def _refuse_unfaithful(node: fx.Node) -> None:
         raise Refusal.SPARSE.error(what=f"the gradient of {target} at {place}")
 
 
-def _constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
+def _constant_of(
+    model: nn.Module, exported: ExportedProgram, node: fx.Node, target: str
+) -> Constant:
     """A buffer or lifted tensor by its name in the exported program, as values on the CPU.
 
     Raises: ModelError if it has no values of its own, or is a parameter's memory.
@@ -166,7 +168,8 @@ def _constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Co
     if not isinstance(found, torch.Tensor):
         raise Refusal.RANDOMNESS.error(generator=f"a {type(found).__name__} ({target})")
     if isinstance(found, FakeTensor):
-        raise Refusal.HELD_ASIDE.error(name=target)
+        places = ", ".join(dict.fromkeys(map(place_of, node.users)))
+        raise Refusal.HELD_ASIDE.error(name=f"{target} (at {places})")
     if found.layout is not torch.strided:
         raise Refusal.SPARSE.error(what=f"the buffer {target}")
     tensor = found.detach()
