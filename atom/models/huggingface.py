@@ -35,6 +35,7 @@ from atom.models.source import (
 SHRINK_LAYERS = 2
 ROUNDING = 1e-4
 """Relative; kernels may round a token differently in another neighbourhood."""
+_CHANGING_ROPE = {"dynamic", "longrope"}
 
 Config = Any
 """A `transformers.PretrainedConfig`: the library's types are dynamic."""
@@ -73,6 +74,7 @@ class HuggingFaceSource(ModelSource):
         try:
             with parameters_on_meta():
                 model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+            _settle_frequencies(model, self._sequence_tokens)
         except SourceError:
             raise
         # The library checks configs in many ways; whatever it raises is about this one.
@@ -196,6 +198,21 @@ def _opened(content: Mapping[str, Any]) -> tuple[Config, type]:
             f"transformers' causal model for it is {model_class.__name__}",
         )
     return config, model_class
+
+
+def _settle_frequencies(model: nn.Module, tokens: int) -> None:
+    """Some RoPE forms look at how long a sequence is, and change their frequencies. Here all have
+    one length: they are changed once, for that, and forward leaves them alone.
+    """
+    module: Any
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind in _CHANGING_ROPE:
+                named = {} if layer is None else {"layer_type": layer}
+                module(torch.zeros(1), torch.arange(tokens)[None], **named)
+                still = "default"
+                module.rope_type = still if layer is None else {**module.rope_type, layer: still}
 
 
 def _returning_loss(model: nn.Module) -> nn.Module:

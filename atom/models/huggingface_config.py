@@ -85,7 +85,7 @@ def _kept(value: Any, key: str, depth: int) -> Any:
         return {
             _kept(name, "", depth): _kept(inner, name, depth - 1)
             for name, inner in value.items()
-            if not name.startswith("_") and name not in DROPPED_KEYS and inner is not None
+            if not name.startswith("_") and name not in DROPPED_KEYS
         }
     if isinstance(value, list):
         return [_kept(inner, "", depth - 1) for inner in value]

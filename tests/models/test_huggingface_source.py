@@ -148,12 +148,42 @@ def test_choices_of_implementation_and_code_are_left_out() -> None:
     }
     kept = read_config(json.dumps(LLAMA | tricks))
     assert kept == LLAMA | {"nested": {"kept": [1, {}]}}
-    assert canonical_config(json.dumps(LLAMA | tricks | {"nested": None})) == canonical_config(
+    del tricks["nested"]
+    assert canonical_config(json.dumps(LLAMA | tricks)) == canonical_config(
         json.dumps(dict(reversed(LLAMA.items())))
     )
     built = source(LLAMA | {"torch_dtype": "float64"}).build(torch.bfloat16)
     assert {parameter.dtype for parameter in built.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for _, buffer in built.named_buffers()} == {torch.float32}
+
+
+def test_null_is_a_value() -> None:
+    """Mistral's window is 4096 by default, and null in the configs of those who have none."""
+    mistral = LLAMA | {"model_type": "mistral", "max_position_embeddings": 2**14}
+    for more, window in (({}, 4096), ({"sliding_window": None}, None)):
+        assert source(mistral | more).build(torch.float32).config.sliding_window == window
+        assert source(mistral | more).outside(torch.float32).config["sliding_window"] == window
+
+
+ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": SEQUENCE - 1}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("rope", [LONG_ROPE, {"rope_type": "dynamic"}], ids=["long", "dynamic"])
+@pytest.mark.parametrize("tokens", [SEQUENCE, SEQUENCE // 2])
+def test_frequencies_are_those_of_the_run_s_length(rope: dict[str, Any], tokens: int) -> None:
+    config = LLAMA | {"rope_parameters": ROPE | rope}
+    model = materialised(source(config, tokens), torch.float32, seed=1)
+    own = library_model(config)
+    own.load_state_dict(model.state_dict())
+    ids = windows()[0][:, :tokens].contiguous()
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    assert torch.equal(model(**batch), own(**batch).loss)
+    verify_against_eager(model, compile_program(model, batch), batch)
 
 
 @pytest.mark.parametrize(
