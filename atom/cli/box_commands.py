@@ -133,18 +133,21 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Only what the run trained beside it, for peft.")
     ] = False,
+    wanted: Annotated[
+        str, typer.Option("--round", metavar="N", help="A round that is kept; or best, or latest.")
+    ] = "latest",
 ) -> None:
-    """Write the model as a folder that transformers loads, from the newest snapshot.
+    """Write the model as a folder that transformers loads, from a round that is kept here.
 
     The daemon may be running. The folder appears when it is whole.
 
     [bold]Examples[/]
     atom export my-model
-    atom export my-model --precision bfloat16
+    atom export my-model --round best --precision bfloat16
     """
     from atom.cli.box.export import export_model
 
-    export_model(folder, state, precision, trust, adapter)
+    export_model(folder, state, precision, trust, adapter, wanted)
 
 
 @commands.command()

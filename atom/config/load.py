@@ -63,6 +63,15 @@ def check_listen(peer: PeerFile, listen: str) -> None:
     _validated(PeerFile, {**tree, "network": tree["network"] | {"listen": listen}}, "--listen")
 
 
+def check_checkpoints(peer: PeerFile, run: RunFile) -> None:
+    """Raises: ConfigError if the best is to be kept, and nothing says which that is."""
+    if peer.checkpoints.best and run.validation is None:
+        raise ConfigError(
+            f"checkpoints.best: {run.run.name} is never validated",
+            "leave it out of the peer file, or found a run with [validation]",
+        )
+
+
 def normalised_run_text(run: RunFile) -> str:
     """The canonical JSON of a run file: equal runs give equal text. Travels in the manifest."""
     content = run.model_dump(mode="json", exclude_none=True, exclude=run.unused_keys())

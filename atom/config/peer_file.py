@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from atom.config.address import parse_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
-from atom.config.section import PEER_NAME, BitsPerSecond, Bytes, Seconds, Section, refuse
+from atom.config.section import PEER_NAME, BitsPerSecond, Bytes, Count, Seconds, Section, refuse
 
 
 def _checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -104,6 +104,23 @@ class State(Section):
     """How often this peer's own state is saved, of a rule that has such, at the end of a round."""
 
 
+class Checkpoints(Section):
+    """[checkpoints]: weights that are kept for `atom export`, beside the states."""
+
+    every_rounds: Count | None = None
+    """Rounds between two that are kept; omitted: none are."""
+    keep: int = Field(default=5, ge=1, le=10_000)
+    """How many of those, the newest."""
+    best: bool = False
+    """Whether to keep the best one by validation, too."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Checkpoints":
+        if self.every_rounds is None and self.keep != Checkpoints.model_fields["keep"].default:
+            refuse("keep", "says nothing without every_rounds", "every_rounds = 100")
+        return self
+
+
 class LocalData(Section):
     """[data]: where this box keeps the run's text, if not where the run file says."""
 
@@ -139,6 +156,7 @@ class PeerFile(Section):
     network: Network = Network()
     schedule: Schedule = Schedule()
     state: State = State()
+    checkpoints: Checkpoints = Checkpoints()
     data: LocalData = LocalData()
     metrics: Metrics = Metrics()
     log: Log = Log()

@@ -32,6 +32,7 @@ class StateDirectory:
         self.manifest = root / "manifest.bin"
         self.chain = root / "chain.bin"
         self.snapshots = root / "snapshots"
+        self.checkpoints = root / "checkpoints"
         self.results = root / "results"
         self.downloads = root / "downloads"
         self.tokens = root / "tokens"
@@ -56,10 +57,10 @@ class StateDirectory:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the disk, taken by states, results and what is being fetched: by what the plan of a
-        run counts. A daemon may be at work: what is gone meanwhile is not counted."""
+        """Of the disk, taken by states, checkpoints, results and what is being fetched: by what the
+        plan of a run counts. A daemon may be at work: what is gone meanwhile is not counted."""
         total = 0
-        for folder in (self.snapshots, self.results, self.downloads):
+        for folder in (self.snapshots, self.checkpoints, self.results, self.downloads):
             for path in folder.rglob("*"):
                 with suppress(OSError):
                     total += path.lstat().st_blocks * 512

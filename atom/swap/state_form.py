@@ -19,6 +19,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 
 MASTER, HIGH, LOW = "master", "master_high", "master_low"
+WEIGHTS = frozenset({MASTER, HIGH, LOW})
 _PIECE_ELEMENTS = 2**16
 """Split at a time: what lies in between stays in the cache, and no page is taken for it."""
 

@@ -50,6 +50,7 @@ from atom.training.round.events import (
 )
 from atom.training.round_stats import RoundStats
 from atom.training.state_sync import StateSync
+from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
@@ -72,6 +73,7 @@ class TrainingContext:
     transport: Transport
     clock: Clock
     events: EventSink
+    checkpoints: Checkpoints
     own_every_s: float = 1800.0
     """Between two savings of what is this peer's own, at the end of a round."""
 
@@ -101,6 +103,7 @@ class RoundExecutor:
         self._events = context.events
         self._on_round_begun = on_round_begun
         self._post = post
+        self._checkpoints = context.checkpoints
         self._own_every_s = context.own_every_s
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
@@ -265,6 +268,8 @@ class RoundExecutor:
         last = head.round == self._run.run.rounds
         if due or last:
             self._storage.snapshot(digest, self._replica.state_arenas())
+        loss = validation.get("validation_loss")
+        self._checkpoints.stepped(self._replica.state_arenas(), loss)
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. Before the worker

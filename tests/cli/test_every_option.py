@@ -60,6 +60,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "port": ((USAGE, ("99999", "http")),),
     "host": ((USAGE, ("a b", "a..b")),),
     "deadline": ((USAGE, ("soon", "-3 s", "nan", "3 GiB", "30", "0 s")),),
+    "wanted": ((USAGE, ("soon", "-1", "1.5", "9" * 40, "")),),
     "precision": ((USAGE, ("int8",)),),
     "state": NO_DAEMON,
     "address": NO_RUN,

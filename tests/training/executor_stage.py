@@ -17,6 +17,7 @@ from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 from tests.event_list import EventList
@@ -37,6 +38,15 @@ def a_run(snapshots: int = 2, validations: int | None = None, last: int | None =
     return SimpleNamespace(
         run=SimpleNamespace(rounds=last), snapshot=snapshot, validation=validation
     )
+
+
+class SmallDisk(DiskRoom):
+    """Has as much room as the test says."""
+
+    free: Callable[[], int] = staticmethod(lambda: 1 << 30)
+
+    def free_bytes(self) -> int:
+        return self.free()
 
 
 class ScriptedStateSync:
@@ -72,8 +82,15 @@ class ScriptedStateSync:
 class Stage(WorkerScene):
     """Everything that a round's executor needs, begun and standing still."""
 
-    def __init__(self, folder: Path, run: Any = None, room: type[DiskRoom] = DiskRoom) -> None:
-        """`run`: by default every second round leaves a snapshot, and none validates."""
+    def __init__(
+        self,
+        folder: Path,
+        run: Any = None,
+        room: type[DiskRoom] = DiskRoom,
+        keeps: tuple[int | None, int, bool] = (None, 5, False),
+    ) -> None:
+        """`run`: by default every second round leaves a snapshot, and none validates. `keeps`: of
+        `Checkpoints`, the last three arguments."""
         super().__init__(global_batch=8)
         self.state_sync, self.events = ScriptedStateSync(), EventList()
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
@@ -86,10 +103,11 @@ class Stage(WorkerScene):
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2, {})
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.storage, *keeps)
         self.blobs = BlobServer(self.storage.content)
         context = TrainingContext(
             ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]
-            self.transport, self.clock, self.events,
+            self.transport, self.clock, self.events, checkpoints=self.checkpoints,
         )  # fmt: skip
         self.executor = RoundExecutor(
             context, run or a_run(), EXACT, self._post, lambda: self.on_round_begun()

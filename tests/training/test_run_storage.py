@@ -3,7 +3,7 @@ training."""
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,21 +25,12 @@ from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.swarm.chain_samples import beginning
 from tests.swarm.means import encoded
-from tests.training.executor_stage import Stage, kinds
+from tests.training.executor_stage import SmallDisk, Stage, kinds
 from tests.training.small_history import PEERS, run
 from tests.training.worker_scene import ELEMENTS
 
 STATE_BYTES = 3 * 4 * ELEMENTS
 RESULTS_BYTES = 2 * 4 * ELEMENTS
-
-
-class SmallDisk(DiskRoom):
-    """Has as much room as the test says."""
-
-    free: Callable[[], int] = staticmethod(lambda: 1 << 30)
-
-    def free_bytes(self) -> int:
-        return self.free()
 
 
 @pytest.fixture

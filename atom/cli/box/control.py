@@ -40,17 +40,48 @@ _COLUMNS = ("run", "state", "round", "turn", "--state")
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
-    """Of the daemon; if several run and none is named, a row for each. Raises: ControlError."""
+    """Of the daemon; if several run and none is named, a row for each. Of a named directory without
+    one, what it keeps. Raises: ControlError, StorageError."""
+    if state is not None and (kept := StateDirectory(state)).manifest.exists() and not kept.in_use:
+        _show_kept(state, as_json)
+        return
     several = [folder.root for folder in find_daemons(state)]
     if len(several) > 1:
         _show_several(several, as_json)
         return
     info = control_client(several[0]).info()
+    from atom.cli.box.info_page import rows  # brings the DHT's side along
+
+    _show(info, rows, as_json)
+
+
+def _show_kept(state: Path, as_json: bool) -> None:
+    from atom.cli.box.info_page import kept_rows
+    from atom.daemon.model.kept_run import KeptRun
+    from atom.training.storage.checkpoints import figures
+
+    run = KeptRun.read(state)
+    kept = {
+        "run": run.run.run.name,
+        "state": "no daemon runs",
+        "round": run.heads[-1].round,
+        "disk": {
+            "snapshots": [each.round for each in run.snapshots()],
+            "checkpoints": figures(run.checkpoints()),
+        },
+        "state_directory": str(run.state.root),
+    }
+    _show(kept, kept_rows, as_json)
+
+
+def _show(
+    info: Mapping[str, Any],
+    rows: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]],
+    as_json: bool,
+) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    from atom.cli.box.info_page import rows  # brings the DHT's side along
-
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
 

@@ -20,11 +20,14 @@ def export_model(
     precision: str | None,
     trust: str | None,
     adapter: bool,
+    wanted: str,
 ) -> None:
     """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
     if precision not in (None, *PRECISION_NAMES):
         known = ", ".join(PRECISION_NAMES)
         raise typer.BadParameter(f"{precision!r} is none of {known}", param_hint="--precision")
+    if wanted not in ("best", "latest") and not (wanted.isdecimal() and len(wanted) < 12):
+        raise typer.BadParameter(f"{wanted!r} is no round, best or latest", param_hint="--round")
     parse_trust(trust)
     kept = find_state(state)
     end_at_once_on_signals("interrupted: nothing was written")
@@ -33,7 +36,7 @@ def export_model(
         with stderr_console().status("reading the run"):
             from atom.daemon.model.exporting import export_run
 
-        export_run(folder, kept, console, precision, trust, raise_on_signals, adapter)
+        export_run(folder, kept, console, precision, trust, raise_on_signals, adapter, wanted)
     finally:
         console.close()
     for path in sorted(expand_home(folder).iterdir()):

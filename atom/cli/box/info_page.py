@@ -39,6 +39,8 @@ def _at_work(info: Info) -> Iterator[Row]:
     disk = info["disk"]
     snapshots = ", ".join(f"{number:,}" for number in disk["snapshots"]) or "none yet"
     yield "disk", f"{format_bytes(disk['free_bytes'])} free, snapshots of rounds: {snapshots}"
+    if disk["checkpoints"]:
+        yield "checkpoints", _checkpoints(disk["checkpoints"])
     if disk["paused"]:
         yield "disk paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
     if {*info["voters"]} - {info["peer_id"], *info["peers"]}:
@@ -71,6 +73,31 @@ def _work(info: Info) -> Iterator[Row]:
     void = [f"{count:,} {cause}" for cause, count in info["passes_voided"].items() if count]
     if void:
         yield "void passes", ", ".join(void)
+
+
+def kept_rows(kept: Info) -> Iterator[Row]:
+    """As `rows`, of a run without a daemon."""
+    yield "run", kept["run"]
+    yield "state", kept["state"]
+    yield "round", f"{kept['round']:,}"
+    snapshots = ", ".join(f"{number:,}" for number in kept["disk"]["snapshots"])
+    yield "snapshots", snapshots or "none"
+    yield "checkpoints", _checkpoints(kept["disk"]["checkpoints"]) or "none"
+    yield "directory", kept["state_directory"]
+
+
+def _checkpoints(kept: Sequence[Info]) -> str:
+    """Their rounds, with the validation loss where it is known, and which is the best."""
+    losses = [each["validation_loss"] for each in kept if each["validation_loss"] is not None]
+    best = min(losses, default=None)
+
+    def words(each: Info) -> str:
+        loss = each["validation_loss"]
+        if loss is None:
+            return f"{each['round']:,}"
+        return f"{each['round']:,} ({loss:.4f}{', the best' if loss == best else ''})"
+
+    return ", ".join(map(words, kept))
 
 
 def _device(info: Info) -> str:

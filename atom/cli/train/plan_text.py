@@ -114,6 +114,8 @@ def _fit(plan: Plan) -> RenderableType:
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
     kept = f"{format_bytes(disk.snapshot_bytes)} states, the kept ones and one that is written"
+    if disk.checkpoint_bytes:
+        kept += f", {format_bytes(disk.checkpoint_bytes)} checkpoints"
     kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since, for joiners"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
     if plan.choice.host_bytes:

@@ -14,7 +14,7 @@ import torch
 from atom.base.errors import ConfigError, DeviceError, TrustError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
-from atom.config.load import load_peer_file
+from atom.config.load import check_checkpoints, load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
@@ -53,6 +53,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
+from atom.swap.state_form import WEIGHTS
 from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
@@ -96,6 +97,8 @@ class DiskPlan:
 
     snapshot_bytes: int
     """The kept ones, and the one being written."""
+    checkpoint_bytes: int
+    """Weights that the peer file asks to keep, and those being written."""
     result_bytes: int
     """Averages since the snapshot before the last: what joiners catch up from."""
     have_bytes: int
@@ -103,7 +106,7 @@ class DiskPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.snapshot_bytes + self.result_bytes
+        return self.snapshot_bytes + self.checkpoint_bytes + self.result_bytes
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     run, folder, peer = request.run, None, load_peer_file(request.peer_file)
     if isinstance(run, Path):
         folder, run = run.absolute().parent, load_run(run)
+    check_checkpoints(peer, run)
     if request.assume is not None:
         assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
     if peer.device.cpu_threads:
@@ -321,13 +325,18 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     codec = codec_named(run.swarm.codec)
     result_bytes = codec.wire_bytes(graph.layout.trained_elements)
     kept = peer.state.snapshots
-    state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
+    state = shared_state(run, graph.layout)
+    state_bytes = sum(each.size_bytes for each in state.values())
+    weight_bytes = sum(each.size_bytes for name, each in state.items() if name in WEIGHTS)
+    wished = peer.checkpoints
+    checkpoints = (wished.keep if wished.every_rounds else 0) + wished.best
     own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
     frozen = graph.layout.total_elements - graph.layout.trained_elements
     frozen_bytes = frozen * graph.parameter_dtype.itemsize
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
         snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes + frozen_bytes,
+        checkpoint_bytes=(checkpoints + 1) * weight_bytes if checkpoints else 0,
         result_bytes=kept * run.snapshot.every_rounds * result_bytes,
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

@@ -35,8 +35,10 @@ from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
+from atom.training.storage.checkpoints import BEST, best_of
 from atom.training.storage.run_storage import Snapshot
 
+LATEST = "latest"
 ADAPTER = "adapter_model.safetensors"
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "
@@ -52,28 +54,32 @@ def export_run(
     trust: str | None = None,
     begins: Callable[[], None] = lambda: None,
     adapter: bool = False,
+    wanted: str = LATEST,
 ) -> Path:
-    """The newest snapshot of a state directory, as a new folder. Returns its absolute path.
+    """A round that a state directory keeps, as a new folder. Returns its absolute path.
 
     Args:
         precision: a key of PRECISIONS; None: the run's.
         trust: the owner whose code may run here.
         begins: called before anything is written.
         adapter: the run's adapters alone, for `peft`; else they are put into the model.
+        wanted: the round, or LATEST, or BEST by validation.
 
     Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
     """
     target = expand_home(target).absolute()
     require_new(target)
     kept = KeptRun.read(state, console.note)
-    _newest(kept)  # that there is none is said now, and not when libraries were loaded
+    _chosen(kept, wanted)  # that there is none is said now, and not when libraries were loaded
     with source_errors(kept.run):
         source = kept.source(trust)
         # Read again: while libraries were loaded its daemon may have put newer snapshots in the
         # place of those that were there, and may do so while the model is traced.
         kept = KeptRun.read(state)
         precision = precision or kept.run.model.precision
-        drawer, outside = _opened(kept, source, PRECISIONS[precision], console, adapter)
+        snapshot = _chosen(kept, wanted)
+        console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
+        drawer, outside = _opened(kept, source, snapshot, PRECISIONS[precision], console, adapter)
         pieces = _pieces(outside, drawer)
         begins()
         with folder_aside(target) as folder:
@@ -84,11 +90,14 @@ def export_run(
 
 
 def _opened(
-    kept: KeptRun, source: ModelSource, dtype: torch.dtype, console: Console, adapter: bool
+    kept: KeptRun,
+    source: ModelSource,
+    snapshot: Snapshot,
+    dtype: torch.dtype,
+    console: Console,
+    adapter: bool,
 ) -> tuple["_Drawer", Outside]:
     outside = _adapter(source) if adapter else source.outside(dtype)
-    snapshot = _newest(kept)
-    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
     arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
     if outside.config is None:
         console.note(NO_CONFIG)
@@ -168,16 +177,29 @@ def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
     return [Piece(name, value.nbytes, lambda value=value: value) for name, value in made.items()]  # type: ignore[misc]
 
 
-def _newest(kept: KeptRun) -> Snapshot:
-    """Raises: StorageError."""
-    newest = next(iter(kept.snapshots()), None)
-    if newest is None:
+def _chosen(kept: KeptRun, wanted: str) -> Snapshot:
+    """Of snapshots and checkpoints. Raises: StorageError."""
+    found = [*kept.snapshots(), *kept.checkpoints()]
+    if not found:
         raise StorageError(
             f"{kept.state.root} holds no snapshot yet",
             f"the daemon writes one every {kept.run.snapshot.every_rounds} rounds, and when the "
             "run ends",
         )
-    return newest
+    if wanted == LATEST:
+        return max(found, key=lambda each: each.round)
+    if wanted == BEST:
+        chosen = best_of(found)
+    else:
+        chosen = next((each for each in found if each.round == int(wanted)), None)
+    if chosen is None:
+        rounds = ", ".join(str(number) for number in sorted({each.round for each in found}))
+        what = "no checkpoint with a validation" if wanted == BEST else f"nothing of round {wanted}"
+        raise StorageError(
+            f"{kept.state.root} holds {what}; it has rounds {rounds}",
+            "[checkpoints] in the peer file says what is kept from now on",
+        )
+    return chosen
 
 
 def _write_texts(

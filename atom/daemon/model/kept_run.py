@@ -75,6 +75,11 @@ class KeptRun:
         found = list_snapshots(self.state.snapshots)
         return [snapshot for snapshot in found if snapshot.is_on(self.heads)]
 
+    def checkpoints(self) -> list[Snapshot]:
+        """As `snapshots`, of those that hold the weights alone."""
+        found = list_snapshots(self.state.checkpoints)
+        return [checkpoint for checkpoint in found if checkpoint.is_on(self.heads)]
+
     def source(self, trust: str | None) -> ModelSource:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this
         directory. Raises: TrustError; SourceError; StorageError.
@@ -104,10 +109,13 @@ class KeptRun:
         return recipe.graph.layout
 
     def arenas(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """The state, mapped from the file, every byte checked against what it must be.
+        """The state, mapped from the file, every byte checked against what it must be: of a
+        checkpoint, which no commit names, by what it says itself.
 
         Raises: StorageError.
         """
+        if snapshot.path.parent == self.state.checkpoints:
+            return snapshot.checked(None)
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.commits)
         return snapshot.checked(certified)

@@ -31,6 +31,7 @@ from atom.daemon.peer.news import News
 from atom.daemon.peer.slow_joining import RoundNow, line_cost
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
+    checkpoints,
     round_terms,
     run_storage,
     state_sync_of,
@@ -108,7 +109,7 @@ class Peer:
         self._worker = Worker(replica, loader, terms.policy, clock, *tells)
         context = TrainingContext(
             me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
-            events, own_every_s=60.0 * box.peer.state.own_minutes,
+            events, checkpoints(box, self._storage), 60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
         self._executor = RoundExecutor(context, run, codec, inbox.put, self._on_round_begun)
         self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())

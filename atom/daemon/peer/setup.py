@@ -10,7 +10,7 @@ from dataclasses import replace
 from atom.base.clock import BootClock
 from atom.base.errors import UserError
 from atom.base.events import EventFan
-from atom.config.load import check_listen, run_from_text
+from atom.config.load import check_checkpoints, check_listen, run_from_text
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info, Turns
@@ -67,6 +67,7 @@ def run_start(
     box = open_box(name, options.peer_file, options.state, console, options.listen)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
+        check_checkpoints(box.peer, run)
         owner = box.identity.peer_id
         if says_finished(box, name, owner, run.run.rounds):
             return Ending.ROUNDS_REACHED
@@ -109,6 +110,7 @@ def run_join(
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
         run = run_of(manifest, box)
+        check_checkpoints(box.peer, run)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
         turns = _turns(stack, box, extensions, address.run, manifest.owner)

@@ -27,6 +27,7 @@ from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.events import Phase, View
 from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.storage.checkpoints import figures
 
 
 class EndedAttempts:
@@ -162,9 +163,10 @@ class Status:
 
     def _disk(self) -> Mapping[str, Any]:
         """What lies on disk, and what does not because there is no room."""
-        storage = self.context.storage
+        storage, checkpoints = self.context.storage, self.context.checkpoints
         return {
             "snapshots": [snapshot.round for snapshot in storage.snapshots()],
+            "checkpoints": figures(checkpoints.listed()),
             "free_bytes": storage.room.free_bytes(),
             "paused": storage.room.paused,
         }

@@ -17,6 +17,7 @@ from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 
@@ -40,6 +41,12 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
     keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest
     return RunStorage(journal, results, box.state.snapshots, room, keep, code, frozen)
+
+
+def checkpoints(box: Box, storage: RunStorage) -> Checkpoints:
+    wished = box.peer.checkpoints
+    folder, every = box.state.checkpoints, wished.every_rounds
+    return Checkpoints(folder, storage, every, wished.keep, wished.best)
 
 
 def transport_of(

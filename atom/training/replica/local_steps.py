@@ -39,12 +39,11 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper, Update
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
-from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, round_to_bfloat16
+from atom.swap.state_form import MASTER, WEIGHTS, StateArena, round_to_bfloat16
 from atom.swarm.exchange.contribution import Contribution, all_finite
 from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
-WEIGHTS = frozenset({MASTER, HIGH, LOW})
 STEPS, COUNT = "steps", "count"
 """Beside the store's own, in what is saved: how many inner steps were taken, and of how many
 sequences the weights have made use that no round has, with the sum of their losses."""

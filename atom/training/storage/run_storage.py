@@ -194,6 +194,8 @@ class Snapshot:
     round: int
     head: bytes
     state_digest: bytes
+    validation_loss: float | None = None
+    """Where the file says so."""
 
     def is_on(self, heads: Sequence[Head]) -> bool:
         """Whether its state is one of the chain with these heads, from genesis on."""
@@ -216,22 +218,31 @@ class Snapshot:
 
 
 def write_snapshot(
-    folder: Path, round_number: int, head: bytes, digest: bytes, arenas: Mapping[str, Tensor]
+    folder: Path,
+    round_number: int,
+    head: bytes,
+    digest: bytes,
+    arenas: Mapping[str, Tensor],
+    name: str = "round",
+    validation_loss: float | None = None,
 ) -> Snapshot:
-    """Saves `arenas` (name → flat tensor). Raises: StorageError when the disk is full or gone."""
-    path = folder / f"round-{round_number:09d}-{head.hex()[:16]}.safetensors"
+    """Saves `arenas` (name → flat tensor) in a file whose name begins with `name`. Raises:
+    StorageError when the disk is full or gone."""
+    path = folder / f"{name}-{round_number:09d}-{head.hex()[:16]}.safetensors"
     metadata = {
         "round": str(round_number),
         "head": head.hex(),
         "state_digest": digest.hex(),
     }
+    if validation_loss is not None:
+        metadata["validation_loss"] = repr(validation_loss)
     write_tensors(path, arenas, metadata, synced=True)
-    return Snapshot(path, round_number, head, digest)
+    return Snapshot(path, round_number, head, digest, validation_loss)
 
 
 def list_snapshots(folder: Path) -> list[Snapshot]:
     """Readable snapshots, of whatever branch, newest first; a damaged one is passed over."""
-    found = [_describe(path) for path in folder.glob("round-*.safetensors")]
+    found = [_describe(path) for path in folder.glob("*-*.safetensors")]
     return sorted((s for s in found if s), key=lambda s: s.round, reverse=True)
 
 
@@ -239,11 +250,13 @@ def _describe(path: Path) -> Snapshot | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
+        loss = metadata.get("validation_loss")
         return Snapshot(
             path,
             int(metadata["round"]),
             bytes.fromhex(metadata["head"]),
             bytes.fromhex(metadata["state_digest"]),
+            None if loss is None else float(loss),
         )
     except (OSError, SafetensorError, KeyError, ValueError):
         return None

@@ -1,12 +1,20 @@
 """`atom info` of one daemon, as a person reads it."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from atom.cli.app import main
 from atom.cli.box import control
 from atom.cli.box.info_page import rows
+from atom.cli.shell.failures import ExitCode
+from atom.swarm.state.arenas import state_digest
+from atom.training.storage.run_storage import write_snapshot
+from tests.daemon.model.kept_runs import folder_in
+from tests.daemon.tiny_run import GPT3
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
 FOLDER = f"/home/you/{'long/' * 30}tiny"
@@ -29,7 +37,8 @@ def info(**more: Any) -> dict[str, Any]:
         "loss": 3.7321, "passes_voided": {"loss-not-finite": 0, "out-of-memory": 0},
         "last_pass": {"pass_seconds": 0.006, "computing": 0.64,
                         "waiting": {"link": 0.0, "host": 0.208, "end": 0.031}},
-        "disk": {"snapshots": [1050, 1000], "free_bytes": 67114246144, "paused": {}},
+        "disk": {"snapshots": [1050, 1000], "checkpoints": [], "free_bytes": 67114246144,
+                 "paused": {}},
         "digest": "b4" * 32, "voters": [ME, OTHER], "peers": [OTHER],
         "data_addresses": ["127.0.0.1:39669"], "reachable": "unknown",
         "links": {OTHER: {"round_trip_ms": 12.3, "bytes_per_s": None}},
@@ -94,7 +103,10 @@ def test_what_is_not_as_usual_is_said() -> None:
     odd = info(
         rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
-        disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"}},
+        disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"},
+              "checkpoints": [{"round": 1200, "validation_loss": None},
+                              {"round": 1000, "validation_loss": 2.5},
+                              {"round": 900, "validation_loss": 2.25}]},
         device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
@@ -104,6 +116,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["void passes"] == "12 loss-not-finite"
     assert shown["device"] == "cuda:0; tiny waits; tiny waits; other waits"
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
+    assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"
     assert shown["works"] == (
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
@@ -111,6 +124,29 @@ def test_what_is_not_as_usual_is_said() -> None:
     )
     alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
     assert "tiny waits" not in dict(rows(alike))["device"], "two peers of one run take no turns"
+
+
+def test_without_a_daemon_it_is_said_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with folder_in(tmp_path) as folder:
+        member = folder.found(GPT3)
+        folder.snapshot(member)
+    state = tmp_path / "a"
+    weights = {"master": member.replica.state_arenas()["master"]}
+    place = state / "checkpoints", 0, member.genesis.digest
+    write_snapshot(*place, state_digest(weights), weights, "best", 2.5)
+    assert main(["info", "--state", str(state)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "run kept", "state no daemon runs", "round 0", "snapshots 0",
+        "checkpoints 0 (2.5000, the best)", f"directory {state}",
+    ]  # fmt: skip
+    assert main(["info", "--state", str(state), "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["disk"] == {
+        "snapshots": [0],
+        "checkpoints": [{"round": 0, "validation_loss": 2.5}],
+    }
 
 
 def test_it_is_printed_with_its_folder_whole(

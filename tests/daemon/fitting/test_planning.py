@@ -157,6 +157,35 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
 
 
 @pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        ("", 0),
+        ("every_rounds = 10", 6),
+        ("every_rounds = 10\nkeep = 2\nbest = true", 4),
+        ("best = true", 2),
+    ],
+)
+def test_checkpoints_take_disk_for_what_is_trained(tmp_path: Path, asked: str, files: int) -> None:
+    """As many as are kept, and one that is being written, whatever the optimizer keeps."""
+    validated = "[validation]\nevery_rounds = 5\n[train]\nrank = 2"
+    text = RUN.format(model=GPT, precision="float32", tokenizer="bytes", state="exact")
+    text = text.replace('"bytes"', '"bytes"\nvalidation_fraction = 0.1')
+    planned = []
+    for more in ("", validated):
+        (tmp_path / "run.toml").write_text(text + more)
+        (tmp_path / "peer.toml").write_text(f"[checkpoints]\n{asked}")
+        request = PlanRequest(tmp_path / "run.toml", tmp_path / "peer.toml", assume="rtx3060-12g")
+        if not more and "best" in asked:
+            with pytest.raises(ConfigError, match=r"checkpoints\.best: tiny is never validated"):
+                plan_run(request, lambda _: None)
+            continue
+        planned.append(plan_run(request, lambda _: None))
+        trained = planned[-1].work.parameters
+        assert planned[-1].disk.checkpoint_bytes == 4 * files * trained
+    assert planned[-1].work.parameters < planned[-1].parameters / 4, "adapters alone"
+
+
+@pytest.mark.parametrize(
     ("chosen", "state_bytes"),
     [
         ("exact", 18), ("split", 16), ("half", 12), ('half"\ngradients = "bfloat16', 0),

@@ -25,6 +25,7 @@ from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.peer.small_peer import Notes
@@ -258,6 +259,27 @@ def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="holds no run"):
         export_run(tmp_path / "out", tmp_path, Silence())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_round_that_is_kept_or_the_best_is_exported(kept: Kept, tmp_path: Path) -> None:
+    member = kept.founded(GPT3, tmp_path)
+    state = member.replica.state_arenas()
+    better = {"master": state["master"] + 0.5}
+    place = tmp_path / "a" / "checkpoints", 0, member.genesis.digest
+    with pytest.raises(StorageError, match="no checkpoint with a validation; it has rounds 0"):
+        exported(tmp_path, wanted="best")
+    write_snapshot(*place, state_digest(better), better, "best", 2.5)
+    write_snapshot(*place, b"d" * 32, {"master": state["master"]}, "round", 3.5)
+    first, best = exported(tmp_path, "first", wanted="0"), exported(tmp_path, "best", wanted="best")
+    weights = [loaded(path).state_dict()["transformer.wte.weight"] for path in (first, best)]
+    assert torch.equal(weights[0] + 0.5, weights[1])
+    with pytest.raises(StorageError, match=r"nothing of round 7; it has rounds 0") as caught:
+        exported(tmp_path, wanted="7")
+    assert "[checkpoints]" in caught.value.hint
+    for path in (tmp_path / "a" / "checkpoints").glob("best-*"):
+        path.unlink()
+    with pytest.raises(StorageError, match="is damaged"):
+        exported(tmp_path, wanted="best")
 
 
 def test_a_target_that_is_not_new(

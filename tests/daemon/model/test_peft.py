@@ -10,10 +10,14 @@ import torch
 import transformers
 
 from atom.daemon.console import Silence
+from atom.daemon.model.exporting import ADAPTER as WHOLE
 from atom.daemon.model.exporting import export_run
+from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.founding import Membership
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import materialised
+from atom.swarm.state.arenas import state_digest
+from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.model.test_adapters import ADAPTERS, a_base, logits
 from tests.daemon.model.test_given_weights import as_the_first_state
@@ -118,6 +122,15 @@ def test_exports_are_what_peft_and_transformers_load(peft: Any, folder: Folder) 
     assert (logits(merged) - logits(adapted)).abs().max() < 1e-5
     size = sum(f.stat().st_size for f in (folder.root / "adapter").glob("*.safetensors"))
     assert size < 8 * member.replica.elements
+    weights = {"master": member.replica.state_arenas()["master"]}
+    first, place = KeptRun.read(folder.root / "a").heads[0], folder.root / "a" / "checkpoints"
+    write_snapshot(place, 0, first.digest, state_digest(weights), weights, "best", 2.0)
+    for name, adapter in (("best", False), ("best-adapter", True)):
+        export_run(folder.root / name, folder.root / "a", Silence(), adapter=adapter, wanted="best")
+    best = transformers.LlamaForCausalLM.from_pretrained(folder.root / "best")
+    assert torch.equal(logits(best), logits(merged)), "a checkpoint has the adapters alone"
+    held = [(folder.root / name / WHOLE).read_bytes() for name in ("adapter", "best-adapter")]
+    assert held[0] == held[1]
 
 
 def test_of_a_gpt3_the_adapters_are_beside_gpt2s_layers(peft: Any, folder: Folder) -> None:
