@@ -37,13 +37,14 @@ class Pauses:
 
     def _tell(self) -> None:
         """An event, if it stands still for another reason now, or for none."""
-        by_owner, wished = self._by_owner, self._gate.why_paused(Pause.SCHEDULE)
-        standing = Pause.OWNER if by_owner else Pause.SCHEDULE if wished else ""
+        told = Pause.OWNER, Pause.SCHEDULE, Pause.LINE
+        standing = next((each for each in told if self._gate.why_paused(each)), "")
         if standing == self._told:
             return
         self._told = standing
         if standing:
-            self._events.emit("paused", reason=Pause.OWNER.value if by_owner else wished)
+            words = Pause.OWNER.value if self._by_owner else self._gate.why_paused(*told)
+            self._events.emit("paused", reason=words)
         else:
             self._events.emit("resumed")
 
@@ -54,7 +55,7 @@ class Pauses:
     @property
     def wants_device(self) -> bool:
         """Whether its owner lets it work, were the device its alone."""
-        return not self._gate.why_paused(Pause.OWNER, Pause.SCHEDULE)
+        return not self._gate.why_paused(Pause.OWNER, Pause.SCHEDULE, Pause.LINE)
 
     def pause(self) -> str:
         """The owner's wish; what came of it."""
@@ -84,14 +85,15 @@ class Pauses:
         but = f", but still {wished}: see [schedule]" if wished else f", but {turn}" if turn else ""
         return f"resumed{but}{fault}"
 
-    def wish(self, reason: str) -> None:
-        """What the owner's wishes say now: why it is to stand still; empty: it is not."""
+    def wish(self, reason: str, of: Pause = Pause.SCHEDULE) -> None:
+        """What the owner's wishes, or the peer's line, say now: why it is to stand still; empty: it
+        is not."""
         with self._lock:
-            before, wished = self._gate.why_paused(Pause.SCHEDULE), not self._leaving and reason
+            before, wished = self._gate.why_paused(of), not self._leaving and reason
             if wished and wished != before:
-                self._gate.pause(Pause.SCHEDULE, wished, 0.0 if before else GIVE_BACK_S)
+                self._gate.pause(of, wished, 0.0 if before else GIVE_BACK_S)
             elif before and not wished:
-                self._gate.resume(Pause.SCHEDULE)
+                self._gate.resume(of)
             self._tell()
 
     def end(self) -> None:
@@ -100,7 +102,7 @@ class Pauses:
         with self._lock:
             self._leaving = True
             self._told = ""  # that it leaves is an event of its own
-            self._gate.resume(Pause.OWNER, Pause.SCHEDULE)
+            self._gate.resume(Pause.OWNER, Pause.SCHEDULE, Pause.LINE)
 
     def give_device(self, holder: str) -> bool:
         """It is another run's turn; whether the device's memory is free by now. To be asked again

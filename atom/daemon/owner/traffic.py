@@ -16,6 +16,7 @@ from typing import TypedDict
 from atom.base.clock import BootClock, Clock
 from atom.base.units import format_bytes
 from atom.daemon.state_directory import write_atomically
+from atom.swarm.records.view import span_text
 from atom.training.storage.disk import DiskRoom
 
 WRITTEN_EVERY_S = 10.0
@@ -26,7 +27,6 @@ AVERAGES_A_ROUND = 4
 """Of a member's line, up and down together, where lines are alike: `swarm.exchange.choice`."""
 ROUNDS_IN_RESERVE = 2
 """The one under way, and one that sees the counted work committed."""
-DAY_S = 86400.0
 
 
 class Used(TypedDict):
@@ -121,8 +121,8 @@ def allowed_rounds(per_month: int, round_bytes: float, round_s: float) -> str:
     if not round_bytes:
         return ""
     rounds = int(per_month / round_bytes)
-    of_month = f"{rounds:,} rounds a month, {rounds * round_s / DAY_S:,.1f} days of training"
-    return f"{format_bytes(per_month)} allow about {of_month}"
+    training = f"{rounds:,} rounds a month, {span_text(rounds * round_s)} of training"
+    return f"{format_bytes(per_month)} allow about {training}"
 
 
 def kept_traffic(path: Path, now: datetime) -> Traffic:

@@ -29,6 +29,7 @@ from atom.daemon.peer.lifecycle import (
 )
 from atom.daemon.peer.news import News
 from atom.daemon.peer.slow_joining import RoundNow, line_cost
+from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
     checkpoints,
@@ -43,7 +44,7 @@ from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Lease, Reached, TwinWatch, claims_better
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
-from atom.training.replica.worker import STARTING, BatchLoader, Worker
+from atom.training.replica.worker import STARTING, BatchLoader, Pause, Worker
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import CaughtUp, Phase
@@ -140,6 +141,7 @@ class Peer:
         self._news = News(me.peer_id, clock.now())
         self._twins, self._has_twin = TwinWatch(), False
         self._watching_since = self._looked_since = math.inf
+        self._line = SlowLine()
 
     # ---- its life
 
@@ -163,6 +165,7 @@ class Peer:
                 self._require_all_well()
                 self._obey(signals)
                 self._watch_allowance()
+                self._watch_line()
                 verdict = self._look()
                 if verdict is not None:
                     return self._say_goodbye(verdict)
@@ -196,6 +199,15 @@ class Peer:
             self._console.note(f"leaving: {why_not}")
             self._leave(None)
             self._stands_by = True
+
+    def _watch_line(self) -> None:
+        """Stands aside while the line costs the swarm more than the peer gives."""
+        stats, leases, me = self._executor.stats, self._loop.view.leases, self._me.peer_id
+        last, use, seen = stats.last, stats.use, None
+        if last is not None and use is not None and last.round != self._line.round:
+            seen = seen_after(last, use, me, leases, self._average_bytes)
+        self._line.look(seen, at_work(me, leases), self._clock.now())
+        self._pauses.wish(self._line.aside, Pause.LINE)
 
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""

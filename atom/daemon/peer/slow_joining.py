@@ -79,11 +79,11 @@ def line_cost(
 
     Args:
         now: the last round, with this peer in it.
-        given: of its sequences by this peer.
+        given: of its sequences by this peer; 0: no exchange waited for its line.
         is_new: the caps came after that round: then also how much longer the next ones are.
     """
     cap, others = least_cap(network), now.sequences - given
-    if cap is None or others <= 0:
+    if cap is None or others <= 0 or not (given or is_new):
         return ""
     line_s, exchange_s = average_bytes / (cap / 8), max(now.seconds - now.passes_s, 0.0)
     both = max if now.overlapped else float.__add__

@@ -135,8 +135,14 @@ def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
             return found
         least = ALIKE * max(explains.values())
         worst = {peer for peer, explained in explains.items() if explained >= least}
-        found |= {peer: max(touching[peer]) for peer in worst}
+        found |= {peer: _slower_direction(peer, left) for peer in worst}
         left = {way: rate for way, rate in left.items() if worst.isdisjoint(way)}
+
+
+def _slower_direction(peer: str, ways: Mapping[tuple[str, str], float]) -> float:
+    """The faster way of each direction; what was measured down says nothing of up."""
+    directions = ([rate for way, rate in ways.items() if way[end] == peer] for end in (0, 1))
+    return min(max(rates) for rates in directions if rates)
 
 
 def _rates(lines: Sequence[float | None]) -> list[float]:

@@ -16,14 +16,16 @@ def remaining(rounds: int | None, round_number: int, round_s: float | None) -> s
     """How long a run goes on, if its rounds take as long as now: "2.3 h to go". Empty: not known,
     or it is over."""
     left = 0 if rounds is None else rounds - round_number
-    if round_s is None or left <= 0:
-        return ""
-    seconds = left * round_s
+    return "" if round_s is None or left <= 0 else f"{span_text(left * round_s)} to go"
+
+
+def span_text(seconds: float) -> str:
+    """ "2.3 h"."""
     for unit, length_s in ("days", 86400.0), ("h", 3600.0), ("min", 60.0):
         if seconds >= 2 * length_s:
             many = seconds / length_s
-            return f"{many:,.{int(many < 10)}f} {unit} to go"
-    return f"{seconds:.0f} s to go"
+            return f"{many:,.{int(many < 10)}f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def validation_text(validation: tuple[int, float] | None) -> str:

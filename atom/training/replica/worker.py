@@ -46,6 +46,8 @@ class Pause(StrEnum):
     """Hours, battery or programs of the owner's, as the peer file wishes."""
     TURN = "turn"
     """Another run has the device."""
+    LINE = "line"
+    """The peer's line costs the swarm more than the peer gives."""
 
 
 class RunGate:

@@ -235,14 +235,13 @@ def choose_exchange(
     """How the members of an attempt average, by what leases say of the ways between them: hints, so
     the choice may be poor, never wrong. Where an exchange broke lately (`apart`), neither of the
     two owns a part."""
-    links = _links(members, view.leases)
+    peers = [member.peer_id for member in members]
+    links = _links(peers, view.leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
-    rates = {way: link.bytes_per_s for way, link in links.items()}
-    slow = line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
+    slow = known_lines(peers, view.leases)
     owners = _able_to_own(members, view.hidden, apart)
-    lines = [slow.get(member.peer_id) for member in members]
-    may_own = [member.peer_id in owners for member in members]
+    lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
     return choose(lines, may_own, average_bytes, latency_s, ring_possible)
 
 
@@ -258,11 +257,15 @@ def _able_to_own(
     return next(filter(None, able))
 
 
-def _links(
-    members: Sequence[MemberCount], leases: Mapping[str, Lease]
-) -> dict[tuple[str, str], Link]:
-    """What members measured of their ways to each other, by sender and receiver."""
-    names = {short_name(member.peer_id): member.peer_id for member in members}
+def known_lines(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[str, float]:
+    """Of these peers by what they measured of each other: see `line_rates`."""
+    rates = {way: link.bytes_per_s for way, link in _links(peers, leases).items()}
+    return line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
+
+
+def _links(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[tuple[str, str], Link]:
+    """What these measured of their ways to each other, by sender and receiver."""
+    names = {short_name(peer): peer for peer in peers}
     return {
         (peer_id, names[link.peer]): link
         for peer_id, lease in leases.items()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
-from atom.training.replica.worker import RunGate
+from atom.training.replica.worker import Pause, RunGate
 from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.training.worker_scene import SmallDevice
@@ -150,3 +150,20 @@ def test_memory_that_others_have_is_told_once(scene: Scene) -> None:
         scene.pauses.look()
         assert ("another program" in scene.reason) is taken
     assert events_of(scene) == ["device-taken", "device-taken"]
+
+
+def test_a_line_that_costs_too_much_pauses_beside_the_wishes(scene: Scene) -> None:
+    pauses = scene.pauses
+    pauses.wish("its line costs too much", Pause.LINE)
+    assert scene.reason == "its line costs too much"
+    assert not pauses.wants_device
+    pauses.wish("on battery")
+    pauses.wish("", Pause.LINE)
+    assert scene.reason == "on battery"
+    pauses.wish("its line costs too much", Pause.LINE)
+    pauses.wish("")
+    assert events_of(scene) == ["its line costs too much", "on battery", "its line costs too much"]
+    pauses.end()
+    assert scene.reason == "", "it sees to what is counted"
+    pauses.wish("its line costs too much", Pause.LINE)
+    assert scene.reason == ""
