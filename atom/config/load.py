@@ -93,16 +93,29 @@ def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
 
 
 def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
-    """Section → key → what it means: everything that such a file may say, as it is written."""
+    """Section → key → what it means: everything that such a file may say, as it is written. A
+    section with names of a user's below it is called "section.key.NAME"."""
     found = {}
     for name, field in model.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
-        section = next(kind for kind in kinds if hasattr(kind, "model_fields"))
-        found[name] = {
-            inner.alias or key: " ".join((inner.description or "").split())
-            for key, inner in section.model_fields.items()
-        }
+        section = _section_in(field.annotation)
+        assert section is not None, "a file is made of sections"
+        found[name] = _keys_in(section)
+        for key, inner in section.model_fields.items():
+            if (below := _section_in(inner.annotation)) is not None:
+                found[f"{name}.{key}.NAME"] = _keys_in(below)
     return found
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+
+
+def _keys_in(section: type[Section]) -> dict[str, str]:
+    return {
+        field.alias or key: " ".join((field.description or "").split())
+        for key, field in section.model_fields.items()
+    }
 
 
 def _read(path: Path) -> str:
@@ -158,9 +171,12 @@ def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def _problem(detail: Mapping[str, Any], model: type[Section]) -> tuple[str, str]:
     """Where and what ("optimizer.decay: should be …"), and what to do about it."""
-    location, context, keys = list(detail["loc"]), detail.get("ctx", {}), keys_of(model)
+    context, keys = detail.get("ctx", {}), keys_of(model)
+    location = [part for part in detail["loc"] if part != "[key]"]  # pydantic's, for a name
     location += context["key"].split(".") if "key" in context else []
-    section, key = (*map(str, location), "", "")[:2]
+    section, key, _, within = (*map(str, location), "", "", "", "")[:4]
+    if within and (named := f"{section}.{key}.NAME") in keys:
+        section, key = named, within
     what, hint = _words_of(detail), context.get("hint", "")
     if detail["type"] == "extra_forbidden":
         what, hint = _unknown(section, key, model)

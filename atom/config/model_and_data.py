@@ -1,7 +1,8 @@
 """[model] and [data] of a run file: what is trained, from one of three sources, and on what. Keys
 that say nothing about the source are refused."""
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -21,6 +22,8 @@ _KEYS: dict[str, set[str]] = {
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
 _ON_THE_HUB = 'huggingface = "OWNER/NAME"; a folder is named with --from FOLDER'
+MAX_TEXTS = 16
+SourceKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
@@ -104,10 +107,10 @@ class Model(Section):
         return self.model_dump(include=keys)
 
 
-class Data(Section):
-    """[data]"""
+class TextSource(Section):
+    """Where a text is."""
 
-    source: Literal["text", "python-stdlib", "datasets", "module"]
+    source: Literal["text", "python-stdlib", "datasets", "module"] | None = None
     """Text files, the source code of Python's own standard library, a table of Hugging Face
     `datasets`, or the module's dataset."""
     paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] = ()
@@ -120,27 +123,90 @@ class Data(Section):
     """Of a table, such as "validation"; omitted: "train"."""
     revision: Revision | None = None
     """Of a table of the hub: its commit, 40 hex digits; filled in when the run is founded."""
-    tokenizer: PathText = "bytes"
-    """"bytes", or a path to a tokenizer.json, relative to the run file."""
-    tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """Digest of the tokenizer, filled in when the run is founded."""
-    validation_fraction: Fraction = 0.0
-    """Share of the tokens, at the end, that is held back for validation."""
     max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Use only this much of the text, from its start: "8 MB"."""
     text_field: Name | None = None
     """Column of a table that holds the text; omitted: "text"."""
 
     @model_validator(mode="after")
-    def _check(self) -> "Data":
+    def _check_source(self) -> Self:
         if self.source == "text" and not self.paths:
             refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
         if self.source == "datasets" and self.path is None:
             what = 'missing: source = "datasets" needs a folder or a name of the hub'
             refuse("path", what, 'path = "OWNER/NAME"')
-        for key, sources in _DATA_KEYS.items():
+        for key, sources in _DATA_KEYS.items() if self.source else ():
             said = key in self.model_fields_set and getattr(self, key) not in (None, ())
             if said and self.source not in sources:
                 hint = f"remove it, or use source = {' or '.join(map(repr, sources))}"
                 refuse(key, f'says nothing with source = "{self.source}"', hint)
         return self
+
+
+class MixedSource(TextSource):
+    """[data.sources.NAME]: one of several texts. Keys are those of [data], and its weight."""
+
+    source: Literal["text", "python-stdlib", "datasets"] = "text"
+    """As in [data]; omitted: "text"."""
+    weight: int = Field(default=1, ge=0, le=1000)
+    """Sequences of this text in a cycle of as many as all weights together; 0: it is never trained
+    on, and validated as a whole."""
+
+
+class Data(TextSource):
+    """[data]"""
+
+    sources: dict[SourceKey, MixedSource] = Field(default_factory=dict, max_length=MAX_TEXTS)
+    """Several texts instead of one, by names of letters, digits, "_" and "-"."""
+    tokenizer: PathText = "bytes"
+    """"bytes", or a path to a tokenizer.json, relative to the run file."""
+    tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest of the tokenizer, filled in when the run is founded."""
+    validation_fraction: Fraction = 0.0
+    """Share of the tokens, at the end of each text, that is held back for validation."""
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        if not self.sources and self.source is None:
+            refuse("source", "is missing", 'source = "text", or several: [data.sources.NAME]')
+        for key in TextSource.model_fields if self.sources else ():
+            if getattr(self, key) not in (None, ()):
+                refuse(
+                    key, "says nothing beside [data.sources.NAME]", "write it under each of them"
+                )
+        if self.sources and not any(self.weights.values()):
+            refuse("sources", "every weight is 0: nothing is trained on", "give one a weight of 1")
+        return self
+
+    @property
+    def texts(self) -> Mapping[str, TextSource]:
+        """By name, those to train on first; of a run with one text, that has no name."""
+        if not self.sources:
+            return {"": self}
+        by_name = sorted(self.sources.items(), key=lambda item: (not item[1].weight, item[0]))
+        return dict(by_name)
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """As `texts`."""
+        return {
+            name: text.weight if isinstance(text, MixedSource) else 1
+            for name, text in self.texts.items()
+        }
+
+    @property
+    def held_back(self) -> Sequence[str]:
+        """The texts that there is a validation set of."""
+        return [
+            name for name, weight in self.weights.items() if not weight or self.validation_fraction
+        ]
+
+    def at_revisions(self, revisions: Mapping[str, str | None]) -> "Data":
+        """With its tables' commits, by text."""
+        changed = {
+            name: self.texts[name].model_copy(update={"revision": revision})
+            for name, revision in revisions.items()
+        }
+        if self.sources:
+            return self.model_copy(update={"sources": {**self.sources, **changed}})
+        return self.model_copy(update={"revision": revisions[""]})

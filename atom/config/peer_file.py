@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from atom.config.address import parse_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
+from atom.config.model_and_data import MAX_TEXTS, SourceKey
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
 from atom.config.section import PEER_NAME, BitsPerSecond, Bytes, Count, Seconds, Section, refuse
 
@@ -121,13 +122,20 @@ class Checkpoints(Section):
         return self
 
 
-class LocalData(Section):
-    """[data]: where this box keeps the run's text, if not where the run file says."""
+class LocalSource(Section):
+    """[data.sources.NAME]: where this box keeps one of the run's several texts."""
 
     paths: Annotated[tuple[LocalText, ...], Field(max_length=1024)] | None = None
     """Files, folders and globs, relative to this file."""
     path: LocalTable | None = None
     """The run's table: a folder relative to this file, or OWNER/NAME on the hub."""
+
+
+class LocalData(LocalSource):
+    """[data]: where this box keeps the run's text, if not where the run file says."""
+
+    sources: dict[SourceKey, LocalSource] = Field(default_factory=dict, max_length=MAX_TEXTS)
+    """Of a run with several texts, each by its name in the run file."""
     tokenizer: LocalTokenizer | None = None
     """The run's tokenizer.json, relative to this file."""
 

@@ -253,7 +253,7 @@ class RunFile(Section):
             refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
 
     def _check_data(self) -> None:
-        if self.validation and not self.data.validation_fraction:
+        if self.validation and not self.data.held_back:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
         if self.data.source == "module":

@@ -6,68 +6,118 @@ came from a stranger are never opened. The volunteer says in the peer file where
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atom.base.errors import ConfigError
-from atom.config.model_and_data import Data
-from atom.config.peer_file import LocalData, PeerFile
+from atom.config.model_and_data import Data, TextSource
+from atom.config.peer_file import LocalData, LocalSource, PeerFile
 from atom.config.places import table_place, text_place, tokenizer_place
 from atom.config.run_file import RunFile
 
 
 @dataclass(frozen=True)
-class TextSources:
-    """Absolute paths and globs of the text (empty for python-stdlib), and of the tokenizer."""
+class TextPlace:
+    """Where a text is; empty for python-stdlib."""
 
-    paths: tuple[str, ...]
-    tokenizer: str
-    """"bytes", or an absolute path."""
+    paths: tuple[str, ...] = ()
+    """Absolute paths and globs."""
     table: str = ""
     """For datasets: an absolute folder, or OWNER/NAME of the hub."""
+
+
+@dataclass(frozen=True)
+class TextSources:
+    """Where all texts are."""
+
+    texts: Mapping[str, TextPlace]
+    """As `Data.texts`."""
+    tokenizer: str
+    """"bytes", or an absolute path."""
 
 
 def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextSources:
     """The peer file's paths if it has any, else the run file's, relative to `run_folder`.
 
     `run_folder` is None for a run whose file came from a stranger. Raises: ConfigError if paths
-    are then needed that the peer file does not have; it names all of them.
+    are then needed that the peer file does not have, all of which it names; or if the peer file has
+    a text that the run does not have.
     """
     data, mine = run.data, peer.data
+    if unknown := sorted(mine.sources.keys() - data.sources.keys()):
+        known = ", ".join(data.sources) or "one text only: its place belongs under [data]"
+        what = f"data.sources.{unknown[0]}: the run {run.run.name} has no such text"
+        raise ConfigError(what, f"it has {known}")
     if run_folder is None and (missing := _missing(data, mine)):
-        what = ", ".join(f"data.{key}" for key in missing)
+        named = [f"data.{key}" for key in missing]
         raise ConfigError(
-            f"{what}: the run {run.run.name} trains on files of its founder's machine: "
+            f"{', '.join(named)}: the run {run.run.name} trains on files of its founder's machine: "
             + ", ".join(repr(path) for paths in missing.values() for path in paths),
             "get copies of them. If they lie beside your peer file (--peer), this is its [data]; "
             "else write where they are:\n" + _section(data, mine, missing),
         )
     here = run_folder or Path()  # what is taken from there is in the peer file
-    paths, tokenizer, table = data.paths, data.tokenizer, data.path or ""
-    if paths:
-        paths = mine.paths or tuple(text_place(path, here) for path in paths)
+    tokenizer = data.tokenizer
     if tokenizer != "bytes":
         tokenizer = mine.tokenizer or tokenizer_place(tokenizer, here)
+    texts = {name: _place(text, _mine(mine, name), here) for name, text in data.texts.items()}
+    return TextSources(texts, tokenizer)
+
+
+def _mine(mine: LocalData, name: str) -> LocalSource:
+    return mine.sources.get(name, LocalSource()) if name else mine
+
+
+def _place(text: TextSource, mine: LocalSource, here: Path) -> TextPlace:
+    paths, table = text.paths, text.path or ""
+    if paths:
+        paths = mine.paths or tuple(text_place(path, here) for path in paths)
     if table:  # a hub's name is no path, but whoever owns it there chooses what it stands for
         table = mine.path or table_place(table, here)
-    return TextSources(paths, tokenizer, table)
+    return TextPlace(paths, table)
 
 
 def _missing(data: Data, mine: LocalData) -> dict[str, tuple[str, ...]]:
-    """What the founder names and the peer file does not, by key."""
-    tokenizer = () if data.tokenizer == "bytes" else (data.tokenizer,)
-    table = () if data.path is None else (data.path,)
-    named = {"paths": data.paths, "path": table, "tokenizer": tokenizer}
-    return {key: paths for key, paths in named.items() if paths and getattr(mine, key) is None}
+    """What the founder names and the peer file does not, by key within [data]."""
+    missing: dict[str, tuple[str, ...]] = {}
+    for name, text in data.texts.items():
+        within, local = f"sources.{name}." if name else "", _mine(mine, name)
+        if text.paths and local.paths is None:
+            missing[f"{within}paths"] = text.paths
+        if text.path is not None and local.path is None:
+            missing[f"{within}path"] = (text.path,)
+    if data.tokenizer != "bytes" and mine.tokenizer is None:
+        missing["tokenizer"] = (data.tokenizer,)
+    return missing
 
 
 def _section(data: Data, mine: LocalData, missing: dict[str, tuple[str, ...]]) -> str:
     """A whole [data] for the peer file, with what it says already: two would be no valid TOML. Of a
     stranger's path only the last part, but for a table of the hub."""
+    sections: dict[str, dict[str, Any]] = {"data": {}}
     said = mine.model_dump(mode="json", exclude_none=True)
-    for key, paths in missing.items():
-        on_hub = key == "path" and data.revision is not None
+    for name, values in said.pop("sources").items():
+        sections[f"data.sources.{name}"] = values
+    sections["data"] = said
+    for place, paths in missing.items():
+        within, _, key = f"data.{place}".rpartition(".")
+        on_hub = (
+            key == "path"
+            and data.texts[within.removeprefix("data").removeprefix(".sources.")].revision
+            is not None
+        )
         copies = [path if on_hub else Path(path).name or path for path in paths]
-        said[key] = copies if key == "paths" else copies[0]
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in said.items())
-    return "\n".join(("[data]", *lines))
+        sections.setdefault(within, {})[key] = copies if key == "paths" else copies[0]
+    lines = []
+    for name, values in sections.items():
+        if values:
+            lines += [
+                f"[{name}]",
+                *(
+                    f"{key} = {json.dumps(value, ensure_ascii=False)}"
+                    for key, value in values.items()
+                ),
+            ]
+    return "\n".join(lines)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
@@ -25,6 +26,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.records.lease import Validation
+from atom.swarm.records.view import validation_told
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -242,7 +244,7 @@ class RoundExecutor:
         return digest
 
     def _tell(
-        self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, float]
+        self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, Any]
     ) -> None:
         """In the background, after `settled`."""
         value, digest, tokens = commit.value, settled.result(), self._worker.loader.sequence_tokens
@@ -306,7 +308,7 @@ class RoundExecutor:
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
-    def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, float]:
+    def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
         """If it is due: with the new weights, as soon as they are stepped, and, where they change
         places with a peer's own, `settled`."""
         wanted, worker = self._run.validation, self._worker
@@ -315,17 +317,18 @@ class RoundExecutor:
         if self._replica.overlaps:
             settled.result()
         try:
-            batches = worker.loader.validation(wanted.batches)
+            sets = worker.loader.validation(wanted.batches)
             last = round_number == self._run.run.rounds  # whose end ends the worker, too
             stop = self._closing.is_set if last else worker.should_stop
-            loss = self._replica.evaluate(batches, stop)
+            losses = [self._replica.evaluate(batches, stop) for batches in sets.values()]
         except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
             return {}
         except PassVoided as void:  # the next one takes fewer micro-batches at a time
             self.voided(void)
             return {}
-        self.stats.validation = Validation(round_number, round(loss, 6))
-        return {"validation_loss": round(loss, 6)}
+        found = Validation.of(round_number, losses)
+        self.stats.validation = found
+        return {"validation_loss": found.loss, "validation": validation_told(found, self._run.data)}
 
     # ---- fetching
 

@@ -17,7 +17,9 @@ from atom.config.run_file import RunFile
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.data.files import stdlib_corpus
-from atom.models.data.samples import Cut, Samples, text_samples
+from atom.models.data.samples import Cut, Samples, Text, token_samples
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenizer import load_tokenizer
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.rate import RateSettings, learning_rate
 from atom.swarm.chain.commit import Commit, Head
@@ -53,13 +55,10 @@ def train_plainly(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Weights by name and the loss of every round, trained on the samples of `commits`."""
     run = run_from_text(manifest.run_file)
-    dataset = text_samples(
-        stdlib_corpus(run.data.max_bytes),
-        run.data.tokenizer,
-        Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES),
-        seed=run.run.seed,
-        cache_folder=cache,
-    )
+    coder = load_tokenizer(run.data.tokenizer)
+    text = Text(cached_tokens(stdlib_corpus(run.data.max_bytes), coder, cache))
+    cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
+    dataset = token_samples([text], coder, cut, run.run.seed)
     model = model_of(run)
     initialise(model, run.run.seed)
     settings = run.optimizer

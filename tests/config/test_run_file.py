@@ -59,7 +59,7 @@ def test_a_folder_whose_name_looks_like_a_glob_is_none(tmp_path: Path) -> None:
     data = run.data.model_copy(update={"source": "text", "paths": tuple(json.loads(written))})
     of_text = run.model_copy(update={"data": data})
     for sources in (text_sources(of_text, PeerFile(), folder), text_sources(of_text, peer, None)):
-        corpora = [text_corpus([path]) for path in sources.paths]
+        corpora = [text_corpus([path]) for path in sources.texts[""].paths]
         found = [[Path(each.where).name for each in corpus.read()] for corpus in corpora]
         assert found == [["a.txt", "b.txt"], *[["c[1].txt"]] * 3]
 
@@ -127,7 +127,7 @@ def test_pinning_fixes_what_the_tokenizer_decides(shakespeare: RunFile, small: R
     with pytest.raises(ConfigError, match="60000"):
         small.pinned(60_000, "a" * 64)
     sources = text_sources(small, PeerFile(), HERE)
-    assert (sources.paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
+    assert (sources.texts[""].paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
 
 
 def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile) -> None:
@@ -137,7 +137,7 @@ def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile
         assert "founder's machine" in caught.value.message
         assert "--peer" in caught.value.hint
     peer = parse_peer_text('[data]\npaths = ["mine.txt"]\n', Path("/box"))
-    assert text_sources(shakespeare, peer, None).paths == ("/box/mine.txt",)
+    assert text_sources(shakespeare, peer, None).texts[""].paths == ("/box/mine.txt",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_all_that_a_joiner_lacks_is_asked_for_at_once(small: RunFile, said: str)
     section = caught.value.hint[caught.value.hint.index("[data]\n") :]
     found = text_sources(small, parse_peer_text(section, Path("/box")), None)
     mine = peer.data
-    assert found.paths == (mine.paths or ("/box/text",))
+    assert found.texts[""].paths == (mine.paths or ("/box/text",))
     assert found.tokenizer == (mine.tokenizer or "/box/tokenizer.json")
 
 
@@ -177,25 +177,61 @@ def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
     peer = parse_peer_text('[data]\npaths = ["m"]\ntokenizer = "t.json"\n', Path("/box"))
     for folder in (None, HERE):
         sources = text_sources(small, peer, folder)
-        assert (sources.paths, sources.tokenizer) == (("/box/m",), "/box/t.json")
+        assert (sources.texts[""].paths, sources.tokenizer) == (("/box/m",), "/box/t.json")
 
 
 def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
     text = (READY / "demo.toml").read_text()
     text = text.replace('"python-stdlib"', '"datasets"\npath = "owner/name"')
     run = parse_run_text(text)
-    assert text_sources(run, PeerFile(), tmp_path).table == "owner/name"
+    assert text_sources(run, PeerFile(), tmp_path).texts[""].table == "owner/name"
     (tmp_path / "owner" / "name").mkdir(parents=True)
-    assert text_sources(run, PeerFile(), tmp_path).table == str(tmp_path / "owner" / "name")
+    assert text_sources(run, PeerFile(), tmp_path).texts[""].table == str(
+        tmp_path / "owner" / "name"
+    )
     for mine, place in (("x/y", "x/y"), ("./x/y", "/box/x/y"), ("x", "/box/x"), ("/x", "/x")):
         peer = parse_peer_text(f'[data]\npath = "{mine}"\n', Path("/box"))
-        assert text_sources(run, peer, None).table == place
+        assert text_sources(run, peer, None).texts[""].table == place
 
 
 def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:
     run = load_run_file(READY / "demo.toml")
     peer = parse_peer_text('[data]\npaths = ["m"]\n', Path("/box"))
-    assert text_sources(run, peer, None).paths == ()
+    assert text_sources(run, peer, None).texts[""].paths == ()
+
+
+def test_a_run_of_several_texts_has_each_in_its_place() -> None:
+    run = parsed(FAMILY, MIX)
+    assert list(run.data.texts) == ["books", "python", "web", "own-words"], "held back ones last"
+    assert run.data.weights == {"books": 1, "python": 1, "web": 3, "own-words": 0}
+    assert run.data.held_back == ["own-words"]
+    found = text_sources(run, PeerFile(), HERE)
+    assert {name: place.paths or place.table for name, place in found.texts.items()} == {
+        "books": ("/runs/b.txt",), "python": "", "web": "owner/web", "own-words": ("/runs/words",)
+    }  # fmt: skip
+    again = run_from_text(normalised_run_text(run))
+    assert (again, list(again.data.texts)) == (run, list(run.data.texts))
+
+
+@pytest.mark.parametrize("said", ["", '[data.sources.books]\npaths = ["m"]\n'])
+def test_a_joiner_names_copies_of_several_texts_by_name(said: str) -> None:
+    run, peer = parsed(FAMILY, MIX), parse_peer_text(said, Path("/box"))
+    with pytest.raises(ConfigError) as caught:
+        text_sources(run, peer, None)
+    assert ("data.sources.books.paths" in caught.value.message) == (not said)
+    section = caught.value.hint[caught.value.hint.index("[data.sources") :]
+    found = text_sources(run, parse_peer_text(section, Path("/box")), None)
+    assert found.texts["books"].paths == ("/box/m" if said else "/box/b.txt",)
+    assert found.texts["own-words"].paths == ("/box/words",)
+    assert found.texts["web"].table == "/box/web"
+
+
+def test_a_copy_of_a_text_that_the_run_does_not_have_is_refused(small: RunFile) -> None:
+    peer = parse_peer_text('[data.sources.boks]\npaths = ["m"]\n', Path("/box"))
+    for run, known in (parsed(FAMILY, MIX), "books, "), (small, "one text"):
+        with pytest.raises(ConfigError, match=r"data.sources.boks: the run .* no such") as caught:
+            text_sources(run, peer, HERE)
+        assert known in caught.value.hint
 
 
 # ---- who may take part
@@ -287,6 +323,22 @@ MODULE = 'module = "my.words:make"'
 FAMILY = 'family = "gpt3"\nsize = "small"'
 
 
+BOOKS = "[data.sources.books]\npaths = ['b.txt']"
+MANY = "\n".join(BOOKS.replace("books", f"books{number}") for number in range(17))
+MIX = f"""\
+[data.sources.web]
+source = "datasets"
+path = "owner/web"
+weight = 3
+{BOOKS}
+[data.sources.own-words]
+paths = ["words"]
+weight = 0
+[data.sources.python]
+source = "python-stdlib"
+"""
+
+
 def parsed(model: str, data: str = STDLIB) -> RunFile:
     return parse_run_text(RUN.format(model=model, data=data), "r.toml")
 
@@ -310,6 +362,30 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (FAMILY, 'source = "datasets"', "data.path: missing", "OWNER/NAME"),
         (FAMILY, f"{TABLE}\npaths = ['a']", "data.paths: says nothing with", "source = 'text'"),
         (FAMILY, f"{TABLE}\nsplit = 'train[:9]'", "data.split: cannot be", ""),
+        (FAMILY, "", "data.source: is missing", "[data.sources.NAME]"),
+        (
+            FAMILY,
+            f"{STDLIB}\n{BOOKS}",
+            "data.source: says nothing beside [data.sources.NAME]",
+            "under",
+        ),
+        (FAMILY, f"max_bytes = '9 MB'\n{BOOKS}", "data.max_bytes: says nothing beside", "under"),
+        (FAMILY, f"{BOOKS}\nweight = 0", "data.sources: every weight is 0", "a weight of 1"),
+        (FAMILY, f"{BOOKS}\nweight = -1", "data.sources.books.weight: should be", "weight: Seq"),
+        (FAMILY, f"{BOOKS}\nweight = 0.5", "data.sources.books.weight: should be", "weight: Seq"),
+        (FAMILY, f"{BOOKS}\nwieght = 2", "data.sources.books.wieght: unknown", "mean weight?"),
+        (FAMILY, f"{BOOKS}\ntokenizer = 'x'", "data.sources.books.tokenizer: unkn", "under [data]"),
+        (FAMILY, "[data.sources.books]", "data.sources.books.paths: missing", "input.txt"),
+        (FAMILY, f"{BOOKS}\nsplit = 'a'", "data.sources.books.split: says nothing with", "remove"),
+        (FAMILY, f"{BOOKS}\n{BOOKS}", "not valid TOML: Cannot declare", ""),
+        (FAMILY, BOOKS.replace("books", '"my books"'), "data.sources.my books", ""),
+        (
+            MODULE,
+            f"{BOOKS}\nsource = 'module'",
+            "data.sources.books.source: should be",
+            "source: As",
+        ),
+        (FAMILY, MANY, "data.sources: ", "sources: Several"),
     ],
 )
 def test_mistakes_are_named(model: str, data: str, place: str, hint: str) -> None:

@@ -17,12 +17,13 @@ warnings.simplefilter("ignore")
 import tempfile
 from pathlib import Path
 import atom.models.gpt3
-from atom.models.data.samples import Cut, text_samples
+from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.files import stdlib_corpus
-dataset = text_samples(
-    stdlib_corpus(100_000), "bytes", Cut(0.1, 64, 4096), seed=1,
-    cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
-)
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenizer import load_tokenizer
+coder, folder = load_tokenizer("bytes"), Path(tempfile.mkdtemp(dir=sys.argv[1]))
+text = Text(cached_tokens(stdlib_corpus(100_000), coder, folder))
+dataset = token_samples([text], coder, Cut(0.1, 64, 4096), 1)
 assert dataset.batch([0, 1])["tokens"].shape == (2, 64)
 """
 

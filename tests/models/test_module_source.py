@@ -261,15 +261,14 @@ def test_samples_are_dealt_in_order_of_positions(folder: Path) -> None:
     assert torch.equal(epoch["x"][:, 0], epoch["y"].float())
     picked = own.batch([5, 2])
     assert torch.equal(picked["y"], epoch["y"][[5, 2]])
-    held = torch.cat([own.validation_batch(i, 2)["y"] for i in range(2)])
+    held = torch.cat([own.validation_batch("", i, 2)["y"] for i in range(2)])
     assert sorted(held.tolist()) == [8, 8, 9, 9]
 
 
 def test_samples_with_nothing_held_back(folder: Path) -> None:
     own = samples(folder, 0.0)
-    assert own.sampler.windows == 10
-    with pytest.raises(ValueError, match="holds nothing back"):
-        own.validation_batch(0, 1)
+    assert own.sampler.orders[0].windows == 10
+    assert not own.validation
     assert own.digest != samples(folder).digest
     with pytest.raises(SourceError, match="of 10 samples is none"):
         samples(folder, 0.05)

@@ -21,8 +21,9 @@ from atom.models.data.samples import (
     Cut,
     Piece,
     Samples,
+    Text,
     Windows,
-    text_samples,
+    token_samples,
 )
 from atom.models.data.token_file import LOCK, TOKENISING, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
@@ -65,8 +66,9 @@ def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Samples:
     corpus_of(tmp_path, text)
     seed = changes.pop("seed", 7)
     cut = {"validation_fraction": 0.25, "sequence_tokens": 4, "piece_bytes": 32} | changes
-    corpus, cache = text_corpus([tmp_path / "text"]), tmp_path / "cache"
-    return text_samples(corpus, "bytes", Cut(**cut), seed=seed, cache_folder=cache)
+    coder = ByteTokenizer()
+    file = cached_tokens(text_corpus([tmp_path / "text"]), coder, tmp_path / "cache")
+    return token_samples([Text(file)], coder, Cut(**cut), seed)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_a_sequence_longer_than_a_piece_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a sequence of 32 .* a piece .* holds, 32") as refused:
         dataset_of(tmp_path, bytes(200), sequence_tokens=32)
     assert "31 at most" in refused.value.hint
-    assert len(dataset_of(tmp_path, bytes(200), sequence_tokens=31).train) == 4
+    assert len(dataset_of(tmp_path, bytes(200), sequence_tokens=31).train[""]) == 4
 
 
 def test_pieces_are_waited_for_before_they_are_read(tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_pieces_are_waited_for_before_they_are_read(tmp_path: Path) -> None:
         == dataset.pieces(positions)
         == {Piece(0, t // 32) for t in tokens[:, 0].tolist()}
     )
-    held = dataset.validation_batch(0, 3)["tokens"]
+    held = dataset.validation_batch("", 0, 3)["tokens"]
     assert asked == [{Piece(0, token // 32) for token in held[:, 0].tolist()}]
     assert {*dataset.pieces_from(10)} == {Piece(0, number) for number in range(5)}
     assert next(dataset.pieces_from(10)) in dataset.pieces([10])
@@ -260,7 +262,7 @@ def test_equal_text_gives_equal_batches_and_another_digest_says_what_differs(
     one, two = dataset_of(tmp_path / "1", text), dataset_of(tmp_path / "2", text, seed=7)
     assert one.digest == two.digest
     assert one.vocabulary_size == 256
-    positions = [0, 5, len(one.train), 3 * len(one.train) + 1]
+    positions = [0, 5, len(one.train[""]), 3 * len(one.train[""]) + 1]
     mine, theirs = one.batch(positions), two.batch(positions)
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
     others = [
@@ -275,7 +277,7 @@ def test_equal_text_gives_equal_batches_and_another_digest_says_what_differs(
 
 def test_an_epoch_shows_every_window_once(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
-    tokens = dataset.batch(range(len(dataset.train)))["tokens"]
+    tokens = dataset.batch(range(len(dataset.train[""])))["tokens"]
     whole = [token for token in range(192) if token % 32 < 28]
     assert sorted(tokens.flatten().tolist()) == [*whole, *range(192, 196)]
 
@@ -283,16 +285,16 @@ def test_an_epoch_shows_every_window_once(tmp_path: Path) -> None:
 def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)))
     other_seed = dataset_of(tmp_path, bytes(range(200)), seed=99)
-    count = len(dataset.validation)
+    count = len(dataset.validation[""])
     assert count == 2 + 7 + 1, "of three pieces"
     seen = []
     for index in range(4):
-        tokens, targets = dataset.validation_batch(index, 3).values()
-        assert torch.equal(tokens, other_seed.validation_batch(index, 3)["tokens"])
+        tokens, targets = dataset.validation_batch("", index, 3).values()
+        assert torch.equal(tokens, other_seed.validation_batch("", index, 3)["tokens"])
         assert min(tokens.min(), targets.min()).item() >= 150
         seen += tokens[:, 0].tolist()
     assert len(set(seen)) == count
-    again, first = (dataset.validation_batch(index, 3)["tokens"] for index in (10, 0))
+    again, first = (dataset.validation_batch("", index, 3)["tokens"] for index in (10, 0))
     assert torch.equal(again, first)
 
 
@@ -302,21 +304,80 @@ def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="validation text has 2 tokens"):
         dataset_of(tmp_path / "b", bytes(20), validation_fraction=0.1)
     none = dataset_of(tmp_path / "c", bytes(20), validation_fraction=0.0)
-    with pytest.raises(ValueError, match="holds nothing back"):
-        none.validation_batch(0, 1)
+    assert not none.validation
+
+
+# ---- several texts
+
+
+def mixed(tmp_path: Path, **changes: int) -> Samples:
+    """Bytes of `low` are below 100, of `high` above, of `aside` 200 and more."""
+    weights = {"high": 3, "low": 1, "aside": 0} | changes
+    texts, coder = (
+        {"low": range(100), "high": range(100, 200), "aside": range(200, 250)},
+        ByteTokenizer(),
+    )
+    files = {
+        name: cached_tokens(corpus_of(tmp_path / name, bytes(text)), coder, tmp_path / "cache")
+        for name, text in texts.items()
+    }
+    told = [Text(files[name], name, weight) for name, weight in weights.items()]
+    return token_samples(told, coder, Cut(0.2, 4, 32), 7)
+
+
+def test_texts_are_mixed_by_weight_and_each_holds_its_end_back(tmp_path: Path) -> None:
+    dataset = mixed(tmp_path)
+    assert dataset.sampler.weights == (3, 1)
+    firsts = dataset.batch(range(40))["tokens"][:, 0]
+    assert [int((firsts < 100).sum()), int((firsts >= 100).sum())] == [10, 30]
+    assert int(firsts.max()) < 180
+    assert set(dataset.validation) == {"high", "low", "aside"}
+    for name, least, most in ("low", 80, 100), ("high", 180, 200), ("aside", 200, 250):
+        held = dataset.validation_batch(name, 0, 20)
+        assert least <= int(held["tokens"].min())
+        assert int(held["targets"].max()) < most
+    assert dataset.epochs(40) == {"high": round(30 / 17, 3), "low": round(10 / 17, 3)}
+    assert dataset.amount.tokens == 160
+    assert dataset.amount.held_back == 20 + 20 + 50
+
+
+def test_pieces_of_a_mixture_name_their_file(tmp_path: Path) -> None:
+    asked: list[set[Piece]] = []
+    dataset = replace(mixed(tmp_path), need=asked.append)
+    assert [len(file.tokens) for file in dataset.files] == [100, 100, 50]
+    for name, number in ("high", 0), ("low", 1), ("aside", 2):
+        dataset.validation_batch(name, 0, 20)
+        assert {piece.file for piece in asked.pop()} == {number}
+    tokens = dataset.batch(range(8))["tokens"][:, 0].tolist()
+    wanted = {Piece(int(token < 100), token % 100 // 32) for token in tokens}
+    assert asked == [wanted] == [dataset.pieces(range(8))]
+    assert {*dataset.pieces_from(3)} == {Piece(file, n) for file in (0, 1) for n in range(3)}
+
+
+def test_the_digest_of_a_mixture_is_of_names_and_weights(tmp_path: Path) -> None:
+    kinds = [mixed(tmp_path), mixed(tmp_path, high=2), mixed(tmp_path, aside=1)]
+    assert len({dataset.digest for dataset in kinds}) == 3
+    assert mixed(tmp_path).digest == kinds[0].digest
+
+
+def test_a_text_of_several_that_is_too_short_is_named(tmp_path: Path) -> None:
+    corpus_of(tmp_path / "low", b"1234")
+    tokens = cached_tokens(corpus_of(tmp_path / "low", b"1234"), ByteTokenizer(), tmp_path / "c")
+    with pytest.raises(DataError, match="the training text of low has 4 tokens"):
+        token_samples([Text(tokens, "low")], ByteTokenizer(), Cut(0.0, 4, 32), 1)
 
 
 @pytest.mark.parametrize(
     ("cap", "digest"),
     [
-        (None, "a957fff7fef9a9e0bb459d23ee4bba1705c4c536fa366ee99da183bb51138f6f"),
-        (902, "9a87c90db70486b5f0ada36d6d0406a56dcdf2f8ac3e4de0bd16f56163f0fc39"),
+        (None, "47d171cc60cce886ae8e98bf3b15fa5f8ccc2a2db55fe841f312cf405129099c"),
+        (902, "64ca64912b579a0966045fb464475a5b84f7076a8a35dd1f4c89950eb8802f1f"),
     ],
 )
 def test_the_digest_of_plain_text_is_fixed(tmp_path: Path, cap: int | None, digest: str) -> None:
     (tmp_path / "a.txt").write_text("first\n" * 50)
     (tmp_path / "b.md").write_text("zweite Zeile é €\n" * 50)
     corpus = text_corpus([tmp_path], cap)
-    cut = Cut(0.25, 4, 4 << 20)
-    dataset = text_samples(corpus, "bytes", cut, seed=7, cache_folder=tmp_path / ".cache")
+    file = cached_tokens(corpus, ByteTokenizer(), tmp_path / ".cache")
+    dataset = token_samples([Text(file)], ByteTokenizer(), Cut(0.25, 4, 4 << 20), 7)
     assert dataset.digest == digest

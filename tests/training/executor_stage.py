@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
@@ -28,6 +29,7 @@ from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 
 IDENTITY = Identity.create()
 ME = voter_of(IDENTITY)
+DATA = Data(source="python-stdlib", validation_fraction=0.1)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 
 
@@ -36,7 +38,7 @@ def a_run(snapshots: int = 2, validations: int | None = None, last: int | None =
     validation = validations and SimpleNamespace(every_rounds=validations, batches=5)
     snapshot = SimpleNamespace(every_rounds=snapshots)
     return SimpleNamespace(
-        run=SimpleNamespace(rounds=last), snapshot=snapshot, validation=validation
+        run=SimpleNamespace(rounds=last), snapshot=snapshot, validation=validation, data=DATA
     )
 
 

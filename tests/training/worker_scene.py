@@ -137,6 +137,7 @@ class SmallLoader:
     """Deals nothing in particular, and remembers for which heads it was asked to."""
 
     micro_batch, sequence_tokens = 4, 16
+    held_back = ("",)
 
     def __init__(self) -> None:
         self.dealt: list[bytes] = []
@@ -150,7 +151,8 @@ class SmallLoader:
     def draw(self, micro_batches: int) -> list[Batch]:
         return [{"tokens": torch.zeros(self.micro_batch, 2)} for _ in range(micro_batches)]
 
-    validation = draw
+    def validation(self, micro_batches: int) -> dict[str, list[Batch]]:
+        return {name: self.draw(micro_batches) for name in self.held_back}
 
     def put_back(self, micro_batches: int) -> None:
         self.back.append(micro_batches)

@@ -11,7 +11,13 @@ from atom.daemon.owner.standing_by import STANDING_BY
 from atom.daemon.owner.traffic import used_text
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
-from atom.swarm.records.view import loss_unit, remaining, trained_on, validation_text
+from atom.swarm.records.view import (
+    loss_unit,
+    remaining,
+    trained_on,
+    validation_by_text,
+    validation_text,
+)
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]
@@ -54,8 +60,10 @@ def _work(info: Info) -> Iterator[Row]:
     data, loss = Amount(**info["data"]), info["loss"]
     of_rounds = "" if info["rounds"] is None else f" of {info['rounds']:,}"
     now = "" if loss is None else f", loss {loss:.4f} {loss_unit(data)}".rstrip()
-    held_back = validation_text(info["validation"] and tuple(info["validation"].values()))
+    held_back = validation_text(info["validation"])
     yield "round", ", ".join(filter(None, (f"{info['round']:,}{of_rounds}{now}", held_back)))
+    if by_text := validation_by_text(info["validation"]):
+        yield "validation", by_text
     if use := info["last_round"]:
         took = f"{use['seconds']:.1f} s, {use['utilisation']:.0%} of it in passes"
         sent, received = (format_bytes(use[f"{way}_bytes"]) for way in ("sent", "received"))
@@ -64,7 +72,10 @@ def _work(info: Info) -> Iterator[Row]:
         yield "last round", ", ".join(filter(None, (took, line, to_go)))
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
-    yield "data", str(data)
+    seen = ", ".join(
+        f"{name} {times:,.2f} times".lstrip() for name, times in info["epochs"].items()
+    )
+    yield "data", f"{data}; seen: {seen}"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # A sample that is no text is a sequence of its own, and has no tokens.

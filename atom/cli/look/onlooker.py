@@ -18,6 +18,7 @@ from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
+from atom.config.model_and_data import Data
 from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import agreed_run
@@ -62,7 +63,7 @@ class Onlooker:
         in the usual place, else as a stranger. `state`: of this machine's peer, if not there."""
         self._directory = directory
         self.manifest = manifest
-        self._rounds, self._global_batch = _agreed_on(manifest)
+        self._rounds, self._global_batch, self._data = _agreed_on(manifest)
         self._has_list = seen_from_outside(manifest) is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
@@ -76,7 +77,12 @@ class Onlooker:
         """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
         self._leases = await self._directory.read_leases()
         view = view_swarm(
-            self.manifest, self._leases.values(), self._global_batch, time.time(), self._me
+            self.manifest,
+            self._leases.values(),
+            self._global_batch,
+            time.time(),
+            self._me,
+            self._data,
         )
         own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
         return Sight(replace(view, own_line=own_line), self._rounds, self._leases)
@@ -259,10 +265,11 @@ def _answering() -> Iterator[None]:
         raise no_answer(problem) from problem
 
 
-def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Rounds of the run, and sequences of its global batch, as far as we can read them."""
+def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None]:
+    """Rounds of the run, sequences of its global batch, and its texts, as far as we can read
+    them."""
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:
-        return None, None
-    return run.run.rounds, run.batch.global_sequences
+        return None, None, None
+    return run.run.rounds, run.batch.global_sequences, run.data

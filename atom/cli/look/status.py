@@ -15,7 +15,14 @@ from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.view import SwarmView, batch_text, round_use, trained_on, void_text
+from atom.swarm.records.view import (
+    SwarmView,
+    batch_text,
+    round_use,
+    trained_on,
+    validation_by_text,
+    void_text,
+)
 
 _BAR_COLUMNS = 40
 _COLUMNS = (
@@ -50,6 +57,8 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
     if sight.view.data_amount is not None:
         data = Amount(*sight.view.data_amount)
         console.print(f"data  {data}", style="dim", soft_wrap=not console.is_terminal)
+    if by_text := validation_by_text(sight.view.validation):
+        console.print(f"validation  {by_text}", style="dim", soft_wrap=not console.is_terminal)
     if not sight.view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.base.files import why_not_written
-from atom.config.model_and_data import Data
+from atom.config.model_and_data import Data, TextSource
 from atom.config.run_file import RunFile
-from atom.config.sources import TextSources
+from atom.config.sources import TextPlace, TextSources
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
-from atom.models.data.samples import Cut, Samples, text_samples
+from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
+from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.hub import newest_revision
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
@@ -24,28 +25,33 @@ SPLIT = "train"
 
 
 def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunFile:
-    """The founder's run at one commit of its table, if it is one of the hub.
+    """The founder's run at one commit of each table that is one of the hub.
 
     `known`: the run that is taken up again. Raises: ConfigError; AddressError if the hub
     cannot be asked.
     """
-    if run.data.source != "datasets" or run.data.revision is not None:
+    revisions: dict[str, str | None] = {}
+    for name, text in run.data.texts.items():
+        if text.source != "datasets" or text.revision is not None:
+            continue
+        table = _stored(text, sources.texts[name])
+        before = None if known is None else known.data.texts.get(name)
+        try:
+            if before is not None:
+                revisions[name] = before.revision
+            elif not table.folder:
+                revisions[name] = newest_revision(table.path, "dataset")
+        except DataError as problem:
+            raise _named(problem, f"data.{f'sources.{name}.' if name else ''}path") from problem
+    if not revisions:
         return run
-    if known is not None:
-        return run.changed("data", revision=known.data.revision)
-    table = _stored(run.data, sources)
-    if table.folder:
-        return run
-    try:
-        return run.changed("data", revision=newest_revision(table.path, "dataset"))
-    except DataError as problem:
-        raise _named(problem, "data.path") from problem
+    return run.model_copy(update={"data": run.data.at_revisions(revisions)})
 
 
 def open_text(
     run: RunFile, sources: TextSources, cache: Path, progress: Progress
 ) -> tuple[RunFile, Samples | None]:
-    """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
+    """Tokenises (once) and maps the run's texts; None for a run whose module brings a dataset.
     Beside it the run with what its tokenizer decides.
 
     Raises: ConfigError; AddressError for a hub that cannot be reached; StorageError on a full disk.
@@ -53,15 +59,17 @@ def open_text(
     if run.data.source == "module":
         return run, None
     try:
-        corpus = _corpus(run.data, sources)
-        text = text_samples(
-            corpus,
-            sources.tokenizer,
-            Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES),
-            seed=run.run.seed,
-            cache_folder=cache,
-            on_progress=progress,
-        )
+        coder = load_tokenizer(sources.tokenizer)
+        texts = [
+            Text(
+                cached_tokens(_corpus(text, sources.texts[name]), coder, cache, progress),
+                name,
+                run.data.weights[name],
+            )
+            for name, text in run.data.texts.items()
+        ]
+        cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
+        samples = token_samples(texts, coder, cut, run.run.seed)
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -71,15 +79,16 @@ def open_text(
         ) from problem
     except ValueError as problem:
         raise _named(problem, "the run's text cannot be used") from problem
-    return run.pinned(text.vocabulary_size, text.tokenizer_digest), text
+    return run.pinned(samples.vocabulary_size, samples.tokenizer_digest), samples
 
 
 def check_copies(run: RunFile, sources: TextSources) -> None:
     """What can be told of a joiner's copies without reading the text: files are there, and the
     tokenizer is the run's. Raises: ConfigError."""
     try:
-        if run.data.source == "text":
-            text_corpus(sources.paths)
+        for name, text in run.data.texts.items():
+            if text.source == "text":
+                text_corpus(sources.texts[name].paths)
         coder = load_tokenizer(sources.tokenizer)
     except ValueError as problem:
         raise _named(problem, "the run's text cannot be used") from problem
@@ -96,22 +105,22 @@ def _named(problem: ValueError, what: str) -> UserError:
     return kind(f"{what}: {problem}", hint or otherwise)
 
 
-def _corpus(data: Data, sources: TextSources) -> Corpus:
+def _corpus(text: TextSource, place: TextPlace) -> Corpus:
     """Raises: DataError."""
-    if data.source == "datasets":
-        return _stored(data, sources).corpus(data.max_bytes)
-    if data.source == "python-stdlib":
-        return stdlib_corpus(data.max_bytes)
-    return text_corpus(sources.paths, data.max_bytes)
+    if text.source == "datasets":
+        return _stored(text, place).corpus(text.max_bytes)
+    if text.source == "python-stdlib":
+        return stdlib_corpus(text.max_bytes)
+    return text_corpus(place.paths, text.max_bytes)
 
 
-def _stored(data: Data, sources: TextSources) -> StoredDataset:
+def _stored(text: TextSource, place: TextPlace) -> StoredDataset:
     return StoredDataset(
-        path=sources.table,
-        text_field=data.text_field or TEXT_FIELD,
-        split=data.split or SPLIT,
-        name=data.name,
-        revision=data.revision,
+        path=place.table,
+        text_field=text.text_field or TEXT_FIELD,
+        split=text.split or SPLIT,
+        name=text.name,
+        revision=text.revision,
     )
 
 
@@ -125,7 +134,7 @@ def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:
     raise MismatchError(
         f"the training data here differ from the run's: here are {samples.amount}"
         + _what_there_is(samples, run_amount(manifest)),
-        _what_is_wanted(data),
+        "; ".join(dict.fromkeys(map(_what_is_wanted, data.texts.values()))),
     )
 
 
@@ -140,10 +149,10 @@ def _what_there_is(samples: Samples, wanted: Amount | None) -> str:
     return ", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"
 
 
-def _what_is_wanted(data: Data) -> str:
-    match data.source:
+def _what_is_wanted(text: TextSource) -> str:
+    match text.source:
         case "text":
-            named = ", ".join(data.paths)
+            named = ", ".join(text.paths)
             return f"get what the founder named {named}: the same bytes in the same order"
         case "python-stdlib":
             return (
@@ -151,6 +160,6 @@ def _what_is_wanted(data: Data) -> str:
                 "of the same version may differ"
             )
         case "datasets":
-            return f"get the founder's table {data.path}, with the same rows in the same order"
-        case "module":
+            return f"get the founder's table {text.path}, with the same rows in the same order"
+        case _:
             return "the dataset of the owner's module has to be the same on every machine"

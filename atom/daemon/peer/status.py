@@ -21,7 +21,7 @@ from atom.swarm.records.lease import (
     Lease,
     PeerState,
 )
-from atom.swarm.records.view import void_text
+from atom.swarm.records.view import validation_told, void_text
 from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
@@ -117,6 +117,7 @@ class Status:
             "rounds": run.run.rounds,
             "global_batch": run.batch.global_sequences,
             "data": self.member.samples.amount._asdict(),
+            "epochs": self.member.samples.epochs(head.cursor),
             "update_rule": run.update.rule,
             "optimizer_state": run.optimizer.state,
             "gradients": run.optimizer.gradients,
@@ -127,7 +128,7 @@ class Status:
             "sequences_per_s": round(rate, 3),
             "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
             "loss": stats.last and stats.last.loss,
-            "validation": stats.validation and stats.validation._asdict(),
+            "validation": validation_told(stats.validation, run.data),
             "sent_bytes": self.context.transport.bandwidth.sent_bytes,
             "received_bytes": self.context.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),

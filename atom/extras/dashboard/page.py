@@ -15,6 +15,7 @@ from atom.swarm.records.view import (
     SwarmView,
     VoidAttempt,
     batch_text,
+    loss_meaning,
     loss_unit,
     remaining,
     round_use,
@@ -87,8 +88,11 @@ def _tiles(seen: Seen) -> Iterable[str]:
     loss = "-" if view.loss is None else f"{view.loss:.4f}"
     yield _tile("loss", loss, loss_unit(view.data_amount))
     if view.validation is not None:
-        after, held_back = view.validation
-        yield _tile("validation", f"{held_back:.4f}", f"after round {after:,}")
+        told = view.validation
+        below = filter(None, (loss_meaning(told), f"after round {told['round']:,}"))
+        yield _tile("validation", f"{told['loss']:.4f}", ", ".join(below))
+        for name, figures in told["texts"].items():
+            yield _tile(f"validation: {name}", f"{figures['loss']:.4f}", loss_meaning(figures))
     yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{trained_on(view.data_amount)}/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
     agreed = agreement(view)

@@ -138,6 +138,12 @@ def _turn(info: Mapping[str, Any]) -> Mapping[str, float] | None:
     return None if own is None else {turn: float(turn == own["turn"]) for turn in STANDINGS}
 
 
+def _validation(info: Mapping[str, Any]) -> Mapping[str, float] | None:
+    if (told := info["validation"]) is None:
+        return None
+    return {"": told["loss"], **{text: each["loss"] for text, each in told["texts"].items()}}
+
+
 _FIGURES = (
     _Figure("atom_round", "Last round applied here.", _at("round")),
     _Figure("atom_state", "1 for the state that this peer is in.",
@@ -148,6 +154,10 @@ _FIGURES = (
             _at("sequences")),
     _Figure("atom_loss_nats", "Mean loss of the last committed round; of text, nats per token.",
             _at("loss")),
+    _Figure("atom_validation_loss_nats", "Newest of what is held back, by text; without one: the "
+            "mean of these.", _validation, "text"),
+    _Figure("atom_text_epochs", "How often each text that is trained on was dealt as a whole.",
+            _at("epochs"), "text"),
     _Figure("atom_tokens_per_second", "This peer's speed over the last 30 s.", _at("tokens_per_s")),
     _Figure("atom_utilisation_ratio", "Of the last round's time: in passes.",
             _at("last_round", "utilisation")),

@@ -116,6 +116,8 @@ class TensorBoardLog:
         for key, tag in _SCALARS.items():
             if fields.get(key) is not None:
                 self._writer.add_scalar(tag, float(fields[key]), fields["round"])
+        for name, figures in fields.get("validation", {"texts": {}})["texts"].items():
+            self._writer.add_scalar(f"loss/validation/{name}", figures["loss"], fields["round"])
         self._writer.add_scalar("swarm/peers", float(len(fields["members"])), fields["round"])
         self._writer.flush()
 

@@ -10,12 +10,17 @@ kept within a cap. An epoch goes through the pieces in a random order, BLOCK_PIE
 through all windows of such a block in a random order. So positions that follow each other need one
 block, two where it ends, and a text of one block is shuffled as a whole. Of the last piece, which
 may be short, the windows come in the last block. Guests need the epoch's last blocks besides.
+
+Several texts are mixed by weights. Each has an order and epochs of its own, and every *cycle*, as
+many positions as the weights' sum, shows of each text as many windows as its weight says.
 """
 
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 GUEST_SLOTS = 1024
 """Guests spread over this many lanes by a hash of their peer id."""
@@ -71,8 +76,8 @@ def _mixed(value: int) -> int:
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """The order of `windows` training windows under `seed`."""
+class Order:
+    """Of the `windows` of one text under `seed`. Positions here are its own."""
 
     windows: int
     piece_windows: int
@@ -87,22 +92,24 @@ class Sampler:
         piece, window = divmod(order(place), self.piece_windows)
         return self._piece_at(epoch, block * BLOCK_PIECES + piece) * self.piece_windows + window
 
-    def pieces_from(self, position: int) -> Iterator[int]:
-        """Every piece once, in the order in which positions from this one on need them; of a block
-        those that its next thousand windows do not need come last."""
+    def pieces_from(self, position: int) -> Iterator[tuple[int, int]]:
+        """(a position that needs it, piece) of every piece once, as positions from this one on need
+        them; of a block those that its next thousand windows do not need come last."""
         seen: set[int] = set()
         while len(seen) < -(-self.windows // self.piece_windows):
             epoch, place = divmod(position, self.windows)
             block = place // self._block_windows
             end = position - place + block * self._block_windows + self._windows_in(block)
             near = range(position, min(end, position + _LOOK_AHEAD))
-            needed = [self.window_at(at) // self.piece_windows for at in near]
+            needed = [(at, self.window_at(at) // self.piece_windows) for at in near]
             if near.stop < end:
                 pieces = -(-self._windows_in(block) // self.piece_windows)
-                first = block * BLOCK_PIECES
-                needed += [self._piece_at(epoch, at) for at in range(first, first + pieces)]
-            yield from (piece for piece in dict.fromkeys(needed) if piece not in seen)
-            seen.update(needed)
+                places = range(block * BLOCK_PIECES, block * BLOCK_PIECES + pieces)
+                needed += [(near.stop, self._piece_at(epoch, place)) for place in places]
+            for at, piece in needed:
+                if piece not in seen:
+                    seen.add(piece)
+                    yield at, piece
             position = end
 
     @property
@@ -117,6 +124,46 @@ class Sampler:
         whole = self.windows // self.piece_windows
         return _shuffled(whole, f"pieces:{self.seed}:{epoch}")(place) if place < whole else whole
 
+
+@dataclass(frozen=True)
+class Sampler:
+    """Which window of which text a position of the run shows."""
+
+    orders: tuple[Order, ...]
+    weights: tuple[int, ...] = (1,)
+    """Windows of each text in a cycle; each at least 1."""
+    seed: int = 0
+
+    @property
+    def cycle(self) -> int:
+        return sum(self.weights)
+
+    def window_at(self, position: int) -> tuple[int, int]:
+        """(text, its window). Within a cycle the texts are shuffled: if they took turns, a member
+        that takes every other position could always meet the same one."""
+        cycle, drawn = divmod(position, self.cycle)
+        if len(self.orders) > 1:
+            drawn = _shuffled(self.cycle, f"mixture:{self.seed}:{cycle}")(drawn)
+        text = next(text for text, end in enumerate(accumulate(self.weights)) if drawn < end)
+        place = drawn - sum(self.weights[:text])
+        return text, self.orders[text].window_at(cycle * self.weights[text] + place)
+
+    def pieces_from(self, position: int) -> Iterator[tuple[int, int]]:
+        """(text, piece), each once, as positions from this one's cycle on need them."""
+        needed = heapq.merge(*(self._needed(text, position) for text in range(len(self.orders))))
+        return ((text, piece) for _, text, piece in needed)
+
+    def _needed(self, text: int, position: int) -> Iterator[tuple[float, int, int]]:
+        """(in which cycle, text, piece)"""
+        weight = self.weights[text]
+        for at, piece in self.orders[text].pieces_from(position // self.cycle * weight):
+            yield at / weight, text, piece
+
+    def epochs(self, position: int) -> list[float]:
+        """How often the positions before this one have shown each text."""
+        texts = zip(self.orders, self.weights, strict=True)
+        return [position * weight / self.cycle / order.windows for order, weight in texts]
+
     def draw_position(self, cursor: int, members: Sequence[str], peer_id: str, k: int) -> int:
         """The position of a peer's k-th draw (from 0) of the round that starts at `cursor`.
 
@@ -125,18 +172,24 @@ class Sampler:
         """
         if peer_id in members:
             return cursor + members.index(peer_id) + len(members) * k
-        return guest_position(cursor, peer_id, k, self.windows)
+        return guest_position(cursor, peer_id, k, self.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """Positions until every text was shown as a whole, from the start of the run."""
+        texts = zip(self.orders, self.weights, strict=True)
+        return self.cycle * max(-(-order.windows // weight) for order, weight in texts)
 
 
-def guest_position(cursor: int, peer_id: str, k: int, windows: int) -> int:
+def guest_position(cursor: int, peer_id: str, k: int, epoch: int) -> int:
     """The k-th draw of a peer that no samples are dealt to yet.
 
     It comes from the far end of the cursor's epoch, which the members reach last, so that a guest
     rarely repeats what a member trains on; guests are kept apart by their slots.
     """
-    start = cursor - cursor % windows
+    start = cursor - cursor % epoch
     slot = int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:8], "big") % GUEST_SLOTS
-    return start + windows - 1 - (slot + GUEST_SLOTS * k) % windows
+    return start + epoch - 1 - (slot + GUEST_SLOTS * k) % epoch
 
 
 @lru_cache(maxsize=64)

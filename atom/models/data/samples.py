@@ -1,6 +1,6 @@
-"""What a run trains on, as micro-batches: windows of its text, or samples of an own dataset.
+"""What a run trains on, as micro-batches: windows of its texts, or samples of an own dataset.
 
-A text may still be on its way. Its token file is one mapped tensor, which fills up piece by piece
+A text may still be on its way. Its token file is a mapped tensor, which fills up piece by piece
 (see `sampler`), and `Samples` says which pieces are needed and when:
 
     for piece in samples.pieces_from(cursor): ...     # fetch them in this order
@@ -11,16 +11,15 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from atom.models.data.corpus import Amount, Corpus, Progress, silent
-from atom.models.data.sampler import BLOCK_PIECES, Permutation, Sampler
-from atom.models.data.token_file import TokenFile, cached_tokens
-from atom.models.data.tokenizer import Tokenizer, load_tokenizer
+from atom.models.data.corpus import Amount
+from atom.models.data.sampler import BLOCK_PIECES, Order, Permutation, Sampler
+from atom.models.data.token_file import TokenFile
+from atom.models.data.tokenizer import Tokenizer
 from atom.models.source import Batch, DataError, SourceError
 
 _ORDER = "atom-order-2"
@@ -60,10 +59,11 @@ class Rows(Protocol):
 class Samples:
     """Peers with equal digests see equal samples at equal positions."""
 
-    train: Rows
-    validation: Rows
-    """Held back: never trained on."""
-    seed: int
+    train: Mapping[str, Rows]
+    """By text, in the sampler's order; what is not several texts has no name."""
+    validation: Mapping[str, Rows]
+    """By text: what is never trained on."""
+    sampler: Sampler
     digest: str
     """sha256 hex of what peers must have in common."""
     amount: Amount
@@ -76,51 +76,45 @@ class Samples:
     tokenizer_json: bytes = b""
     """The tokenizer.json that made the tokens; empty: none did."""
     files: tuple[TokenFile, ...] = ()
-    """Of the text; empty: the samples are no text."""
-    piece_windows: int = 0
-    """Windows in a piece to train on; 0: there are no pieces."""
+    """Of the texts, the sampler's first; empty: the samples are no text."""
     need: Need = all_there
     """Called before a batch is read, with the pieces that it lies in."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
     """A batch of rows as the model takes it."""
 
-    @property
-    def sampler(self) -> Sampler:
-        windows = len(self.train)
-        return Sampler(windows, self.piece_windows or windows, self.seed)
-
     def batch(self, positions: Sequence[int]) -> Batch:
         """The samples at `positions` of the run, in this order. Raises: SourceError."""
-        return self._read(self.train, self._rows(positions))
+        self.need(self.pieces(positions))
+        rows = [part.batch([row]) for part, row in self._rows(positions)]
+        return self.to_batch({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
 
     def pieces(self, positions: Sequence[int]) -> set[Piece]:
         """What the samples at `positions` of the run lie in."""
-        return self.train.pieces(self._rows(positions))
+        return set().union(*(part.pieces([row]) for part, row in self._rows(positions)))
 
     def pieces_from(self, cursor: int) -> Iterator[Piece]:
         """Each piece with text to train on once, as positions from `cursor` on need them."""
-        return (Piece(0, number) for number in self.sampler.pieces_from(cursor))
+        return (Piece(file, number) for file, number in self.sampler.pieces_from(cursor))
 
-    def validation_batch(self, index: int, sequences: int) -> Batch:
-        """The index-th validation batch of so many sequences, on every peer the same.
+    def epochs(self, cursor: int) -> dict[str, float]:
+        """How often each text was shown before the cursor."""
+        shown = zip(self.train, self.sampler.epochs(cursor), strict=True)
+        return {name: round(epochs, 3) for name, epochs in shown}
 
-        Spread over all that is held back; starts again when that is used up. Raises: ValueError
-        if that is nothing; SourceError.
+    def validation_batch(self, name: str, index: int, sequences: int) -> Batch:
+        """The index-th validation batch of a text, of so many sequences, on every peer the same.
+
+        Spread over all that is held back; starts again when that is used up. Raises: SourceError.
         """
-        count = len(self.validation)
-        if not count:
-            raise ValueError("this run holds nothing back for validation")
-        order, first = Permutation.keyed(count, "validation"), index * sequences
-        rows = [order(at % count) for at in range(first, first + sequences)]
-        return self._read(self.validation, rows)
-
-    def _rows(self, positions: Sequence[int]) -> list[int]:
-        sampler = self.sampler
-        return [sampler.window_at(at) for at in positions]
-
-    def _read(self, part: Rows, rows: Sequence[int]) -> Batch:
+        part, first = self.validation[name], index * sequences
+        order = Permutation.keyed(len(part), "validation")
+        rows = [order(at % len(part)) for at in range(first, first + sequences)]
         self.need(part.pieces(rows))
         return self.to_batch(part.batch(rows))
+
+    def _rows(self, positions: Sequence[int]) -> list[tuple[Rows, int]]:
+        parts, places = tuple(self.train.values()), map(self.sampler.window_at, positions)
+        return [(parts[text], row) for text, row in places]
 
 
 @dataclass(frozen=True)
@@ -140,6 +134,8 @@ class Windows:
     piece_tokens: int
     """So many are a piece of the file, from its start on."""
     sequence_tokens: int
+    file: int = 0
+    """Which of `Samples.files`."""
 
     @property
     def piece_windows(self) -> int:
@@ -159,7 +155,7 @@ class Windows:
         }
 
     def pieces(self, rows: Sequence[int]) -> set[Piece]:
-        return {Piece(0, self._start(row) // self.piece_tokens) for row in rows}
+        return {Piece(self.file, self._start(row) // self.piece_tokens) for row in rows}
 
     def _window(self, row: int) -> Tensor:
         start = self._start(row)
@@ -188,72 +184,94 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Text:
+    """One of a run's, as tokens."""
+
+    file: TokenFile
+    name: str = ""
+    """Empty: it is the only one."""
+    weight: int = 1
+    """Sequences of it in a cycle; 0: it is held back as a whole."""
+
+
+@dataclass(frozen=True)
 class Cut:
-    """How a token file becomes samples."""
+    """How token files become samples."""
 
     validation_fraction: float
-    """So much of it is held back, at its end."""
+    """So much of a file that is trained on is held back, at its end."""
     sequence_tokens: int
     piece_bytes: int
 
 
-def text_samples(
-    corpus: Corpus,
-    tokenizer: str | Path,
-    cut: Cut,
-    *,
-    seed: int,
-    cache_folder: Path,
-    on_progress: Progress = silent,
-) -> Samples:
-    """Tokenises the texts once, and maps the tokens.
+def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) -> Samples:
+    """Of tokens that `coder` made. What is trained on comes before what is held back as a whole.
 
-    Raises: ValueError if there is no text, too little, or it cannot be tokenised; OSError if the
-    cache folder cannot be written.
+    Raises: DataError if there are too few, or a sequence is longer than a piece.
     """
-    coder = load_tokenizer(tokenizer)
-    file = cached_tokens(corpus, coder, cache_folder, on_progress)
-    return token_samples(file, coder, cut, seed)
-
-
-def token_samples(file: TokenFile, coder: Tokenizer, cut: Cut, seed: int) -> Samples:
-    """Of tokens that `coder` made. Raises: DataError if there are too few, or a sequence is longer
-    than a piece."""
-    count, piece_tokens = len(file.tokens), cut.piece_bytes // file.tokens.element_size()
-    if cut.sequence_tokens >= piece_tokens:
-        raise DataError(
-            f"a sequence of {cut.sequence_tokens} tokens and its target are more than a piece of "
-            f"the token file holds, {piece_tokens}",
-            f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
-        )
-    held_out = int(count * cut.validation_fraction)
-    end = count - held_out
-    train, validation = (
-        Windows(file.tokens, stretch, piece_tokens, cut.sequence_tokens)
-        for stretch in (range(end), range(end, count))
-    )
-    for name, part in ("training", train), ("validation", validation):
-        if not len(part) and (part is train or cut.validation_fraction):
-            raise DataError(
-                f"the {name} text has {len(part.stretch)} tokens, "
-                f"fewer than one sequence of {cut.sequence_tokens} and its target",
-                "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
-            )
-    order = f"{_ORDER}:{cut.piece_bytes}:{BLOCK_PIECES}"
-    told = f"{order}:{file.digest}:{end}:{held_out}:{cut.sequence_tokens}:{coder.vocabulary_size}"
+    train: dict[str, Windows] = {}
+    validation: dict[str, Windows] = {}
+    for number, text in enumerate(texts):
+        end = len(text.file.tokens) - _held_back(text, cut)
+        if text.weight:
+            train[text.name] = _windows(text, cut, "training", range(end), number)
+        if not text.weight or cut.validation_fraction:
+            held_back = range(end, len(text.file.tokens))
+            validation[text.name] = _windows(text, cut, "validation", held_back, number)
+    orders = (Order(len(part), part.piece_windows, seed) for part in train.values())
+    weights = tuple(text.weight for text in texts if text.weight)
     return Samples(
         train,
         validation,
-        seed,
-        digest=hashlib.sha256(told.encode()).hexdigest(),
-        amount=Amount(end, len(train), held_out if len(validation) else 0),
+        Sampler(tuple(orders), weights, seed),
+        digest=_digest(texts, coder, cut),
+        amount=Amount(
+            sum(len(part.stretch) for part in train.values()),
+            sum(map(len, train.values())),
+            sum(len(part.stretch) for part in validation.values()),
+        ),
         tokens_per_sample=cut.sequence_tokens,
         vocabulary_size=coder.vocabulary_size,
         tokenizer_digest=coder.digest,
         tokenizer_json=coder.content,
-        files=(file,),
-        piece_windows=train.piece_windows,
+        files=tuple(text.file for text in texts),
     )
+
+
+def _held_back(text: Text, cut: Cut) -> int:
+    """Tokens at the file's end."""
+    return int(len(text.file.tokens) * (cut.validation_fraction if text.weight else 1))
+
+
+def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Windows:
+    """Raises: DataError."""
+    tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
+    piece_tokens, of_text = (
+        cut.piece_bytes // tokens.element_size(),
+        f" of {text.name}" if text.name else "",
+    )
+    if sequence_tokens >= piece_tokens:
+        raise DataError(
+            f"a sequence of {sequence_tokens} tokens and its target are more than a piece of "
+            f"the token file holds, {piece_tokens}",
+            f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
+        )
+    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number)
+    if not len(windows):
+        raise DataError(
+            f"the {name} text{of_text} has {len(stretch)} tokens, "
+            f"fewer than one sequence of {sequence_tokens} and its target",
+            "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
+        )
+    return windows
+
+
+def _digest(texts: Sequence[Text], coder: Tokenizer, cut: Cut) -> str:
+    told = [_ORDER, cut.piece_bytes, BLOCK_PIECES, cut.sequence_tokens, coder.vocabulary_size]
+    for text in texts:
+        held_back = _held_back(text, cut)
+        told += [text.name, text.weight, text.file.digest, len(text.file.tokens), held_back]
+    return hashlib.sha256(":".join(map(str, told)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -318,11 +336,12 @@ def own_samples(
         )
     train = OwnRows(dataset, like, range(count - held_out))
     train.sample(0)
+    held_back = OwnRows(dataset, like, range(count - held_out, count))
     shapes = sorted((n, str(v.dtype), tuple(v.shape[1:])) for n, v in like.items())
     return Samples(
-        train,
-        OwnRows(dataset, like, range(count - held_out, count)),
-        seed,
+        {"": train},
+        {"": held_back} if held_out else {},
+        Sampler((Order(len(train), len(train), seed),)),
         digest=hashlib.sha256(f"{count}:{held_out}:{shapes}".encode()).hexdigest(),
         amount=Amount(0, count - held_out, held_out),
     )

@@ -11,13 +11,14 @@ DHT unreachable), everything is unknown again and every timer starts over.
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from blake3 import blake3
 
+from atom.config.model_and_data import MAX_TEXTS
 from atom.config.section import PEER_NAME
 from atom.swarm.chain.commit import (
     Branch,
@@ -125,7 +126,21 @@ class Validation(NamedTuple):
     round: int
     """After which it was validated."""
     loss: Loss
-    """As `Lease.loss`."""
+    """As `Lease.loss`: the mean of those of the run's texts."""
+    by_text: Annotated[tuple[Loss, ...], MAX_TEXTS] = ()
+    """Of each text that the run file holds something back of (`Data.held_back`); empty: of one."""
+
+    @classmethod
+    def of(cls, round_number: int, losses: Sequence[float]) -> "Validation":
+        """`losses`: of each text."""
+        rounded = tuple(round(loss, 6) for loss in losses)
+        mean = round(sum(losses) / len(losses), 6)
+        return cls(round_number, mean, rounded if len(rounded) > 1 else ())
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether others take it."""
+        return all(abs(loss) <= MAX_LOSS for loss in (self.loss, *self.by_text))
 
 
 def short_name(peer_id: str) -> bytes:

@@ -1,11 +1,13 @@
 """The swarm as an onlooker sees it, from leases and manifest alone: `atom status`, `watch`."""
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from atom.base.units import format_bytes
+from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import Lease, PeerState, Validation
@@ -28,11 +30,49 @@ def span_text(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def validation_text(validation: tuple[int, float] | None) -> str:
-    """ "validation 4.6470 after round 160"; empty: there is none."""
+def validation_told(validation: Validation | None, data: Data | None) -> dict[str, Any] | None:
+    """JSON-serialisable: `round`, `loss`, what that means for a text, and as `texts` the
+    same of each where there are several. `data`: of the run file; None: nobody could read it."""
     if validation is None:
+        return None
+    names = [] if data is None else data.held_back
+    by_text = dict(zip(names, validation.by_text, strict=False))
+    texts = {name: _figures(loss, data) for name, loss in by_text.items()}
+    return {"round": validation.round, **_figures(validation.loss, data), "texts": texts}
+
+
+def _figures(loss: float, data: Data | None) -> dict[str, float]:
+    """The loss is in nats per token. Of bytes a token is a byte."""
+    if data is None or data.source == "module":
+        return {"loss": loss}
+    if data.tokenizer == "bytes":
+        return {"loss": loss, "bits_per_byte": round(loss / math.log(2), 6)}
+    return {"loss": loss, "perplexity": round(math.exp(min(loss, 700.0)), 4)}
+
+
+def validation_text(told: Mapping[str, Any] | None) -> str:
+    """ "validation 4.6470 (perplexity 104.3) after round 160"; empty: there is none."""
+    if told is None:
         return ""
-    return f"validation {validation[1]:.4f} after round {validation[0]:,}"
+    return f"validation {_loss_text(told)} after round {told['round']:,}"
+
+
+def validation_by_text(told: Mapping[str, Any] | None) -> str:
+    """ "books 4.1340 (perplexity 62.43), code …"; empty where there are not several texts."""
+    texts = {} if told is None else told["texts"]
+    return ", ".join(f"{name} {_loss_text(each)}" for name, each in texts.items())
+
+
+def loss_meaning(figures: Mapping[str, float]) -> str:
+    """Of a loss of text: "perplexity 104.3", "6.704 bits per byte". Empty: of none."""
+    if "perplexity" in figures:
+        return f"perplexity {figures['perplexity']:,.4g}"
+    return f"{figures['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in figures else ""
+
+
+def _loss_text(figures: Mapping[str, float]) -> str:
+    meaning = loss_meaning(figures)
+    return f"{figures['loss']:.4f}" + (f" ({meaning})" if meaning else "")
 
 
 def batch_text(counted: int, batch: int) -> str:
@@ -102,8 +142,8 @@ class SwarmView:
     """The last ones of every peer, by round."""
     data_amount: tuple[int, int, int] | None = None
     """As in the manifest."""
-    validation: Validation | None = None
-    """The newest that a peer at the head says."""
+    validation: dict[str, Any] | None = None
+    """The newest that a peer at the head says, as `validation_told`."""
     round_s: float | None = None
     """Of the last round, as the middle one of the peers at the head saw it."""
 
@@ -119,9 +159,9 @@ class SwarmView:
         return " ".join([*named, short_id(peer_id), *you])
 
     def outlook(self, rounds: int | None) -> list[str]:
-        """The newest validation, and how long the run goes on, as far as they are known."""
+        """How long the run goes on, and the newest validation, as far as they are known."""
         to_go = remaining(rounds, self.round, self.round_s)
-        return list(filter(None, (validation_text(self.validation), to_go)))
+        return list(filter(None, (to_go, validation_text(self.validation))))
 
     def age_s(self, lease: Lease) -> float:
         """Since the publisher issued it, by two wall clocks: for display."""
@@ -139,7 +179,7 @@ class SwarmView:
             "loss": self.loss,
             "head": self.head,
             "tokens_per_s": round(self.tokens_per_s, 3),
-            "validation": self.validation and self.validation._asdict(),
+            "validation": self.validation,
             "round_s": self.round_s,
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [self._peer(lease) for lease in self.peers],
@@ -168,9 +208,10 @@ def view_swarm(
     global_batch: int | None,
     unix_time: float,
     me: str = "",
+    data: Data | None = None,
 ) -> SwarmView:
-    """Assembles the view. `global_batch` (sequences) is what the manifest's run file says; `me`: as
-    in the view."""
+    """Assembles the view. `global_batch` (sequences) and `data` are what the manifest's run file
+    says; `me`: as in the view."""
     peers = tuple(sorted(leases, key=lambda lease: lease.peer_id))
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
@@ -200,7 +241,7 @@ def view_swarm(
             )
         ),
         data_amount=manifest.data_amount,
-        validation=max(validations, default=None),
+        validation=validation_told(max(validations, default=None), data),
         me=me,
         round_s=statistics.median_low(seconds) if seconds else None,
     )

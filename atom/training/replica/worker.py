@@ -148,9 +148,14 @@ class BatchLoader:
         """The latest ones come again: nobody has trained on them."""
         self._drawn -= micro_batches * self.micro_batch
 
-    def validation(self, micro_batches: int) -> list[Batch]:
-        """The run's validation set, the same on every peer. Raises: SourceError."""
-        return [self._samples.validation_batch(i, self.micro_batch) for i in range(micro_batches)]
+    def validation(self, micro_batches: int) -> dict[str, list[Batch]]:
+        """The run's validation sets by text, so many micro-batches of each, the same on every peer.
+        Raises: SourceError."""
+        samples, numbers = self._samples, range(micro_batches)
+        return {
+            name: [samples.validation_batch(name, i, self.micro_batch) for i in numbers]
+            for name in samples.validation
+        }
 
 
 class Worker:

@@ -30,7 +30,7 @@ def info(**more: Any) -> dict[str, Any]:
                    "pause_for_gpu_programs": False},
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
-        "data": {"tokens": 1880, "samples": 234, "held_back": 0},
+        "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
         "sequences": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
@@ -53,7 +53,7 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
     assert shown["traffic"] == "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
     assert shown["next round"] == "4 of its 8 sequences are counted here"
-    assert shown["data"] == "1,880 tokens, 234 sequences to train on"
+    assert shown["data"] == "1,880 tokens, 234 sequences to train on; seen: 1.50 times"
     waits = "waits for host 21%, end 3%"
     assert shown["device"] == f"cpu; computes 64% of a pass of 0.006 s; {waits}"
     assert shown["disk"] == "62.5 GiB free, snapshots of rounds: 1,050, 1,000"
@@ -73,9 +73,10 @@ def test_what_no_text_gave_bears_no_unit_of_text() -> None:
 
 def test_what_the_last_round_took_what_is_held_back_and_when_it_ends() -> None:
     use = {"seconds": 30.0, "utilisation": 0.75, "sent_bytes": 3 << 20, "received_bytes": 5 << 20}
-    validation = {"round": 1070, "loss": 3.5}
+    validation = {"round": 1070, "loss": 3.5, "texts": {"a": {"loss": 3.0, "perplexity": 20.1}}}
     shown = dict(rows(info(last_round=use, validation=validation, line_cost="more than it gives")))
     assert shown["round"].endswith("nats per token, validation 3.5000 after round 1,070")
+    assert shown["validation"] == "a 3.0000 (perplexity 20.1)"
     took = "30.0 s, 75% of it in passes, 3.0 MiB sent, 5.0 MiB received, 3.1 days to go"
     assert shown["last round"] == took
     assert shown["line"] == "more than it gives"

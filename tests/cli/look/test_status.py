@@ -49,8 +49,12 @@ def test_the_table_shows_the_same() -> None:
 def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     shown = sight(validation=Validation(5, 2.75), last_round=RoundUse(300.0, 0.5, 0, 0))
     mine = shown.view.peers[1].peer_id
-    text = drawn(replace(shown, view=replace(shown.view, me=mine)), 120)
-    for expected in ("validation 2.7500 after round 5", "115 min to go", f"{short_id(mine)} (you)"):
+    text = drawn(replace(shown, view=replace(shown.view, me=mine)), 160)
+    for expected in (
+        "validation 2.7500 (3.967 bits per byte) after round 5",
+        "115 min to go",
+        f"{short_id(mine)} (you)",
+    ):
         assert expected in text
     assert text.count("(you)") == 1
 

@@ -122,7 +122,7 @@ def trained(member: Membership) -> float:
 
 
 def validated(member: Membership) -> float:
-    return member.replica.evaluate(at_genesis(member).validation(2))
+    return member.replica.evaluate(at_genesis(member).validation(2)[""])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+import torch
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.config.model_and_data import Data
@@ -17,7 +18,9 @@ from atom.daemon.model import text_source
 from atom.daemon.model.text_source import check_data, pin_table
 from atom.daemon.peer.founding import enter_run
 from atom.models.data.files import text_corpus
-from atom.models.data.samples import Cut, text_samples
+from atom.models.data.samples import Cut, Text, token_samples
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import Folder, folder_in
@@ -67,6 +70,50 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(
     assert 'path = "owner/name"' in caught.value.hint
 
 
+MIX = """\
+validation_fraction = 0.1
+[data.sources.talk]
+source = "datasets"
+path = "owner/name"
+text_field = "body"
+weight = 3
+[data.sources.words]
+paths = ["text.txt"]
+[data.sources.exam]
+source = "python-stdlib"
+max_bytes = "9 kB"
+weight = 0
+"""
+
+
+def test_several_texts_are_mixed_alike_by_everybody(folder: Folder) -> None:
+    member = folder.found(GPT3, data=MIX)
+    revisions = {name: text.revision for name, text in member.run.data.texts.items()}
+    assert revisions == {"talk": REVISION, "words": None, "exam": None}
+    assert folder.found(GPT3, data=MIX).manifest == member.manifest
+    copies = '[data.sources.talk]\npath = "copy"\n[data.sources.words]\npaths = ["text.txt"]'
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder.root / "copy")
+    entered = enter_run(member.manifest, member.record, None, folder.box("b", copies))
+    assert entered.samples.digest == member.samples.digest
+    mine, theirs = (each.samples.batch(range(16))["tokens"] for each in (member, entered))
+    assert torch.equal(mine, theirs)
+    assert list(member.samples.validation) == ["talk", "words", "exam"]
+    for name in member.samples.validation:
+        batches = (each.samples.validation_batch(name, 0, 4) for each in (member, entered))
+        assert torch.equal(*(batch["tokens"] for batch in batches))
+
+
+def test_with_another_text_of_several_nobody_enters(folder: Folder) -> None:
+    member = folder.found(GPT3, data=MIX.replace(TABLE, 'paths = ["text.txt"]'))
+    (folder.root / "other.txt").write_text("another text " * 99)
+    copies = (
+        "[data.sources.talk]\npaths = ['other.txt']\n[data.sources.words]\npaths = ['text.txt']\n"
+    )
+    with pytest.raises(MismatchError, match="the training data here differ") as refused:
+        enter_run(member.manifest, member.record, None, folder.box("b", copies))
+    assert "what the founder named text.txt" in refused.value.hint
+
+
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
     given = folder.run(GPT3, f'{TABLE}\nrevision = "{"c" * 40}"')
     assert pinned(given, folder.root) == given
@@ -109,7 +156,7 @@ def test_text_that_cannot_be_had_now_may_be_later(
     def failing(*arguments: object, **named: object) -> None:
         raise problem
 
-    monkeypatch.setattr(text_source, "text_samples", failing)
+    monkeypatch.setattr(text_source, "cached_tokens", failing)
     with pytest.raises(error, match=said) as caught:
         folder.found(GPT3, data=PYTHON)
     assert hint in caught.value.hint
@@ -128,10 +175,9 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(
     data: dict[str, object], wanted: str, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("a peer gives " * 100)
-    samples = text_samples(
-        text_corpus([tmp_path / "text.txt"]), "bytes", Cut(0.0, 8, 4096), seed=1,
-        cache_folder=tmp_path,
-    )  # fmt: skip
+    coder = ByteTokenizer()
+    file = cached_tokens(text_corpus([tmp_path / "text.txt"]), coder, tmp_path)
+    samples = token_samples([Text(file)], coder, Cut(0.0, 8, 4096), 1)
     section, owner = Data.model_validate(data), Identity.create()
     for equal in (samples.digest, ""):
         check_data(samples, section, a_manifest(owner, data_digest=equal))

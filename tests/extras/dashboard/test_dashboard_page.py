@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from seen_samples import a_ledger, a_peer, a_view, seen
 
+from atom.config.model_and_data import Data
 from atom.extras.dashboard.feed import Seen
 from atom.extras.dashboard.page import (
     MAX_ROWS,
@@ -17,9 +18,13 @@ from atom.extras.dashboard.page import (
 )
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import PeerState, RoundUse, Validation
-from atom.swarm.records.view import SwarmView, VoidAttempt
+from atom.swarm.records.view import SwarmView, VoidAttempt, validation_told
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
+MIXED = Data.model_validate_json(
+    '{"sources": {"b": {"paths": ["b"]}, "a": {"paths": ["a"]}}, "tokenizer": "t.json", '
+    '"validation_fraction": 0.1}'
+)
 _WITHOUT_END = {"meta", "link", "br"}
 
 
@@ -67,10 +72,15 @@ def test_everything_that_status_says_is_on_the_page() -> None:
 
 def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     known = a_view(
-        validation=Validation(6, 2.75), round_s=36.0, me=a_peer().peer_id, accumulated=13
+        validation=validation_told(Validation(6, 2.75, (2.5, 3.0)), MIXED),
+        round_s=36.0,
+        me=a_peer().peer_id,
+        accumulated=13,
     )
     text = Document(page(seen(known, rounds=2000))).text
-    for word in ("validation", "2.7500", "after round 6", "of 2,000, 20 h to go", "…oWpeer (you)",
+    for word in ("validation", "2.7500", "after round 6",
+                 "validation: a", "2.5000", "perplexity 12.18",
+                 "of 2,000, 20 h to go", "…oWpeer (you)",
                  "13 of 12, due"):  # fmt: skip
         assert word in text, word
     text = Document(page(seen(a_view(), rounds=2000))).text

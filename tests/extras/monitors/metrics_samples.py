@@ -20,6 +20,8 @@ INFO: dict[str, Any] = {
     "global_batch": 64,
     "sequences": 12,
     "loss": 2.5,
+    "validation": {"round": 6, "loss": 2.75, "texts": {"books": {"loss": 2.5}}},
+    "epochs": {"books": 1.25, "web": 0.5},
     "tokens_per_s": 1000.0,
     "rounds_joined": 5,
     "sequences_committed": 320,

@@ -132,6 +132,10 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
             sink.emit(
                 "round", **ROUND, loss=2.5, sequences=64, gradient_norm=0.5, members=["a", "b"]
             )
+            sink.emit(
+                "round", **{**ROUND, "round": 8}, members=["a"], validation_loss=2.75,
+                validation={"texts": {"books": {"loss": 2.5}, "web": {"loss": 3.0}}},
+            )  # fmt: skip
     assert re.fullmatch(r"metrics: http://127\.0\.0\.1:\d+/metrics", said.notes[0])
     (folder,) = (tmp_path / "board").iterdir()
     board = EventAccumulator(str(folder)).Reload()
@@ -141,8 +145,9 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     }
     assert set(board.PluginTagToContent("scalars")) == set(scalars), "shown under Scalars"
     assert scalars["loss/training"] == [(7, 2.5)]
-    assert scalars["swarm/peers"] == [(7, 2.0)]
-    assert "loss/validation" not in scalars
+    assert scalars["swarm/peers"] == [(7, 2.0), (8, 1.0)]
+    assert scalars["loss/validation"] == [(8, 2.75)]
+    assert scalars["loss/validation/web"] == [(8, 3.0)]
 
 
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(

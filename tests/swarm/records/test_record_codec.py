@@ -9,6 +9,7 @@ from swarm_samples import a_lease, a_manifest, payload_of, signed
 
 from atom.base.errors import ConfigError
 from atom.base.reasons import Reason
+from atom.config.model_and_data import MAX_TEXTS
 from atom.swarm import schema
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
@@ -24,6 +25,7 @@ from atom.swarm.records.lease import (
     PeerState,
     Reached,
     RoundUse,
+    Validation,
 )
 from atom.swarm.records.manifest import (
     MAX_LEASE_BYTES,
@@ -64,6 +66,7 @@ LONGEST: dict[str, Any] = {
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
     "last_round": RoundUse(1e15, 1.0, MOST, MOST),
+    "validation": Validation(MOST, MAX_LOSS, (-MAX_LOSS,) * MAX_TEXTS),
 }
 
 
@@ -87,6 +90,8 @@ def test_a_lease_survives_the_journey(changes: dict[str, Any]) -> None:
 def test_a_loss_that_others_refuse_is_not_shown(loss: float) -> None:
     """It is the round's, made by its members: none of the honest may drop out of sight for it."""
     assert decode_lease(encoded(loss=loss)).loss is None
+    for validation in (Validation(3, loss), Validation(3, 1.0, (1.0, loss))):
+        assert decode_lease(encoded(validation=validation)).validation is None
 
 
 @pytest.mark.parametrize(("size_bytes", "refused"), [(2000, False), (MAX_LEASE_BYTES, True)])

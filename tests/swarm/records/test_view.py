@@ -1,13 +1,24 @@
 import json
+import math
+from typing import Any
 
 import pytest
 from swarm_samples import HEAD, a_lease, a_manifest
 
 from atom.base.reasons import Reason
+from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState, RoundUse, Validation
-from atom.swarm.records.view import SwarmView, preferred_head, remaining, view_swarm
+from atom.swarm.records.view import (
+    SwarmView,
+    preferred_head,
+    remaining,
+    validation_by_text,
+    validation_text,
+    validation_told,
+    view_swarm,
+)
 
 OTHER = b"x" * 32
 LEFT = (Branch(4, 1, b"n" * 8),)
@@ -65,10 +76,43 @@ def test_the_newest_validation_and_the_middle_time_of_those_at_the_head() -> Non
         for n, (at, loss, s) in enumerate(said)
     ]
     seen = view_of(*leases)
-    assert (seen.validation, seen.round_s) == (Validation(6, 1.5), 20.0), "none of a later round"
-    assert seen.to_json()["validation"] == {"round": 6, "loss": 1.5}
+    assert seen.round_s == 20.0
+    assert seen.to_json()["validation"] == seen.validation
+    assert seen.validation == {"round": 6, "loss": 1.5, "texts": {}}, "none of a later round"
     nothing = view_of()
     assert (nothing.validation, nothing.round_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "texts", "losses", "said"),
+    [
+        ("bytes", ("", ), (math.log(4),), "validation 1.3863 (2.000 bits per byte) after round 9"),
+        ("t.json", ("", ), (math.log(50),), "validation 3.9120 (perplexity 50) after round 9"),
+        (
+            "bytes", ("b", "a"), (math.log(2), math.log(8)),
+            "validation 1.3863 (2.000 bits per byte) after round 9"
+            "a 0.6931 (1.000 bits per byte), b 2.0794 (3.000 bits per byte)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_loss_of_text_means(
+    tokenizer: str, texts: tuple[str, ...], losses: tuple[float, ...], said: str
+) -> None:
+    source: dict[str, Any] = {"source": "python-stdlib"}
+    several = {"sources": dict.fromkeys(texts, source)}
+    data = Data(tokenizer=tokenizer, validation_fraction=0.1, **(several if texts[0] else source))
+    told = validation_told(Validation.of(9, losses), data)
+    assert validation_text(told) + validation_by_text(told) == said
+    assert told is not None
+    assert set(told["texts"]) == set(filter(None, texts))
+
+
+def test_what_a_loss_of_samples_means_is_not_known() -> None:
+    for data in (None, Data(source="module")):
+        assert validation_text(validation_told(Validation(9, 1.5), data)) == (
+            "validation 1.5000 after round 9"
+        )
+    assert validation_text(None) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atom.base.errors import ModelError, ShortageError
-from atom.models.data.sampler import Sampler
+from atom.models.data.sampler import Order, Sampler
 from atom.models.source import SourceError
 from atom.swap.readiness import StepFailed
 from atom.training.replica import worker as worker_module
@@ -207,7 +207,7 @@ def drawn(loader: BatchLoader, micro_batches: int) -> list[int]:
 def loader() -> BatchLoader:
     """Peer b's; a batch names the positions that it was drawn from."""
     samples: Any = SimpleNamespace(
-        sampler=Sampler(1000, 1000, 7),
+        sampler=Sampler((Order(1000, 1000, 7),)),
         tokens_per_sample=16,
         batch=lambda positions: {"tokens": torch.tensor(positions)},
     )
