@@ -1,5 +1,6 @@
 """Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +10,11 @@ from atom.cli.shell.options import (
     JsonOption,
     LookedAtArgument,
     MemberOption,
+    TrustOption,
+    below_home,
 )
+from atom.cli.shell.signals import end_at_once_on_signals
+from atom.cli.shell.terminal import stderr_console
 
 commands = typer.Typer()
 
@@ -95,3 +100,65 @@ def contributions(
     from atom.cli.look.contributions import show_contributions
 
     show_contributions(address, state, as_json)
+
+
+@commands.command()
+def sample(
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS|FOLDER",
+            help="A run's address; or a peer's state directory, or a folder of `atom export`.",
+        ),
+    ],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="How the texts begin.")],
+    tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="The most that follow a prompt.")
+    ] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(metavar="T", min=0.0, max=100.0, help="0: always the likeliest token."),
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Among the K likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(metavar="P", min=0.0, max=1.0, help="Among the likeliest of this share."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**62, help="Another one, another text.")
+    ] = 0,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+    ] = "auto",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            callback=below_home,
+            help="The run's tokenizer.json, with ADDRESS, if it has one.",
+        ),
+    ] = None,
+    state: MemberOption = None,
+    trust: TrustOption = None,
+) -> None:
+    """Write text with a run's current weights, without joining it.
+
+    With ADDRESS the weights of the newest certified state are fetched from peers and checked. They
+    go through this box's device in pieces, as in training, and each token takes a pass. Several
+    prompts go through together.
+
+    [bold]Examples[/]
+    atom sample ADDRESS "Once upon a time"
+    atom sample my-model "def main(" --tokens 200 --temperature 0
+    """
+    end_at_once_on_signals("interrupted")
+    with stderr_console().status("loading PyTorch"):
+        from atom.cli.look.sample import SampleRequest, show_samples
+        from atom.models.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    show_samples(
+        SampleRequest(where, tuple(prompts), tokens, sampling, device, tokenizer, state, trust)
+    )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
+from atom.base.printable import printable
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
@@ -224,5 +225,5 @@ def _shown(value: Any) -> str:
 def _safe(text: str) -> str:
     """A stranger's text may hold control characters for the terminal, and be very long: then its
     middle is left out, in which the long value stands."""
-    safe, half = "".join(c if c.isprintable() else "�" for c in text), MAX_SENTENCE // 2
+    safe, half = printable(text), MAX_SENTENCE // 2
     return safe if len(safe) <= MAX_SENTENCE else f"{safe[:half]}…{safe[-half:]}"

@@ -31,11 +31,13 @@ WindowText = Annotated[str, _checked(parse_window)]
 PeerName = Annotated[str, Field(pattern=rf"^{PEER_NAME}$")]
 AnnouncementText = Annotated[str, _checked(parse_announcement)]
 
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
+
 
 class Device(Section):
     """[device]"""
 
-    kind: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
+    kind: str = Field(default="auto", pattern=DEVICE_PATTERN)
     """auto (the first GPU, else the CPU), cpu, cuda, or cuda:N."""
     memory_bytes: BytesOrAuto = Field(default=None, alias="memory")
     """Device memory that sub-models may fill: "8 GiB"; "auto": what is free."""

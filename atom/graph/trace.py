@@ -34,9 +34,13 @@ from atom.graph.tracing.refusals import Refusal, untraceable
 
 
 def trace(
-    model: nn.Module, example_batch: Mapping[str, torch.Tensor], training: bool = True
+    model: nn.Module,
+    example_batch: Mapping[str, torch.Tensor],
+    training: bool = True,
+    gives_loss: bool = True,
 ) -> Graph:
-    """The graph of `model(**example_batch)`, which must return the scalar mean loss.
+    """The graph of `model(**example_batch)`, which must return the scalar mean loss; or, unless it
+    `gives_loss`, any one tensor, for passes without backward.
 
     The model and the batch are left as they were. Needs no weights: the model may be on `meta`.
     Optional inputs that the batch leaves out are `None` in the graph. Without `training`: the
@@ -50,7 +54,7 @@ def trace(
         refuse_untraceable_parts(model)
         with python_state_restored(model):
             exported = settled(model, lambda: _export(model, batch, mode, training))
-        return read_exported(model, batch, exported, mode)
+        return read_exported(model, batch, exported, mode, gives_loss)
 
 
 def _in_forward_order(

@@ -54,6 +54,7 @@ class Graph:
     batch: Mapping[fx.Node, str]
     """Placeholder → name of the batch's entry, in the order of the model's forward arguments."""
     loss: fx.Node
+    """What it returns: the mean loss, unless it was traced for something else."""
     layout: ParameterLayout
     parameter_dtype: torch.dtype
     specs: Mapping[fx.Node, ValueSpec]

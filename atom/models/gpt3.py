@@ -189,6 +189,10 @@ class GPT3(nn.Module):
         """What comes after each token: tokens int64 [B, S] → [B, S, V] in the weights' dtype."""
         return self._head(self._hidden(tokens))
 
+    def next_logits(self, tokens: Tensor, last: Tensor) -> Tensor:
+        """As `atom.models.source.Answer`."""
+        return self._head(self._hidden(tokens).index_select(1, last)).flatten(0, 1)
+
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens [B, S] → [B, S, D]."""
         hidden = self.embedding(tokens)

@@ -15,6 +15,7 @@ from torch import nn
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, parameter_shapes
 from atom.models.huggingface_config import read_config
 from atom.models.source import (
+    Answer,
     Batch,
     InitialValue,
     ModelSource,
@@ -81,6 +82,10 @@ class GPT3Source(ModelSource):
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self.config.sequence_tokens)
         return self.text_batch(tokens, tokens.clone())
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        assert isinstance(model, GPT3)
+        return model.next_logits
 
     def initial_values(self, seed: int) -> InitialValue:
         return lambda name, shape: initial_value(self.config, name, shape, seed)

@@ -21,6 +21,7 @@ from atom.models.huggingface_config import DROPPED_KEYS, read_config
 from atom.models.installing import install_extra
 from atom.models.on_meta import parameters_on_meta
 from atom.models.source import (
+    Answer,
     Batch,
     InitialValue,
     ModelSource,
@@ -57,7 +58,9 @@ class HuggingFaceSource(ModelSource):
         text = self._config.get_text_config()
         self.vocabulary_size = int(text.vocab_size)
         most = getattr(text, "max_position_embeddings", None)
-        if isinstance(most, int) and sequence_tokens > most:
+        self.most_tokens = most if isinstance(most, int) else None
+        """That it has positions for; None: as many as one likes."""
+        if self.most_tokens is not None and sequence_tokens > self.most_tokens:
             raise SourceError(
                 f"sequences of {sequence_tokens} tokens, but the model has {most} positions",
                 f"set [model] sequence_tokens to at most {most}",
@@ -91,6 +94,9 @@ class HuggingFaceSource(ModelSource):
         last target, which only `targets` holds, is not learned; the loss is transformers' own.
         """
         return {"input_ids": tokens, "labels": tokens.clone()}
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        return lambda tokens, last: _next_logits(model, tokens, last)
 
     def initial_values(self, seed: int) -> InitialValue:
         return FirstValues(self.build(torch.float32), _own_initialisation, seed)
@@ -237,6 +243,18 @@ def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
     plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
     logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
     return logits
+
+
+def _next_logits(model: Any, tokens: Tensor, last: Tensor) -> Tensor:
+    """The head is given that one token alone, where it is a layer that would take all of them."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return _logits(model, tokens).index_select(1, last).flatten(0, 1)
+    hook = head.register_forward_pre_hook(lambda _, given: (given[0].index_select(1, last),))
+    try:
+        return _logits(model, tokens).flatten(0, 1)
+    finally:
+        hook.remove()
 
 
 def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:

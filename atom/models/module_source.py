@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from atom.models.first_values import FirstValues, reset, seeded
 from atom.models.on_meta import drop_values
 from atom.models.own_code import OwnCode, load_factory, place_in
-from atom.models.source import Batch, InitialValue, ModelSource, Outside, SourceError, outside_of
+from atom.models.source import (
+    Answer,
+    Batch,
+    InitialValue,
+    ModelSource,
+    Outside,
+    SourceError,
+    outside_of,
+)
 
 TEXT_ENTRIES = (("tokens", "targets"), ("input_ids", "labels"))
 """What a module without a dataset takes, int64 [sequences, sequence_tokens]: each token with the
@@ -74,6 +82,13 @@ class ModuleSource(ModelSource):
         if set(self.example) == set(TEXT_ENTRIES[1]):
             return {"input_ids": tokens, "labels": tokens.clone()}
         return super().text_batch(tokens, targets)
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        """By the module's own `logits`."""
+        logits: Any = getattr(model, "logits", None)
+        if self.dataset is not None or not callable(logits):
+            return super().next_logits(model)
+        return lambda tokens, last: logits(tokens).index_select(1, last).flatten(0, 1)
 
     def initial_values(self, seed: int) -> InitialValue:
         module, *_ = self._made(seed)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from atom.models.source import Batch, InitialValue, ModelSource, Outside, Place, SourceError
+from atom.models.source import Answer, Batch, InitialValue, ModelSource, Outside, Place, SourceError
 
 DOWN, UP = "lora_A", "lora_B"
 """Of a layer, as `peft` calls them: A and B."""
@@ -137,6 +137,9 @@ class PartlyTrained(ModelSource):
 
     def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
         return self.whole.text_batch(tokens, targets)
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        return self.whole.next_logits(model)
 
     def initial_values(self, seed: int) -> InitialValue:
         return self.beginning(self.whole.initial_values(seed), seed)

@@ -12,6 +12,10 @@ Batch = dict[str, Tensor]
 InitialValue = Callable[[str, tuple[int, ...]], Tensor]
 """(parameter's first name, shape) → its first value: a float32 CPU tensor of that shape."""
 
+Answer = Callable[[Tensor, Tensor], Tensor]
+"""(tokens int64 [1, tokens], last int64 [1]) → logits [1, vocabulary] of the token that follows the
+one at the place `last`. Those behind it change nothing."""
+
 
 class SourceError(ValueError):
     """A model, or its data, that cannot be had: what is wrong, where, and what to do about it."""
@@ -105,6 +109,14 @@ class ModelSource(Protocol):
     def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
         """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens."""
         return {"tokens": tokens, "targets": targets}
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        """What `model`, of `build`, says beside its loss. Raises: SourceError if it says nothing
+        else."""
+        raise SourceError(
+            f"{self.name} gives no logits to sample from",
+            "give the module a method logits(tokens): [sequences, tokens, vocabulary]",
+        )
 
     def initial_values(self, seed: int) -> InitialValue:
         """Round 0 under `seed`: the same values on every peer, whatever the count of threads.

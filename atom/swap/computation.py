@@ -40,6 +40,10 @@ class RunningPass:
         """Those known so far. Waits for the device."""
         return [float(batch.loss) for batch in self.batches if batch.loss is not None]
 
+    def results(self) -> list[Tensor]:
+        """The same of a program that gives something else: float32, on the host."""
+        return [batch.loss.float().cpu() for batch in self.batches if batch.loss is not None]
+
 
 class Computation:
     """One program's forwards and backwards. Within `Device.computing`, by the engine's thread, when

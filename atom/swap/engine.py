@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,9 @@ Observer = Callable[[Observed, float, float], None]
 """Told of each event that takes time (drops do not) when it began and ended, in seconds of the
 device's clock, and of the optimizer's work on what they wait for; from several threads, in no
 order, all of a pass before the pass returns."""
+
+_Read = TypeVar("_Read")
+"""What is read of each micro-batch at the end of a pass."""
 
 
 class PassCancelled(AtomError):
@@ -146,7 +150,7 @@ class Engine:
                 raise
             current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
-            return self._run(schedule, current, should_stop)
+            return self._run(schedule, current, should_stop, RunningPass.losses)
 
     def evaluate(
         self,
@@ -157,10 +161,27 @@ class Engine:
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
+        return self._forward(micro_batches, should_stop, RunningPass.losses)
+
+    def results(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[Tensor]:
+        """What a program that gives something else than a loss says of each micro-batch: float32,
+        on the host. Raises: as `run_pass`."""
+        return self._forward(micro_batches, should_stop, RunningPass.results)
+
+    def _forward(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        should_stop: Callable[[], bool],
+        read: Callable[[RunningPass], list[_Read]],
+    ) -> list[_Read]:
         with self._voided_by_memory():
             current = self._begin(micro_batches, [0] * len(micro_batches))
             schedule = evaluation_pass(current.shape, self.loaded())
-            return self._run(schedule, current, should_stop)
+            return self._run(schedule, current, should_stop, read)
 
     @contextmanager
     def _voided_by_memory(self) -> Iterator[None]:
@@ -207,8 +228,12 @@ class Engine:
         return part.sub_model.index, part.layout.runs, self._store.version
 
     def _run(
-        self, schedule: Sequence[Event], current: RunningPass, should_stop: Callable[[], bool]
-    ) -> list[float]:
+        self,
+        schedule: Sequence[Event],
+        current: RunningPass,
+        should_stop: Callable[[], bool],
+        read: Callable[[RunningPass], list[_Read]],
+    ) -> list[_Read]:
         random_outside = self._device.random_state()
         try:
             with self._device.computing():
@@ -216,15 +241,15 @@ class Engine:
                     if should_stop():
                         raise PassCancelled("the pass was cancelled")
                     self._carry_out(event, current)
-                losses = current.losses()
+                found = read(current)
                 if current.gate is None or self.observer is not None:
                     self._device.drain()
                 else:
                     self._device.settle()
-            return losses
-        except NotFinite as found:
+            return found
+        except NotFinite as problem:
             self._abandon(current)
-            raise not_finite(current.losses()) from found
+            raise not_finite(current.losses()) from problem
         except BaseException:
             self._abandon(current)
             raise

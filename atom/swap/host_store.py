@@ -85,6 +85,13 @@ class HostStore:
         sums = host_memory(layout.trained_elements, gradients)
         return cls(layout, precision, form, arenas, state, sums, working)
 
+    @classmethod
+    def of_weights(cls, layout: ParameterLayout, working: Tensor) -> "HostStore":
+        """For passes without gradients: what the device loads, [layout.total_elements], and
+        nothing else."""
+        none = torch.empty(0)
+        return cls(layout, working.dtype, StateForm.EXACT, {}, {}, none, working)
+
     @property
     def master(self) -> Tensor:
         """The master weights, float32, where they are not split."""

@@ -70,18 +70,28 @@ class PeerDonors:
     def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
         """Of these heads, those whose states that peer offers: first those of which an earlier
         fetch left something here, then the newest."""
-        with self.asking(peer_id) as ask:
-            raw = ask(OFFERS, PAGE_BYTES)
-        told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
+        told = self.offers(peer_id)
         found = [head for head in heads if head.digest in told]
         return sorted(
-            found, key=lambda head: (self._folder(head).exists(), head.round), reverse=True
+            found, key=lambda head: (self._folder(head.digest).exists(), head.round), reverse=True
         )
 
-    def state(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
-        """The state at that head, with that digest, in files: there an interrupted fetch goes on.
-        Raises also: StorageError."""
-        wanted = Wanted(f"state/{head.digest.hex()}", peers, digest, self._max_bytes)
+    def offers(self, peer_id: str) -> set[bytes]:
+        """Digests of the heads whose states that peer offers."""
+        with self.asking(peer_id) as ask:
+            raw = ask(OFFERS, PAGE_BYTES)
+        return {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
+
+    def state(
+        self,
+        head: bytes,
+        peers: Sequence[str],
+        digest: bytes,
+        only: frozenset[str] | None = None,
+    ) -> Arenas:
+        """The state at the head of that digest, or `only` some arenas of it, in files: there an
+        interrupted fetch goes on. `digest`: of the whole state. Raises also: StorageError."""
+        wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes, only=only)
         return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
     def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:
@@ -96,15 +106,15 @@ class PeerDonors:
         quiet = replace(self._watch, on_progress=lambda done, total: None)
         return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
 
-    def keep_only(self, heads: Collection[Head] = ()) -> None:
-        """Whatever was downloaded may go, but for the states at these heads."""
+    def keep_only(self, heads: Collection[bytes] = ()) -> None:
+        """Whatever was downloaded may go, but for the states at the heads of these digests."""
         kept = {self._folder(head) for head in heads}
         for folder in self._downloads.glob("*"):
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _folder(self, head: Head) -> Path:
-        return self._downloads / head.digest.hex()[:16]
+    def _folder(self, head: bytes) -> Path:
+        return self._downloads / head.hex()[:16]
 
 
 @dataclass(frozen=True)
@@ -291,7 +301,7 @@ class StateSync:
             if ours and head.round <= self._replica.round:
                 continue
             try:
-                self._donors.keep_only(offered)
+                self._donors.keep_only([each.digest for each in offered])
                 self._begin_at(head, chain, peers)
                 break
             except (PeerRefused, OSError) as problem:
@@ -325,7 +335,7 @@ class StateSync:
         digest = self._certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
-        found = self._downloaded(lambda: self._donors.state(head, peers, digest))
+        found = self._downloaded(lambda: self._donors.state(head.digest, peers, digest))
         self._replica.load_state(found, head.round)
         self._storage.replace_chain(chain.commits, chain.heads, head.round)
         self.usable = True

@@ -20,6 +20,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "start": ("run.toml",), "plan": ("run.toml",), "join": (ADDRESS,), "id": ("tiny",),
     "watch": (ADDRESS,), "dashboard": (ADDRESS,),
     "contributions": (ADDRESS,), "trace": ("x.json",), "export": ("out",),
+    "sample": (ADDRESS, "A word"),
 }  # fmt: skip
 """What a command takes before the option that is spoilt."""
 
@@ -84,6 +85,16 @@ OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("export", "folder"): ((USAGE, ("",)), (USAGE, ())),
     ("export", "state"): ((STORAGE, ("absent",)),),
     ("doctor", "state"): ((USAGE, ("",)),),
+    ("sample", "where"): ((USAGE, ("",)), (USAGE, ())),
+    ("sample", "prompts"): ((USAGE, ("", "\udcff")), (USAGE, ())),
+    ("sample", "tokens"): ((USAGE, ("0", "many")),),
+    ("sample", "temperature"): ((USAGE, ("-1", "nan", "hot")),),
+    ("sample", "top_k"): ((USAGE, ("0", "1.5")),),
+    ("sample", "top_p"): ((USAGE, ("1.5", "-0.1", "nan")),),
+    ("sample", "seed"): ((USAGE, ("-1", "x")),),
+    ("sample", "device"): ((USAGE, ("gpu", "cuda:x")),),
+    ("sample", "tokenizer"): ((CONFIG, ("absent", "folder", "binary", "text")), (USAGE, ("",))),
+    ("sample", "state"): ((NO_ADDRESS, ("folder",)),),
 }
 
 
@@ -103,11 +114,12 @@ def spoilt(command: str, parameter: typer.core.TyperOption) -> Iterator[tuple[li
         yield [*before, *GOOD.get(command, ()), f"{flag}=yes"], USAGE
         return
     is_option = flag.startswith("--")
+    earlier = GOOD[command][:1] if (command, name) == ("sample", "prompts") else ()
     for code, values in OF_ONE_COMMAND.get((command, name)) or OF_ANY_COMMAND[name]:
         if not values:
-            yield before, code
+            yield [*before, *earlier], code
         for value in values:
-            given = [*GOOD.get(command, ()), flag, value] if is_option else [value]
+            given = [*GOOD.get(command, ()), flag, value] if is_option else [*earlier, value]
             yield [*before, *given], code
 
 

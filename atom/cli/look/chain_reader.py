@@ -125,7 +125,7 @@ class ChainFetcher:
 
     def __init__(self, manifest: Manifest, identity: Identity | None = None) -> None:
         """`identity`: of a peer of the run, where the run is open to listed peers only."""
-        self._transport = Transport(
+        self.transport = Transport(
             Local(
                 identity or Identity.create(),
                 manifest_digest(manifest),
@@ -138,14 +138,14 @@ class ChainFetcher:
         self._stop = threading.Event()
 
     def __call__(self, lease: Lease) -> AbstractContextManager[Ask]:
-        return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
+        return asking(self.transport, lease.peer_id, UNCHECKED_PACE, self._stop)
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Where everybody is: who cannot be dialled is reached through another. Before a call."""
         for peer_id, lease in leases.items():
-            self._transport.set_contact(peer_id, contact_of(lease))
+            self.transport.set_contact(peer_id, contact_of(lease))
 
     def close(self) -> None:
         """Ends a fetch under way."""
         self._stop.set()
-        self._transport.close()
+        self.transport.close()

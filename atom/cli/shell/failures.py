@@ -16,6 +16,7 @@ import typer
 from atom.base import errors
 from atom.base.errors import ShortageError, StorageError, UserError
 from atom.base.files import why_not_written
+from atom.base.printable import printable
 from atom.cli.shell.terminal import stderr_console
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -164,11 +165,7 @@ def _say(label: str, text: str) -> None:
     console, lead = stderr_console(), f"[{label}]{f'{label}:':{_LABEL_COLUMNS}}[/]"
     for number, line in enumerate(text.splitlines() or [""]):
         console.print(lead if number == 0 else " " * _LABEL_COLUMNS, end="")
-        console.print(_printable(line), markup=False, soft_wrap=True)
-
-
-def _printable(line: str) -> str:
-    return "".join(sign if sign.isprintable() or sign == "\t" else "�" for sign in line)
+        console.print(printable(line, "\t"), markup=False, soft_wrap=True)
 
 
 def _say_fault(fault: Exception) -> int:
@@ -177,7 +174,7 @@ def _say_fault(fault: Exception) -> int:
         say_error(known.message, known.hint)
         return exit_code_of(known)
     for line in "".join(traceback.format_exception(fault)).splitlines():
-        stderr_console().print(_printable(line), markup=False, soft_wrap=True)
+        stderr_console().print(printable(line, "\t"), markup=False, soft_wrap=True)
     words = f"{type(fault).__name__}: {fault}".splitlines()[0][:300]
     say_error(f"unexpected fault: {words}", "this is a bug: please report it with the lines above")
     return ExitCode.FAULT

@@ -20,7 +20,7 @@ from torch import Tensor
 from atom.base.errors import ModelError, StorageError
 from atom.base.files import expand_home
 from atom.daemon.console import Console
-from atom.daemon.model.kept_run import KeptRun
+from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
@@ -30,15 +30,11 @@ from atom.daemon.model.weight_files import (
     size_bytes,
     write_weights,
 )
-from atom.graph.ir import ParameterLayout
 from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
-from atom.swap.state_form import HIGH, LOW, MASTER, joined
-from atom.training.storage.checkpoints import BEST, best_of
 from atom.training.storage.run_storage import Snapshot
 
-LATEST = "latest"
 ADAPTER = "adapter_model.safetensors"
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "
@@ -70,14 +66,14 @@ def export_run(
     target = expand_home(target).absolute()
     require_new(target)
     kept = KeptRun.read(state, console.note)
-    _chosen(kept, wanted)  # that there is none is said now, and not when libraries were loaded
+    kept.chosen(wanted)  # that there is none is said now, and not when libraries were loaded
     with source_errors(kept.run):
         source = kept.source(trust)
         # Read again: while libraries were loaded its daemon may have put newer snapshots in the
         # place of those that were there, and may do so while the model is traced.
         kept = KeptRun.read(state)
         precision = precision or kept.run.model.precision
-        snapshot = _chosen(kept, wanted)
+        snapshot = kept.chosen(wanted)
         console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
         drawer, outside = _opened(kept, source, snapshot, PRECISIONS[precision], console, adapter)
         pieces = _pieces(outside, drawer)
@@ -101,7 +97,8 @@ def _opened(
     arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
     if outside.config is None:
         console.note(NO_CONFIG)
-    return _Drawer(kept, source, kept.layout(source), arenas, frozen, dtype), outside
+    weights = HeldWeights(kept.layout(source), arenas, frozen)
+    return _Drawer(kept, source, weights, dtype), outside
 
 
 def _adapter(source: ModelSource) -> Outside:
@@ -117,14 +114,12 @@ class _Drawer:
 
     kept: KeptRun
     source: ModelSource
-    layout: ParameterLayout
-    arenas: dict[str, Tensor]
-    frozen: Tensor | None
+    weights: HeldWeights
     dtype: torch.dtype
 
     def value(self, place: Place) -> Tensor:
         """Raises: ModelError for numbers that the format does not hold."""
-        if place.parameter in self.layout.by_name:
+        if place.parameter in self.weights.layout.by_name:
             found = self._whole(place.parameter)
         else:
             found = self._untrained(place).to(self.dtype)
@@ -136,22 +131,11 @@ class _Drawer:
         return place.from_parameter(found)
 
     def _whole(self, name: str) -> Tensor:
-        added = self.source.added(name, lambda each: self._held(each, torch.float32))
+        held = self.weights.value
+        added = self.source.added(name, lambda each: held(each, torch.float32))
         if added is None:
-            return self._held(name, self.dtype)
-        return (self._held(name, torch.float32) + added).to(self.dtype)
-
-    def _held(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As a device that computes in `dtype` loads it: a view, or new memory."""
-        spec = self.layout.by_name[name]
-        if spec.frozen:
-            assert self.frozen is not None, "its digest is in the manifest"
-            start = spec.offset - self.layout.trained_elements
-            return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
-        if MASTER in self.arenas:
-            return self.layout.view(self.arenas[MASTER], name).to(dtype)
-        high, low = (self.layout.view(self.arenas[half], name) for half in (HIGH, LOW))
-        return high if dtype == high.dtype else joined(high, low).to(dtype)
+            return held(name, self.dtype)
+        return (held(name, torch.float32) + added).to(self.dtype)
 
     def _untrained(self, place: Place) -> Tensor:
         """No part of the loss: it is as it was at first. Raises: SourceError."""
@@ -175,31 +159,6 @@ def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
         return pieces
     made = outside.converted({piece.name: piece.make() for piece in pieces})
     return [Piece(name, value.nbytes, lambda value=value: value) for name, value in made.items()]  # type: ignore[misc]
-
-
-def _chosen(kept: KeptRun, wanted: str) -> Snapshot:
-    """Of snapshots and checkpoints. Raises: StorageError."""
-    found = [*kept.snapshots(), *kept.checkpoints()]
-    if not found:
-        raise StorageError(
-            f"{kept.state.root} holds no snapshot yet",
-            f"the daemon writes one every {kept.run.snapshot.every_rounds} rounds, and when the "
-            "run ends",
-        )
-    if wanted == LATEST:
-        return max(found, key=lambda each: each.round)
-    if wanted == BEST:
-        chosen = best_of(found)
-    else:
-        chosen = next((each for each in found if each.round == int(wanted)), None)
-    if chosen is None:
-        rounds = ", ".join(str(number) for number in sorted({each.round for each in found}))
-        what = "no checkpoint with a validation" if wanted == BEST else f"nothing of round {wanted}"
-        raise StorageError(
-            f"{kept.state.root} holds {what}; it has rounds {rounds}",
-            "[checkpoints] in the peer file says what is kept from now on",
-        )
-    return chosen
 
 
 def _write_texts(

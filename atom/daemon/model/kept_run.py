@@ -3,10 +3,11 @@
 Only files that are replaced as a whole, or that only grow, are read, and none is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from atom.base.errors import (
@@ -25,12 +26,41 @@ from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
 from atom.models.source import ModelSource
 from atom.swap.host_store import FROZEN
+from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
+from atom.training.storage.checkpoints import BEST, best_of
 from atom.training.storage.disk import read_tensors
 from atom.training.storage.run_storage import STILL, Snapshot, list_snapshots
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """A state's weights, by name."""
+
+    layout: ParameterLayout
+    arenas: Mapping[str, Tensor]
+    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for."""
+    frozen: Tensor | None
+    """What no step changes; None: all is trained."""
+
+    def value(self, name: str, dtype: torch.dtype) -> Tensor:
+        """As a device that computes in `dtype` loads it: a view, or new memory."""
+        spec = self.layout.by_name[name]
+        if spec.frozen:
+            assert self.frozen is not None, "its digest is in the manifest"
+            start = spec.offset - self.layout.trained_elements
+            return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
+        if MASTER in self.arenas:
+            return self.layout.view(self.arenas[MASTER], name).to(dtype)
+        high = self.layout.view(self.arenas[HIGH], name)
+        if dtype == high.dtype:
+            return high
+        return joined(high, self.layout.view(self.arenas[LOW], name)).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -93,20 +123,34 @@ class KeptRun:
             self._require_trust(code, trust)
         return open_source(self.run, code)
 
-    def layout(self, source: ModelSource) -> ParameterLayout:
-        """Where parameters lie in the arenas: the model is traced again, without weights.
+    def chosen(self, wanted: str = LATEST) -> Snapshot:
+        """Of snapshots and checkpoints. `wanted`: the round, or LATEST, or BEST by validation. Raises: StorageError."""
+        found = [*self.snapshots(), *self.checkpoints()]
+        if not found:
+            raise StorageError(
+                f"{self.state.root} holds no snapshot yet",
+                f"the daemon writes one every {self.run.snapshot.every_rounds} rounds, and when the "
+                "run ends",
+            )
+        if wanted == LATEST:
+            return max(found, key=lambda each: each.round)
+        if wanted == BEST:
+            chosen = best_of(found)
+        else:
+            chosen = next((each for each in found if each.round == int(wanted)), None)
+        if chosen is None:
+            rounds = ", ".join(str(number) for number in sorted({each.round for each in found}))
+            nothing = f"nothing of round {wanted}"
+            what = "no checkpoint with a validation" if wanted == BEST else nothing
+            raise StorageError(
+                f"{self.state.root} holds {what}; it has rounds {rounds}",
+                "[checkpoints] in the peer file says what is kept from now on",
+            )
+        return chosen
 
-        Raises: MismatchError if it is another one here than the run's; ConfigError; ModelError.
-        """
-        manifest = self.manifest
-        try:
-            with source_errors(self.run):
-                recipe = write_recipe(self.run, source)
-        except (ConfigError, ModelError) as problem:
-            refuse_versions(manifest.versions, problem)
-            raise
-        check_recipe(recipe, manifest.graph_hash, manifest.versions)
-        return recipe.graph.layout
+    def layout(self, source: ModelSource) -> ParameterLayout:
+        """As `layout_of`."""
+        return layout_of(self.manifest, self.run, source)
 
     def arenas(self, snapshot: Snapshot) -> dict[str, Tensor]:
         """The state, mapped from the file, every byte checked against what it must be: of a
@@ -141,3 +185,18 @@ class KeptRun:
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
                 f"to run it once more, for the names of the weights: --trust {owner}",
             )
+
+
+def layout_of(manifest: Manifest, run: RunFile, source: ModelSource) -> ParameterLayout:
+    """Where parameters lie in the arenas: the model is traced again, without weights.
+
+    Raises: MismatchError if it is another one here than the run's; ConfigError; ModelError.
+    """
+    try:
+        with source_errors(run):
+            recipe = write_recipe(run, source)
+    except (ConfigError, ModelError) as problem:
+        refuse_versions(manifest.versions, problem)
+        raise
+    check_recipe(recipe, manifest.graph_hash, manifest.versions)
+    return recipe.graph.layout

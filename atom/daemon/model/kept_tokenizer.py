@@ -6,7 +6,12 @@ from typing import Any
 
 from atom.base.errors import StorageError
 from atom.config.run_file import RunFile
-from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
+from atom.models.data.tokenizer import (
+    ByteTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+    byte_level_tokenizer,
+)
 from atom.models.source import DataError
 
 
@@ -17,21 +22,23 @@ def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> int | None:
     if run.data.source == "module":
         return None
     path = folder / "tokenizer.json"
-    if run.data.tokenizer == "bytes":
-        path.write_text(byte_level_tokenizer(), encoding="utf-8")
-    else:
-        path.write_bytes(_kept(kept, run))
+    content = run_tokenizer(run, kept).content or byte_level_tokenizer().encode()
+    path.write_bytes(content)
     tokenizer = JsonTokenizer(path)
     text = json.dumps(_settings(tokenizer, run), indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
     return next(iter(tokenizer.separator), None)
 
 
-def _kept(path: Path, run: RunFile) -> bytes:
+def run_tokenizer(run: RunFile, path: Path) -> Tokenizer:
+    """The (pinned) run's, which lies at `path` if it has a tokenizer.json. Raises: StorageError if
+    that is not it."""
+    if run.data.tokenizer == "bytes":
+        return ByteTokenizer()
     try:
         found = JsonTokenizer(path)
         if found.digest == run.data.tokenizer_sha256:
-            return found.content
+            return found
         problem = f"{path} is not the run's tokenizer"
     except DataError as damage:
         problem = damage.message

@@ -45,6 +45,7 @@ def read_exported(
     batch: Mapping[str, torch.Tensor],
     exported: ExportedProgram,
     mode: FakeTensorMode,
+    gives_loss: bool,
 ) -> Graph:
     """The graph in an exported program. `batch` is in the order of forward's arguments.
 
@@ -80,7 +81,7 @@ def read_exported(
     for node, call in effects.mutated_inputs.items():
         what = owned.get(node) or f"the batch's entry {names[node]}"
         raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
-    loss = _loss(model, exported, effects.specs)
+    loss = _result(model, exported, effects.specs, gives_loss)
     calls = _calls(exported, loss, effects)
     used = _in_order_of_use(calls, parameters)
     constants = {node: constants[node] for node in _in_order_of_use(calls, constants)}
@@ -190,10 +191,14 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _loss(
-    model: nn.Module, exported: ExportedProgram, specs: Mapping[fx.Node, ValueSpec]
+def _result(
+    model: nn.Module,
+    exported: ExportedProgram,
+    specs: Mapping[fx.Node, ValueSpec],
+    gives_loss: bool,
 ) -> fx.Node:
-    """Raises: ModelError unless forward returns a scalar with a gradient, and that alone."""
+    """Raises: ModelError unless forward returns one tensor and, if it `gives_loss`, a scalar with a
+    gradient."""
     outputs, returned = exported.graph_signature.user_outputs, exported.call_spec.out_spec
     made = {node.name: node for node in specs if node.op == "call_function"}
     node = made.get(str(outputs[0]))
@@ -203,12 +208,16 @@ def _loss(
         what = "no tensor that it computed"
     elif returned and not returned.is_leaf():
         what = f"a {getattr(returned.type, '__name__', 'container')}"
-    elif specs[node].shape or not (specs[node].needs_grad and specs[node].dtype.is_floating_point):
+    elif gives_loss and not _is_loss(specs[node]):
         gradient = "with a gradient" if specs[node].needs_grad else "without a gradient"
         what = f"a tensor {list(specs[node].shape)} {gradient}"
     else:
         return node
     raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
+
+
+def _is_loss(spec: ValueSpec) -> bool:
+    return not spec.shape and spec.needs_grad and spec.dtype.is_floating_point
 
 
 def _in_order_of_use(calls: Iterable[fx.Node], among: Mapping[fx.Node, Any]) -> list[fx.Node]:

@@ -52,6 +52,9 @@ class Tokenizer(Protocol):
         Raises: ValueError for what it has no token for.
         """
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text; what is no text yet is "�"."""
+
 
 class ByteTokenizer:
     """One token per byte; takes any file. Documents are separated by a newline."""
@@ -68,6 +71,9 @@ class ByteTokenizer:
     def encode(self, pieces: Sequence[bytes]) -> Sequence[bytes]:
         """Unchanged: bytes are already numbers below 256."""
         return pieces
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
 
 
 class JsonTokenizer:
@@ -113,10 +119,21 @@ class JsonTokenizer:
         for encoding in encodings:
             yield encoding.ids
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Special tokens as they are written."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
 
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
     """ "bytes", or a path to a tokenizer.json. Raises: DataError if it cannot be used."""
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Of a whole text. Raises: ValueError for what it has no token for."""
+    pieces = list(tokenizer.pieces([text.encode()]))
+    return [token for tokens in tokenizer.encode(pieces) for token in tokens]
 
 
 def byte_level_tokenizer() -> str:

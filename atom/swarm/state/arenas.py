@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -203,14 +203,21 @@ class Target:
         into: Path | None,
         given_bytes: Mapping[str, int],
         stop: threading.Event,
+        only: Container[str] | None = None,
     ) -> None:
-        """Chunks that are in place already lack nothing. Raises: StorageError, Interrupted."""
-        arenas = self.arenas = _in_memory(manifest) if into is None else _in_files(manifest, into)
+        """Chunks that are in place already lack nothing. `only`: arenas that are wanted, of those
+        that are there; None: all. Raises: StorageError, Interrupted."""
+        wanted = {
+            number: arena
+            for number, arena in enumerate(manifest.arenas)
+            if only is None or arena.name in only
+        }
+        arenas = self.arenas = _in_memory(wanted) if into is None else _in_files(wanted, into)
         self.given_bytes = given_bytes
         """Donor → what came from it, second copies of a piece included."""
-        self.total_bytes = manifest.byte_count
-        self._manifests = manifest.arenas
-        self._views = [bytes_of(arenas[arena.name]) for arena in manifest.arenas]
+        self.total_bytes = sum(arena.byte_count for arena in wanted.values())
+        self._manifests = wanted
+        self._views = {number: bytes_of(arenas[each.name]) for number, each in wanted.items()}
         self.queue = PieceQueue(deque())
         for piece in self._pieces():
             if stop.is_set():
@@ -222,7 +229,7 @@ class Target:
         """Found in place and not fetched."""
 
     def _pieces(self) -> list[Piece]:
-        numbered = enumerate(self._manifests)
+        numbered = self._manifests.items()
         return [(number, chunk) for number, arena in numbered for chunk in range(arena.chunks)]
 
     def length(self, piece: Piece) -> int:
@@ -240,16 +247,17 @@ class Target:
         return self._views[piece[0]][start:stop]
 
 
-def _in_memory(manifest: BlobManifest) -> Mapping[str, Tensor]:
+def _in_memory(arenas: Mapping[int, ArenaManifest]) -> Mapping[str, Tensor]:
     return {
         arena.name: torch.zeros(arena.elements, dtype=DTYPES[arena.dtype])
-        for arena in manifest.arenas
+        for arena in arenas.values()
     }
 
 
-def _in_files(manifest: BlobManifest, folder: Path) -> Mapping[str, Tensor]:
-    numbered = enumerate(manifest.arenas)
-    return {arena.name: _mapped(arena, folder / f"arena-{number}") for number, arena in numbered}
+def _in_files(arenas: Mapping[int, ArenaManifest], folder: Path) -> Mapping[str, Tensor]:
+    return {
+        arena.name: _mapped(arena, folder / f"arena-{number}") for number, arena in arenas.items()
+    }
 
 
 def _mapped(arena: ArenaManifest, path: Path) -> Tensor:

@@ -88,6 +88,8 @@ class Wanted:
     """A manifest that promises more is refused."""
     pace: Pace | None = None
     """The least that must come, from all donors together; None: each by itself is enough."""
+    only: frozenset[str] | None = None
+    """Arenas to fetch, of those that it has; None: all."""
 
 
 def fetch(
@@ -97,7 +99,7 @@ def fetch(
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Mapping[str, Tensor]:
-    """The arenas of a complete, checked blob. `into`: a directory (one file per arena; an
+    """The arenas that are wanted, complete and checked. `into`: a directory (one file per arena; an
     interrupted fetch goes on there); None: into memory.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
@@ -294,7 +296,8 @@ class _Fetch:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
         with self._settling:  # not `_changed`: looking for what is in place already may take long
             if self._target is None:
-                target = Target(manifest, self._into, self._given, self._stop)
+                only = self._wanted.only
+                target = Target(manifest, self._into, self._given, self._stop, only)
                 with self._changed:
                     self._target = target
                 self._watch.on_progress(target.done_bytes, target.total_bytes)

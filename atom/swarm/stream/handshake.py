@@ -13,6 +13,7 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError, Message
 
 from atom.base.errors import PeerRefused
+from atom.base.printable import printable
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
@@ -120,7 +121,7 @@ def refusal(raw: bytes, otherwise: Reason) -> PeerRefused:
     with contextlib.suppress(DecodeError):
         said.ParseFromString(raw)
     detail = said.detail[:_DETAIL_CHARACTERS]
-    safe = "".join(c if c.isprintable() else "�" for c in detail)  # people see it in a terminal
+    safe = printable(detail)  # people see it in a terminal
     return PeerRefused(named_reason(said.reason, otherwise), f"by the other end: {safe}")
 
 
