@@ -124,13 +124,14 @@ class KeptRun:
         return open_source(self.run, code)
 
     def chosen(self, wanted: str = LATEST) -> Snapshot:
-        """Of snapshots and checkpoints. `wanted`: the round, or LATEST, or BEST by validation. Raises: StorageError."""
+        """Of snapshots and checkpoints. `wanted`: the round, or LATEST, or BEST by validation.
+        Raises: StorageError."""
         found = [*self.snapshots(), *self.checkpoints()]
         if not found:
             raise StorageError(
                 f"{self.state.root} holds no snapshot yet",
-                f"the daemon writes one every {self.run.snapshot.every_rounds} rounds, and when the "
-                "run ends",
+                f"the daemon writes one every {self.run.snapshot.every_rounds} rounds, and when "
+                "the run ends",
             )
         if wanted == LATEST:
             return max(found, key=lambda each: each.round)
