@@ -54,7 +54,7 @@ def test_a_daemon_without_extras_trains_its_rounds_and_ends(tmp_path: Path) -> N
     [
         ('[schedule]\nhours = ["daily 00:00-00:01"]', "schedule"),
         ("[metrics]\nport = 0", "metrics"),
-        ('[log]\ntensorboard = "board"', "log.tensorboard"),
+        ('[log]\ntensorboard = "board"', "log"),
     ],
 )
 def test_what_nobody_would_see_to_is_refused(wish: str, key: str, tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ DOORS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("atom/extras/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
-    "tensorboard": ("atom/extras/monitors/monitors.py",),
+    "mlflow": ("atom/extras/monitors/trackers.py",),
+    "tensorboard": ("atom/extras/monitors/trackers.py",),
+    "wandb": ("atom/extras/monitors/trackers.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/hub.py",),
@@ -203,7 +205,7 @@ def declared() -> set[str]:
 
 def test_what_is_imported_is_declared_and_pinned() -> None:
     """And does not come along with something else, which may do without it tomorrow."""
-    brought_by = packages_distributions()
+    brought_by = {"mlflow": ["mlflow-skinny"], **packages_distributions()}
     foreign = {module.split(".")[0] for path in sources() for module in imported_modules(path)}
     foreign -= {"atom", *sys.stdlib_module_names}
     names = {

@@ -152,10 +152,15 @@ class Metrics(Section):
 
 
 class Log(Section):
-    """[log]: what is written down beside events.jsonl."""
+    """[log]: folders, relative to this file, for what else than events.jsonl a round's figures are
+    written to; omitted: nothing."""
 
     tensorboard: LocalPath | None = None
-    """Folder for TensorBoard, relative to this file; omitted: none."""
+    """For TensorBoard."""
+    wandb: LocalPath | None = None
+    """For Weights & Biases, offline."""
+    mlflow: LocalPath | None = None
+    """For MLflow: a database of its own."""
 
 
 class PeerFile(Section):

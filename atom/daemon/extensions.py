@@ -32,7 +32,7 @@ class Wishes:
         wished = {
             "schedule": peer.schedule != Schedule(),
             "metrics": peer.metrics != Metrics(),
-            "log.tensorboard": peer.log != Log(),
+            "log": peer.log != Log(),
         }
         for key, is_wished in wished.items():
             if is_wished:

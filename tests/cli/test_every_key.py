@@ -143,6 +143,8 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "metrics.port": PORT,
     "metrics.host": ("3", '"a b"', '""', '"a..b"'),
     "log.tensorboard": PATH,
+    "log.wandb": PATH,
+    "log.mlflow": PATH,
 }  # fmt: skip
 
 

@@ -1,21 +1,17 @@
-"""Who else hears of a daemon's events than its log: Prometheus, TensorBoard."""
+"""Who else hears of a daemon's events than its log: Prometheus, and trackers of experiments."""
 
-import os
-import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from atom.base.errors import ConfigError, StorageError
 from atom.base.events import EventSink
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 from atom.daemon.extensions import Info, Monitors
 from atom.extras.monitors.metrics import Metrics
-from atom.models.installing import install_extra
+from atom.extras.monitors.trackers import Tracker
 
 
 def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
@@ -29,18 +25,21 @@ def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitor
         stack.callback(server.close)
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
         sinks.append(GivenUp(metrics, "the metrics that count events", console.note))
-    if peer.log.tensorboard is not None:
-        board = TensorBoardLog(Path(peer.log.tensorboard))
-        told = GivenUp(board, "TensorBoard", console.note)
-        stack.callback(told.attempt, board.close)
-        sinks.append(told)
+    trackers = [
+        Tracker(key, Path(folder), console.note)
+        for key, folder in peer.log.model_dump(exclude_none=True).items()
+    ]
+    for tracker in trackers:
+        stack.callback(tracker.close)
 
     def begin(info: Info) -> None:
         if url:
             stack.callback(metrics.show(info))
             console.note(f"metrics: {url}")
+        for tracker in trackers:
+            tracker.begin(info)
 
-    return sinks, begin
+    return [*sinks, *trackers], begin
 
 
 class GivenUp:
@@ -54,74 +53,13 @@ class GivenUp:
         self._has_failed = False
 
     def emit(self, kind: str, **fields: Any) -> None:
-        self.attempt(lambda: self._sink.emit(kind, **fields))
-
-    def attempt(self, act: Callable[[], object]) -> None:
-        """Something else that is done with the sink, such as its end."""
         if self._has_failed:
             return
         try:
-            act()
+            self._sink.emit(kind, **fields)
         except Exception as problem:  # noqa: BLE001 - a library's faults are not the training's
             with self._lock:
                 is_first, self._has_failed = not self._has_failed, True
             if is_first:
                 what = getattr(problem, "strerror", None) or problem
                 self._note(f"nothing more for {self._name} until the next start: {what}")
-
-
-_SCALARS = {
-    "loss": "loss/training",
-    "validation_loss": "loss/validation",
-    "tokens_per_s": "swarm/tokens_per_s",
-    "sequences": "swarm/sequences",
-    "gradient_norm": "gradient_norm",
-    "reduce_seconds": "all_reduce_seconds",
-}
-"""Key of a `round` event → tag."""
-
-
-class TensorBoardLog:
-    """An event sink. Raises: whatever the library does, also OSError for a folder that takes no
-    more; then it is of no more use."""
-
-    def __init__(self, folder: Path) -> None:
-        """In a folder of its own for this process, made with the first round: a start that comes to
-        nothing leaves none. The library and `folder` are looked at now.
-
-        Raises: ConfigError without the library; StorageError if the folder cannot be written.
-        """
-        try:
-            from tensorboard.summary import Writer
-        except ImportError as problem:
-            raise ConfigError(
-                "log.tensorboard: the tensorboard library is not installed",
-                f"`{install_extra('tensorboard')}`; or leave the key out",
-            ) from problem
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as problem:
-            raise StorageError(
-                f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
-            ) from problem
-        own = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        self._open: Callable[[], Any] = lambda: Writer(str(own))
-        self._writer: Any = None
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        if kind != "round":
-            return
-        self._writer = self._writer or self._open()
-        for key, tag in _SCALARS.items():
-            if fields.get(key) is not None:
-                self._writer.add_scalar(tag, float(fields[key]), fields["round"])
-        for name, figures in fields.get("validation", {"texts": {}})["texts"].items():
-            self._writer.add_scalar(f"loss/validation/{name}", figures["loss"], fields["round"])
-        self._writer.add_scalar("swarm/peers", float(len(fields["members"])), fields["round"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Writes what is left."""
-        if self._writer is not None:
-            self._writer.close()

@@ -1,8 +1,9 @@
-"""What Prometheus scrapes, what Grafana asks of it, and what TensorBoard is given."""
+"""What Prometheus scrapes, what Grafana asks of it, and what trackers of experiments are given."""
 
 import errno
 import json
 import re
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from atom.base.errors import StorageError
+from atom.base.errors import ConfigError, StorageError
 from atom.config.load import parse_peer_text
 from atom.daemon.console import Silence
 from atom.extras.monitors.metrics import Metrics
-from atom.extras.monitors.monitors import TensorBoardLog, open_monitors
+from atom.extras.monitors.monitors import open_monitors
+from atom.extras.monitors.trackers import TRACKERS, WAITING, Tracker
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]
@@ -150,14 +152,27 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     assert scalars["loss/validation/web"] == [(8, 3.0)]
 
 
-def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
+def test_a_folder_that_takes_nothing_is_said_and_a_start_without_rounds_leaves_nothing(
     tmp_path: Path,
 ) -> None:
-    TensorBoardLog(tmp_path / "board").close()
+    tracker = Tracker("tensorboard", tmp_path / "board", print)
+    tracker.close()
+    tracker.begin(lambda: INFO)
+    tracker.close()
     assert list((tmp_path / "board").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"):
-        TensorBoardLog(tmp_path / "file")
+        Tracker("tensorboard", tmp_path / "file", print)
+
+
+def test_a_library_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.extras.monitors.trackers.find_spec", lambda name: None)
+    for key in TRACKERS:
+        peer = parse_peer_text(f'[log]\n{key} = "board"\n', tmp_path)
+        with ExitStack() as stack, pytest.raises(ConfigError, match=f"the {key} library") as caught:
+            open_monitors(peer, stack, Said())
+        assert f"atom-swarm[{key}]" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 class Broken:
@@ -173,19 +188,47 @@ class Broken:
         raise RuntimeError("no space")
 
 
-def test_a_board_that_fails_ends_itself_and_nothing_else(
+def test_a_tracker_that_fails_ends_itself_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, said = Broken(), Said()
     monkeypatch.setattr("tensorboard.summary.Writer", lambda folder: broken)
     with ExitStack() as stack:
         peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
-        sinks, _ = open_monitors(peer, stack, said)
-        for _ in range(3):
+        sinks, begin = open_monitors(peer, stack, said)
+        begin(lambda: INFO)
+        for _ in range(WAITING + 3):
             for sink in sinks:
                 sink.emit("round", **ROUND, members=[])
     assert broken.calls == 1
-    assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
+    assert said.notes == ["nothing more for tensorboard until the next start: no space"]
+
+
+def test_a_tracker_that_hangs_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets what it can take once it goes on; rounds beyond are dropped."""
+    under_way, may_go_on, taken = threading.Event(), threading.Event(), list[int]()
+
+    def log(round_number: int, told: object) -> None:
+        under_way.set()
+        assert may_go_on.wait(20)
+        taken.append(round_number)
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda folder, info: (log, lambda: None))
+    tracker = Tracker("tensorboard", tmp_path, print)
+    tracker.begin(lambda: INFO)
+    tracker.emit("round", **{**ROUND, "round": 1}, members=[])
+    assert under_way.wait(20)
+    for number in range(2, WAITING + 100):
+        tracker.emit("round", **{**ROUND, "round": number}, members=[])
+    monkeypatch.setattr("atom.extras.monitors.trackers.CLOSE_S", 0.01)
+    tracker.close()
+    assert taken == []
+    may_go_on.set()
+    monkeypatch.undo()
+    tracker.close()
+    assert taken == list(range(1, WAITING + 2))
 
 
 def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
