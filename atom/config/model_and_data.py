@@ -22,12 +22,13 @@ _KEYS: dict[str, set[str]] = {
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
 _ON_THE_HUB = 'huggingface = "OWNER/NAME"; a folder is named with --from FOLDER'
+ANSWERS = "answers"
 MAX_TEXTS = 16
 SourceKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
-    **dict.fromkeys(("path", "name", "split", "revision", "text_field"), ("datasets",)),
+    **dict.fromkeys(("path", "name", "split", "revision", "text_field", "train_on"), ("datasets",)),
     **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes"), _TEXT_SOURCES),
 }
 """Key of [data] → the sources with which it says something."""
@@ -127,6 +128,10 @@ class TextSource(Section):
     """Use only this much of the text, from its start: "8 MB"."""
     text_field: Name | None = None
     """Column of a table that holds the text; omitted: "text"."""
+    train_on: Literal["answers"] | None = None
+    """Of a table's conversations only what the assistant says is a target; omitted: all tokens."""
+    answer_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of all tokens, those that are targets: filled in when the run is founded."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -135,6 +140,8 @@ class TextSource(Section):
         if self.source == "datasets" and self.path is None:
             what = 'missing: source = "datasets" needs a folder or a name of the hub'
             refuse("path", what, 'path = "OWNER/NAME"')
+        if self.answer_share is not None and self.train_on is None:
+            refuse("answer_share", 'says nothing without train_on = "answers"', "remove it")
         for key, sources in _DATA_KEYS.items() if self.source else ():
             said = key in self.model_fields_set and getattr(self, key) not in (None, ())
             if said and self.source not in sources:
@@ -176,7 +183,15 @@ class Data(TextSource):
                 )
         if self.sources and not any(self.weights.values()):
             refuse("sources", "every weight is 0: nothing is trained on", "give one a weight of 1")
+        if self.learns_answers and self.tokenizer == "bytes":
+            what = "conversations need the model's own tokenizer, and its chat template"
+            refuse("tokenizer", what, 'tokenizer = "FOLDER/tokenizer.json"')
         return self
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether not every token is a target."""
+        return any(text.train_on == ANSWERS for text in self.texts.values())
 
     @property
     def texts(self) -> Mapping[str, TextSource]:
@@ -201,12 +216,13 @@ class Data(TextSource):
             name for name, weight in self.weights.items() if not weight or self.validation_fraction
         ]
 
-    def at_revisions(self, revisions: Mapping[str, str | None]) -> "Data":
-        """With its tables' commits, by text."""
+    def with_each(self, key: str, values: Mapping[str, str | float | None]) -> "Data":
+        """With another value of that key, by text."""
         changed = {
-            name: self.texts[name].model_copy(update={"revision": revision})
-            for name, revision in revisions.items()
+            name: self.texts[name].model_copy(update={key: value}) for name, value in values.items()
         }
         if self.sources:
             return self.model_copy(update={"sources": {**self.sources, **changed}})
-        return self.model_copy(update={"revision": revisions[""]})
+        found = changed.get("", self)
+        assert isinstance(found, Data), "the only text is [data] itself"
+        return found

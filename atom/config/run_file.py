@@ -256,6 +256,9 @@ class RunFile(Section):
         if self.validation and not self.data.held_back:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
+        if self.data.learns_answers and self.model.huggingface is None:
+            what = "only models of transformers learn answers alone"
+            refuse("model", what, 'use huggingface = "…", or leave out [data] train_on')
         if self.data.source == "module":
             if self.model.module is None:
                 hint = 'use source = "text", or [model] module = "package.module:factory"'
@@ -267,7 +270,7 @@ class RunFile(Section):
             what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
             refuse("model.vocabulary_size", what, "raise it, or leave it out")
 
-    def changed(self, section: Literal["model", "data"], **values: str | int | None) -> "RunFile":
+    def changed(self, section: Literal["model", "data"], **values: str | float | None) -> "RunFile":
         """The run with other values in that section."""
         content = getattr(self, section).model_copy(update=values)
         return self.model_copy(update={section: content})

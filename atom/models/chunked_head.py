@@ -16,38 +16,53 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from atom.models.gpt3 import IGNORED, loss_chunks
+from atom.models.source import SourceError
 
 _USUAL_LOSS = "ForCausalLMLoss"
 """Cross-entropy of the next token, the mean over those that count."""
 
 
 @contextmanager
-def loss_in_chunks(model: Any, tokens: int) -> Iterator[None]:
+def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> Iterator[None]:
     """While the model's forward runs on `tokens` tokens with labels: its loss comes in chunks, if
     that saves memory and its logits are its head's as they are.
 
-    `model`: a `transformers.PreTrainedModel` with a language model's head.
+    `model`: a `transformers.PreTrainedModel` with a language model's head. `targets`: so many a
+    micro-batch has in the mean. Then the loss is the sum over those that count here, divided by
+    that: each counts the same, whatever others its micro-batch has; none may count.
+
+    Raises: SourceError for a model with a loss of its own, if `targets` is given.
     """
     head, usual = model.get_output_embeddings(), model.loss_function
     chunks = 1
-    if isinstance(head, nn.Linear) and getattr(usual, "__name__", "") == _USUAL_LOSS:
+    if isinstance(head, nn.Linear) and _is_usual(usual):
         chunks = loss_chunks(head.in_features, head.out_features, tokens)
-    if chunks == 1:
+    if chunks == 1 and targets is None:
         yield
         return
     seen: list[tuple[Tensor, Tensor]] = []
+    called = False
     hook = head.register_forward_hook(lambda _, given, logits: seen.append((given[0], logits)))
     before = vars(model).get("_loss_function")
 
     def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Tensor:
-        as_they_are = len(seen) == 1 and logits is seen[0][1]
+        nonlocal called
+        called = True
+        as_they_are = chunks > 1 and len(seen) == 1 and logits is seen[0][1]
         if not as_they_are or any(value is not None for value in more.values()):
+            if targets is not None:
+                more["num_items_in_batch"] = targets
             return usual(logits, labels, vocab_size, **more)  # type: ignore[no-any-return]
-        return _chunked(head, seen[0][0], labels, chunks, usual)
+        return _chunked(head, seen[0][0], labels, chunks, usual, targets)
 
     model._loss_function = loss
     try:
         yield
+        if targets is not None and not (called and _is_usual(usual)):
+            raise SourceError(
+                f"{type(model).__name__} has a loss of its own, which weighs answers otherwise",
+                "train on all tokens: leave out [data] train_on",
+            )
     finally:
         hook.remove()
         del model._loss_function
@@ -55,12 +70,22 @@ def loss_in_chunks(model: Any, tokens: int) -> Iterator[None]:
             model._loss_function = before
 
 
+def _is_usual(loss: Any) -> bool:
+    return getattr(loss, "__name__", "") == _USUAL_LOSS
+
+
 def _chunked(
-    head: nn.Linear, hidden: Tensor, labels: Tensor, chunks: int, usual: Callable[..., Tensor]
+    head: nn.Linear,
+    hidden: Tensor,
+    labels: Tensor,
+    chunks: int,
+    usual: Callable[..., Tensor],
+    divisor: Tensor | None,
 ) -> Tensor:
-    """hidden [B, S, D], labels [B, S], not shifted → the mean over the tokens that count."""
+    """hidden [B, S, D], labels [B, S], not shifted → the sum over the tokens that count, divided by
+    how many they are, if not by `divisor`."""
     targets = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
-    counted = (targets != IGNORED).sum()
+    counted = (targets != IGNORED).sum() if divisor is None else divisor
 
     def share(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = functional.linear(hidden, head.weight, head.bias)

@@ -46,10 +46,14 @@ class HuggingFaceSource(ModelSource):
     """See `atom.models.source.ModelSource`. Parameters have the names that `transformers` gives
     them."""
 
-    def __init__(self, content: Mapping[str, Any], sequence_tokens: int) -> None:
-        """`content`: a config that `read_config` passed. Raises: SourceError if transformers is
+    def __init__(
+        self, content: Mapping[str, Any], sequence_tokens: int, weighs_targets: bool = False
+    ) -> None:
+        """`content`: a config that `read_config` passed. `weighs_targets`: batches say
+        how much of the data is targets, as not all is. Raises: SourceError if transformers is
         missing, or has no such causal model.
         """
+        self._weighs_targets = weighs_targets
         self._content = dict(content)
         self._config, model_class = _opened(self._content)
         self._sequence_tokens = sequence_tokens
@@ -67,9 +71,11 @@ class HuggingFaceSource(ModelSource):
             )
 
     @classmethod
-    def of_text(cls, text: str, sequence_tokens: int) -> "HuggingFaceSource":
+    def of_text(
+        cls, text: str, sequence_tokens: int, weighs_targets: bool = False
+    ) -> "HuggingFaceSource":
         """From a config.json's text. Raises: SourceError."""
-        return cls(read_config(text), sequence_tokens)
+        return cls(read_config(text), sequence_tokens, weighs_targets)
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         """`forward(input_ids, labels)` → mean loss."""
@@ -83,17 +89,23 @@ class HuggingFaceSource(ModelSource):
         # The library checks configs in many ways; whatever it raises is about this one.
         except Exception as error:
             raise _unusable(error) from error
-        return _returning_loss(model)
+        return _returning_loss(model, self._weighs_targets)
 
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self._sequence_tokens)
-        return self.text_batch(tokens, tokens)
+        shares = torch.empty(sequences, device="meta") if self._weighs_targets else None
+        return self.text_batch(tokens, tokens, shares)
 
-    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
+    def text_batch(
+        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+    ) -> Batch:
         """The model shifts labels itself: it is given the tokens twice. So of each sequence the
         last target, which only `targets` holds, is not learned; the loss is transformers' own.
+        The first label is nobody's target.
         """
-        return {"input_ids": tokens, "labels": tokens.clone()}
+        labels = torch.cat([tokens[:, :1], targets[:, :-1]], dim=1)
+        shares = {} if target_share is None else {"target_share": target_share}
+        return {"input_ids": tokens, "labels": labels, **shares}
 
     def next_logits(self, model: nn.Module) -> Answer:
         return lambda tokens, last: _next_logits(model, tokens, last)
@@ -136,7 +148,7 @@ class HuggingFaceSource(ModelSource):
         small.pop("num_hidden_layers", None)
         small[names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
         try:
-            return HuggingFaceSource(small, self._sequence_tokens)
+            return HuggingFaceSource(small, self._sequence_tokens, self._weighs_targets)
         except SourceError:  # some keys count layers in ways of their own
             return self
 
@@ -221,19 +233,30 @@ def _settle_frequencies(model: nn.Module, tokens: int) -> None:
                 module.rope_type = still if layer is None else {**module.rope_type, layer: still}
 
 
-def _returning_loss(model: nn.Module) -> nn.Module:
+def _returning_loss(model: nn.Module, weighs_targets: bool) -> nn.Module:
     """Changes the model's class, not its modules: parameters keep their names."""
     parent: Any = type(model)
 
-    def forward(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
-        with loss_in_chunks(self, input_ids.numel()):
+    def loss(self: nn.Module, input_ids: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+        with loss_in_chunks(self, input_ids.numel(), targets):
             output = parent.forward(
                 self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
             )
-        loss: Tensor = output.loss
-        return loss
+        found: Tensor = output.loss
+        return found
 
+    def plain(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
+        return loss(self, input_ids, labels, None)
+
+    def weighing(
+        self: nn.Module, input_ids: Tensor, labels: Tensor, target_share: Tensor
+    ) -> Tensor:
+        """The same of so many targets as sequences have in the mean, not of those that are here."""
+        targets = target_share.sum() * (input_ids.shape[1] - 1)
+        return loss(self, input_ids, labels, targets)
+
+    forward = weighing if weighs_targets else plain
     names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
     model.__class__ = type(parent.__name__, (parent,), names)
     return model

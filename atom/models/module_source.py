@@ -78,10 +78,12 @@ class ModuleSource(ModelSource):
             for name, value in self.example.items()
         }
 
-    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
+    def text_batch(
+        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+    ) -> Batch:
         if set(self.example) == set(TEXT_ENTRIES[1]):
             return {"input_ids": tokens, "labels": tokens.clone()}
-        return super().text_batch(tokens, targets)
+        return super().text_batch(tokens, targets, target_share)
 
     def next_logits(self, model: nn.Module) -> Answer:
         """By the module's own `logits`."""

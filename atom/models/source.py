@@ -106,8 +106,12 @@ class ModelSource(Protocol):
     def example_batch(self, sequences: int) -> Batch:
         """Names, shapes and dtypes of a micro-batch, on `meta`. Raises: SourceError."""
 
-    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
-        """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens."""
+    def text_batch(
+        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+    ) -> Batch:
+        """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens.
+        `target_share` [sequences], for models that `weighs_targets`: of each one's text."""
+        assert target_share is None
         return {"tokens": tokens, "targets": targets}
 
     def next_logits(self, model: nn.Module) -> Answer:

@@ -25,7 +25,7 @@ from atom.models.data.samples import (
     Windows,
     token_samples,
 )
-from atom.models.data.token_file import LOCK, TOKENISING, cached_tokens
+from atom.models.data.token_file import LOCK, TOKENISING, TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import DataError
 
@@ -35,6 +35,7 @@ class NumberTokenizer:
 
     separator = ()
     content = b""
+    complements = False
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -150,7 +151,7 @@ def test_a_killed_process_leaves_what_the_next_one_replaces(tmp_path: Path) -> N
 import os, signal, sys
 from pathlib import Path
 from atom.models.data.files import text_corpus
-from atom.models.data.token_file import LOCK, TOKENISING, cached_tokens
+from atom.models.data.token_file import LOCK, TOKENISING, TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 def kill(what, done, total):
     if what == "tokenising":
@@ -381,3 +382,17 @@ def test_the_digest_of_plain_text_is_fixed(tmp_path: Path, cap: int | None, dige
     file = cached_tokens(corpus, ByteTokenizer(), tmp_path / ".cache")
     dataset = token_samples([Text(file)], ByteTokenizer(), Cut(0.25, 4, 4 << 20), 7)
     assert dataset.digest == digest
+
+
+def test_targets_of_all_texts_weigh_the_same_and_each_is_validated_by_its_own_share() -> None:
+    def text(name: str, weight: int, share: float) -> Text:
+        return Text(TokenFile(torch.arange(100), name), name, weight, share)
+
+    texts = [text("a", 3, 0.25), text("b", 1, 1.0), text("c", 0, 0.5)]
+    made = token_samples(texts, ByteTokenizer(), Cut(0.5, 4, 1 << 12), 0)
+    for part in made.train.values():
+        assert part.batch([0, 1])["target_share"].tolist() == [(3 * 0.25 + 1) / 4] * 2
+    shares = {
+        name: part.batch([0])["target_share"].item() for name, part in made.validation.items()
+    }
+    assert shares == {"a": 0.25, "b": 1.0, "c": 0.5}

@@ -116,7 +116,9 @@ def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     model = run.model
     if model.huggingface is not None:
         assert model.huggingface_config is not None, "pinned when it was founded"
-        return HuggingFaceSource.of_text(model.huggingface_config, model.sequence_tokens)
+        return HuggingFaceSource.of_text(
+            model.huggingface_config, model.sequence_tokens, run.data.learns_answers
+        )
     if model.module is not None:
         assert code is not None, "fetched before"
         sequence_tokens = None if run.data.source == "module" else model.sequence_tokens

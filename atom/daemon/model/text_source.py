@@ -5,9 +5,10 @@ from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.base.files import why_not_written
-from atom.config.model_and_data import Data, TextSource
+from atom.config.model_and_data import ANSWERS, Data, TextSource
 from atom.config.run_file import RunFile
 from atom.config.sources import TextPlace, TextSources
+from atom.models.data.conversations import answers_only, target_share
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Cut, Samples, Text, token_samples
@@ -34,7 +35,7 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
     for name, text in run.data.texts.items():
         if text.source != "datasets" or text.revision is not None:
             continue
-        table = _stored(text, sources.texts[name])
+        table = _stored(text, sources.texts[name], sources.tokenizer)
         before = None if known is None else known.data.texts.get(name)
         try:
             if before is not None:
@@ -45,7 +46,7 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
             raise _named(problem, f"data.{f'sources.{name}.' if name else ''}path") from problem
     if not revisions:
         return run
-    return run.model_copy(update={"data": run.data.at_revisions(revisions)})
+    return run.model_copy(update={"data": run.data.with_each("revision", revisions)})
 
 
 def open_text(
@@ -60,14 +61,17 @@ def open_text(
         return run, None
     try:
         coder = load_tokenizer(sources.tokenizer)
-        texts = [
-            Text(
-                cached_tokens(_corpus(text, sources.texts[name]), coder, cache, progress),
-                name,
-                run.data.weights[name],
-            )
-            for name, text in run.data.texts.items()
-        ]
+        texts, shares = list[Text](), dict[str, float]()
+        for name, text in run.data.texts.items():
+            corpus, writer = _corpus(text, sources, name), coder
+            if text.train_on == ANSWERS:
+                writer = answers_only(coder)
+            file = cached_tokens(corpus, writer, cache, progress)
+            if text.train_on == ANSWERS:
+                shares[name] = text.answer_share or target_share(file)
+            share = shares.get(name, 1.0) if run.data.learns_answers else None
+            texts.append(Text(file, name, run.data.weights[name], share))
+        run = run.model_copy(update={"data": run.data.with_each("answer_share", shares)})
         cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
         samples = token_samples(texts, coder, cut, run.run.seed)
     except OSError as problem:
@@ -105,22 +109,25 @@ def _named(problem: ValueError, what: str) -> UserError:
     return kind(f"{what}: {problem}", hint or otherwise)
 
 
-def _corpus(text: TextSource, place: TextPlace) -> Corpus:
+def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
     """Raises: DataError."""
+    place = sources.texts[name]
     if text.source == "datasets":
-        return _stored(text, place).corpus(text.max_bytes)
+        return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
     if text.source == "python-stdlib":
         return stdlib_corpus(text.max_bytes)
     return text_corpus(place.paths, text.max_bytes)
 
 
-def _stored(text: TextSource, place: TextPlace) -> StoredDataset:
+def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset:
     return StoredDataset(
         path=place.table,
         text_field=text.text_field or TEXT_FIELD,
         split=text.split or SPLIT,
         name=text.name,
         revision=text.revision,
+        tokenizer=tokenizer,
+        answers=text.train_on == ANSWERS,
     )
 
 

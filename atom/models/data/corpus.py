@@ -77,7 +77,11 @@ class Document:
 
 def row_document(where: str, text: str) -> Document:
     """The text of a row, which is in memory."""
-    content = text.encode()
+    return content_document(where, text.encode())
+
+
+def content_document(where: str, content: bytes) -> Document:
+    """The same of what is encoded."""
     return Document(where, len(content), partial(io.BytesIO, content))
 
 

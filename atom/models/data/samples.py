@@ -20,6 +20,7 @@ from atom.models.data.corpus import Amount
 from atom.models.data.sampler import BLOCK_PIECES, Order, Permutation, Sampler
 from atom.models.data.token_file import TokenFile
 from atom.models.data.tokenizer import Tokenizer
+from atom.models.gpt3 import IGNORED
 from atom.models.source import Batch, DataError, SourceError
 
 _ORDER = "atom-order-2"
@@ -136,6 +137,7 @@ class Windows:
     sequence_tokens: int
     file: int = 0
     """Which of `Samples.files`."""
+    target_share: float | None = None
 
     @property
     def piece_windows(self) -> int:
@@ -147,12 +149,17 @@ class Windows:
         return self._before_boundary + pieces * self.piece_windows + self._windows_in(rest)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """`tokens` and `targets`, each a new int64 [len(rows), S]."""
+        """`tokens` and `targets`, each a new int64 [len(rows), S]. A token that the file has as its
+        complement is no target. With `target_share`, float32 [len(rows)], if there is one."""
         windows = torch.stack([self._window(row) for row in rows])
-        return {
-            "tokens": windows[:, :-1].contiguous(),
-            "targets": windows[:, 1:].contiguous(),
+        tokens, targets = windows[:, :-1], windows[:, 1:]
+        batch = {
+            "tokens": torch.where(tokens < 0, ~tokens, tokens),
+            "targets": torch.where(targets < 0, IGNORED, targets),
         }
+        if self.target_share is not None:
+            batch["target_share"] = torch.full([len(rows)], self.target_share)
+        return batch
 
     def pieces(self, rows: Sequence[int]) -> set[Piece]:
         return {Piece(self.file, self._start(row) // self.piece_tokens) for row in rows}
@@ -192,6 +199,8 @@ class Text:
     """Empty: it is the only one."""
     weight: int = 1
     """Sequences of it in a cycle; 0: it is held back as a whole."""
+    target_share: float | None = None
+    """Of its tokens, those that are targets; None: all are, in all of the run's texts."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +220,15 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
     """
     train: dict[str, Windows] = {}
     validation: dict[str, Windows] = {}
+    share = _mean_share(texts)
     for number, text in enumerate(texts):
         end = len(text.file.tokens) - _held_back(text, cut)
         if text.weight:
-            train[text.name] = _windows(text, cut, "training", range(end), number)
+            train[text.name] = _windows(text, cut, "training", range(end), number, share)
         if not text.weight or cut.validation_fraction:
             held_back = range(end, len(text.file.tokens))
-            validation[text.name] = _windows(text, cut, "validation", held_back, number)
+            own = text.target_share
+            validation[text.name] = _windows(text, cut, "validation", held_back, number, own)
     orders = (Order(len(part), part.piece_windows, seed) for part in train.values())
     weights = tuple(text.weight for text in texts if text.weight)
     return Samples(
@@ -238,12 +249,23 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
     )
 
 
+def _mean_share(texts: Sequence[Text]) -> float | None:
+    """Of all that is trained on: targets of one text weigh as those of another."""
+    shares = [(text.weight, text.target_share) for text in texts]
+    if any(share is None for _, share in shares):
+        return None
+    total = sum(weight for weight, _ in shares)
+    return sum(weight * share for weight, share in shares if share is not None) / total
+
+
 def _held_back(text: Text, cut: Cut) -> int:
     """Tokens at the file's end."""
     return int(len(text.file.tokens) * (cut.validation_fraction if text.weight else 1))
 
 
-def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Windows:
+def _windows(
+    text: Text, cut: Cut, name: str, stretch: range, number: int, share: float | None
+) -> Windows:
     """Raises: DataError."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
     piece_tokens, of_text = (
@@ -256,7 +278,7 @@ def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Wi
             f"the token file holds, {piece_tokens}",
             f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
         )
-    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number)
+    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share)
     if not len(windows):
         raise DataError(
             f"the {name} text{of_text} has {len(stretch)} tokens, "

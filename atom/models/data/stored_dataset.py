@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from atom.models.data.corpus import Corpus, Document, row_document
+from atom.models.data.conversations import COLUMNS, ChatTemplate
+from atom.models.data.corpus import Corpus, Document, content_document, row_document
 from atom.models.data.files import size_of_files
 from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
@@ -37,6 +38,10 @@ class StoredDataset:
     """One of several configurations."""
     revision: str | None = None
     """A commit of the hub."""
+    tokenizer: str = "bytes"
+    """Whose chat template writes conversations."""
+    answers: bool = False
+    """Rows are conversations, in which answers are marked."""
 
     @property
     def folder(self) -> Path | None:
@@ -55,8 +60,14 @@ class StoredDataset:
 
 def _documents(stored: StoredDataset) -> Iterator[Document]:
     """Of the rows that hold a text; null is none. Raises: DataError."""
-    for number, text in enumerate(_texts(stored), start=1):
+    template: ChatTemplate | None = None
+    for number, row in enumerate(_rows(stored), start=1):
         where = f"{stored.path}, row {number} of {stored.split}"
+        if stored.text_field not in row or stored.answers:
+            template = template or ChatTemplate(stored.tokenizer)
+            yield content_document(where, template.document(row, where, stored.answers))
+            continue
+        text = row[stored.text_field]
         if isinstance(text, str):
             yield row_document(where, text)
         elif text is not None:
@@ -64,23 +75,35 @@ def _documents(stored: StoredDataset) -> Iterator[Document]:
             raise DataError(f"{where}: {what}", _NAME_THE_TEXT)
 
 
-def _texts(stored: StoredDataset) -> Iterator[Any]:
-    """What each row has in the text's column."""
+def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
+    """What each row has in the columns that matter."""
     if stored.folder and _all_empty(stored.folder):
         return  # the library would say "StopIteration", and no more
     try:
         table = _table(stored)
-        names = table.column_names
-        if stored.text_field not in names:
-            has = ", ".join(map(repr, names[:8]))
-            what = f'no column "{stored.text_field}"; it has {has}'
-            raise DataError(f"{stored.path}: {what}", _NAME_THE_TEXT)
-        for rows in table.select_columns([stored.text_field]).iter(batch_size=_ROWS_TOGETHER):
-            yield from rows[stored.text_field]
+        columns = _columns(stored, table.column_names)
+        for rows in table.select_columns(columns).iter(batch_size=_ROWS_TOGETHER):
+            for values in zip(*(rows[name] for name in columns), strict=True):
+                yield dict(zip(columns, values, strict=True))
     except DataError:
         raise
     except Exception as error:  # as many kinds as there are formats, and ways to the hub
         raise _told(stored, error) from error
+
+
+def _columns(stored: StoredDataset, names: list[str]) -> list[str]:
+    """Raises: DataError."""
+    if stored.text_field in names and not stored.answers:
+        return [stored.text_field]
+    chats = [list(columns) for columns in COLUMNS if set(columns) <= set(names)]
+    if chats:
+        return chats[0]
+    has = ", ".join(map(repr, names[:8]))
+    if stored.answers:
+        hint = "they are conversations with a column messages, or with prompt and completion"
+        raise DataError(f"{stored.path} has rows without answers: {has}", hint)
+    what = f'no column "{stored.text_field}"; it has {has}'
+    raise DataError(f"{stored.path}: {what}", _NAME_THE_TEXT)
 
 
 def _all_empty(folder: Path) -> bool:

@@ -50,7 +50,7 @@ def cached_tokens(
     survey = corpus.survey(on_progress)
     told = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
     name = hashlib.sha256(told.encode()).hexdigest()
-    code, dtype = _type_for(tokenizer.vocabulary_size)
+    code, dtype = _type_for(tokenizer)
     if (cached := _found(folder, name, dtype)) is not None:
         return cached
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,9 @@ def _groups(pieces: Iterator[tuple[bool, Any]]) -> Iterator[list[tuple[bool, Any
         yield group
 
 
-def _type_for(vocabulary_size: int) -> tuple[str, torch.dtype]:
+def _type_for(tokenizer: Tokenizer) -> tuple[str, torch.dtype]:
     """The narrowest type: its code in the standard library's arrays, and PyTorch's. int32 holds
-    every real vocabulary, and unlike uint32 PyTorch can compute with it."""
-    if vocabulary_size <= 1 << 8:
-        return "B", torch.uint8
-    return ("H", torch.uint16) if vocabulary_size <= 1 << 16 else ("i", torch.int32)
+    every real vocabulary, and unlike uint32 PyTorch can compute with it; and complements."""
+    if tokenizer.complements or tokenizer.vocabulary_size > 1 << 16:
+        return "i", torch.int32
+    return ("B", torch.uint8) if tokenizer.vocabulary_size <= 1 << 8 else ("H", torch.uint16)

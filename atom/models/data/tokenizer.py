@@ -40,6 +40,10 @@ class Tokenizer(Protocol):
     def separator(self) -> Sequence[int]:
         """Tokens between two documents."""
 
+    @property
+    def complements(self) -> bool:
+        """Whether a token t that is no target is given as ~t."""
+
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[Any]:
         """One document cut into what can be encoded apart: bytes, or a text.
 
@@ -63,6 +67,7 @@ class ByteTokenizer:
     digest = hashlib.sha256(b"bytes").hexdigest()
     content = b""
     separator: Sequence[int] = (10,)
+    complements = False
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """The blocks as they are."""
@@ -78,6 +83,8 @@ class ByteTokenizer:
 
 class JsonTokenizer:
     """A tokenizer.json; documents are separated by its end-of-text token, if it has one."""
+
+    complements = False
 
     def __init__(self, path: Path) -> None:
         """Raises: DataError if the file is missing, malformed, or the library is not there."""
@@ -113,11 +120,15 @@ class JsonTokenizer:
 
     def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
         """In as many threads as the library takes. Raises: DataError for what has no token."""
+        for encoding in self.encodings(pieces):
+            yield encoding.ids
+
+    def encodings(self, pieces: Sequence[str]) -> Sequence[Any]:
+        """The same as the library has it: `ids`, and their `offsets` in the piece."""
         hint = "take one that has a token for whatever is unknown to it, or for every byte"
         with _library_errors(f"tokenizer {self._path} cannot encode the text", hint):
-            encodings = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
-        for encoding in encodings:
-            yield encoding.ids
+            found: Sequence[Any] = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Special tokens as they are written."""

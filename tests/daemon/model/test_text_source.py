@@ -23,8 +23,9 @@ from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
-from tests.daemon.model.kept_runs import Folder, folder_in
-from tests.daemon.tiny_run import GPT3
+from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
+from tests.daemon.tiny_run import GPT3, LLAMA
+from tests.models.chat_tokenizer import chat_tokenizer
 from tests.swarm.swarm_samples import a_manifest
 
 ROWS = [{"body": "A peer gives what it has, and takes its part."}] * 40
@@ -189,3 +190,28 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(
         with pytest.raises(MismatchError, match="here are 1,300 tokens, 162 .*" + said) as refused:
             check_data(samples, section, manifest)
         assert wanted in refused.value.hint
+
+
+def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    roles = [("user", "How much does a peer give?"), ("assistant", "What it has.")]
+    chat = [{"role": role, "content": text} for role, text in roles]
+    datasets.Dataset.from_list([{"messages": chat}] * 40).save_to_disk(tmp_path / "table")
+    chat_tokenizer(tmp_path / "tokenizer")
+    data = (
+        'source = "datasets"\npath = "table"\ntrain_on = "answers"\n'
+        'tokenizer = "tokenizer/tokenizer.json"'
+    )
+    with folder_in(tmp_path, config=CONFIG | {"vocab_size": 259}) as folder:
+        member = folder.found(LLAMA, data=data)
+        share = member.run.data.answer_share
+        assert share is not None
+        assert 0 < share < 0.5
+        batch = member.samples.batch(range(4))
+        assert batch["target_share"].tolist() == pytest.approx([share] * 4)
+        assert member.replica.run_pass([batch]) == 4
+        with pytest.raises(ConfigError, match="only models of transformers"):
+            folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)
+        mine = 'path = "table"\ntokenizer = "tokenizer/tokenizer.json"'
+        joined = enter_run(member.manifest, member.record, None, folder.box("b", mine))
+    assert joined.samples.digest == member.samples.digest

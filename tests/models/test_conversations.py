@@ -1,0 +1,111 @@
+"""Conversations become the tokens of the tokenizer's own template; answers alone are targets."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import transformers
+
+from atom.models.data.conversations import answers_only, target_share
+from atom.models.data.samples import Cut, Samples, Text, token_samples
+from atom.models.data.stored_dataset import StoredDataset
+from atom.models.data.token_file import cached_tokens
+from atom.models.data.tokenizer import load_tokenizer
+from atom.models.gpt3 import IGNORED
+from atom.models.source import DataError
+from tests.models.chat_tokenizer import CHATML, STOP, chat_tokenizer
+
+S = 24
+CHATS = [
+    [("system", "Be brief."), ("user", "One?"), ("assistant", "Zwei é."), ("user", "?")],
+    [("user", "Hello"), ("assistant", "Hi"), ("user", "And " * 20), ("assistant", "so on")],
+    [("user", "Nobody answers.")],
+]
+ROWS = [[{"role": role, "content": text} for role, text in chat] for chat in CHATS]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+
+
+def samples(
+    tmp_path: Path, rows: dict[str, Any], answers: bool = True, template: str | None = CHATML
+) -> Samples:
+    tokenizer = chat_tokenizer(tmp_path / "tokenizer", template)
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "table")
+    stored = StoredDataset(str(tmp_path / "table"), tokenizer=str(tokenizer), answers=answers)
+    coder = load_tokenizer(tokenizer)
+    writer = answers_only(coder) if answers else coder
+    file = cached_tokens(stored.corpus(), writer, tmp_path / "cache")
+    share = target_share(file) if answers else None
+    return token_samples([Text(file, target_share=share)], coder, Cut(0.0, S, 1 << 22), seed=0)
+
+
+def in_file(samples: Samples) -> list[int]:
+    (file,) = samples.files
+    found: list[int] = file.tokens.tolist()
+    return found
+
+
+def test_tokens_and_targets_are_those_of_transformers(tmp_path: Path) -> None:
+    found = in_file(samples(tmp_path, {"messages": ROWS}))
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "tokenizer"))
+    wanted = list[int]()
+    for chat in ROWS[:2]:
+        told = tokenizer.apply_chat_template(
+            chat, return_dict=True, return_assistant_tokens_mask=True
+        )
+        pairs = zip(told["input_ids"], told["assistant_masks"], strict=True)
+        wanted += [token if counts else ~token for token, counts in pairs]
+        wanted.append(~tokenizer.eos_token_id)
+    assert found == wanted
+
+
+def test_windows_say_what_is_a_target(tmp_path: Path) -> None:
+    made = samples(tmp_path, {"messages": ROWS})
+    raw = torch.tensor(in_file(made))
+    batch = made.train[""].batch([0, 1])
+    share = int((raw >= 0).sum()) / len(raw)
+    assert batch["target_share"].tolist() == pytest.approx([share] * 2, abs=1e-6)
+    for row in (0, 1):
+        window = raw[row * S : row * S + S + 1]
+        plain = torch.where(window < 0, ~window, window)
+        assert torch.equal(batch["tokens"][row], plain[:-1])
+        counts = window[1:] >= 0
+        assert torch.equal(batch["targets"][row][counts], plain[1:][counts])
+        assert set(batch["targets"][row][~counts].tolist()) <= {IGNORED}
+
+
+def test_a_completion_and_its_end_are_targets(tmp_path: Path) -> None:
+    made = samples(tmp_path, {"prompt": ["1+1=", "x" * S, "none"], "completion": ["2", "y", ""]})
+    stop = 258
+    wanted = [*(~byte for byte in b"1+1="), *b"2", stop, *[~byte for byte in b"x" * S], *b"y", stop]
+    assert in_file(made) == wanted
+
+
+def test_all_of_a_conversation_may_be_targets(tmp_path: Path) -> None:
+    found = in_file(samples(tmp_path, {"messages": ROWS}, answers=False))
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "tokenizer"))
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in ROWS]
+    assert found == tokenizer(STOP.join(texts))["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "said"),
+    [
+        ({"text": ["x" * 99]}, CHATML, "rows without answers: 'text'"),
+        ({"messages": ROWS}, None, "has no chat template"),
+        ({"messages": [ROWS[2]]}, CHATML, "all empty"),
+        ({"messages": [ROWS[0][:1], ROWS[1]]}, "{{ raise_exception('odd') }}", "row 1 .*odd"),
+        ({"messages": [ROWS[1]]}, "{{ messages[-1]['content'] }}", "writes message 2 otherwise"),
+        ({"messages": ["hello"]}, CHATML, "row 1 of train is no list of messages"),
+    ],
+)
+def test_what_is_no_conversation_is_named(
+    tmp_path: Path, rows: dict[str, Any], template: str | None, said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        samples(tmp_path, rows, template=template)
