@@ -62,6 +62,9 @@ def test_tokens_and_targets_are_those_of_transformers(tmp_path: Path) -> None:
         wanted += [token if counts else ~token for token, counts in pairs]
         wanted.append(~tokenizer.eos_token_id)
     assert found == wanted
+    written = tokenizer.decode([max(token, ~token) for token in found])
+    coder = answers_only(load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json"))
+    assert coder.decode(found) == written
 
 
 def test_windows_say_what_is_a_target(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ class AnswersOnly:
             answers = piece.answers(encoding.offsets)
             yield [t if told else ~t for t, told in zip(encoding.ids, answers, strict=True)]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Answers and all else."""
+        return self._inner.decode([max(token, ~token) for token in tokens])
+
 
 class _Marked:
     def __init__(self, parts: Sequence[str]) -> None:
