@@ -30,7 +30,7 @@ from tests.training.small_history import PEERS, run
 from tests.training.worker_scene import ELEMENTS
 
 STATE_BYTES = 3 * 4 * ELEMENTS
-RESULTS_BYTES = 2 * 4 * ELEMENTS
+RESULT_BYTES = 4 * ELEMENTS
 
 
 @pytest.fixture
@@ -119,13 +119,13 @@ def test_under_names_that_it_does_not_have_nothing_is_served(stage: Stage) -> No
 
 def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None:
     steps(stage, 2)
-    disk(stage).free = lambda: STATE_BYTES + RESULTS_BYTES - 1
+    disk(stage).free = lambda: STATE_BYTES + RESULT_BYTES - 1
     steps(stage, 4)
     assert stage.journal.head.round == 6
     assert rounds(stage) == [2], "the only good one stays"
     assert of(stage, "disk-full") == ["snapshots"], "said once"
     assert "snapshots" in stage.room.paused
-    disk(stage).free = lambda: STATE_BYTES + RESULTS_BYTES
+    disk(stage).free = lambda: STATE_BYTES + RESULT_BYTES
     steps(stage, 2)
     assert rounds(stage) == [8, 2], "when the next one is due"
     assert of(stage, "disk-room") == ["snapshots"]
@@ -139,6 +139,15 @@ def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
     steps(stage, 2)
     assert rounds(stage) == [6, 4]
     assert of(stage, "disk-full") == []
+
+
+def test_what_is_for_joiners_makes_room_for_the_next_result(stage: Stage) -> None:
+    steps(stage, 5)
+    assert (rounds(stage), len(stage.stored())) == ([4, 2], 3)
+    disk(stage).free = lambda: RESULT_BYTES if len(rounds(stage)) < 2 else RESULT_BYTES - 1
+    steps(stage, 1)
+    assert (rounds(stage), len(stage.stored())) == ([4], 2), "what a restart needs stays"
+    assert of(stage, "disk-full") == ["snapshots"]
 
 
 def test_a_disk_that_turns_read_only_stops_nobody(

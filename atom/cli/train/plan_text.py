@@ -113,10 +113,12 @@ def _fit(plan: Plan) -> RenderableType:
         (memory.boundary_bytes, "between sub-models"),
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
-    kept = f"{format_bytes(disk.snapshot_bytes)} states, the kept ones and one that is written"
+    kept = f"{format_bytes(disk.snapshot_bytes)} states, one and the next that is written"
     if disk.checkpoint_bytes:
         kept += f", {format_bytes(disk.checkpoint_bytes)} checkpoints"
-    kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since, for joiners"
+    kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since"
+    if disk.joiners_bytes:
+        kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, where there is room"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
     if plan.choice.host_bytes:
         count = len(plan.choice.waiting)

@@ -93,14 +93,16 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """The state directory, once it is as large as it gets."""
+    """The state directory at its largest, where room is short."""
 
     snapshot_bytes: int
-    """The kept ones, and the one being written."""
+    """One, and the one being written."""
     checkpoint_bytes: int
     """Weights that the peer file asks to keep, and those being written."""
     result_bytes: int
-    """Averages since the snapshot before the last: what joiners catch up from."""
+    """Averages since it, and of a round meanwhile."""
+    joiners_bytes: int
+    """Used besides where there is room: older states, and averages since then."""
     have_bytes: int
     """Free now, or taken by what there is of these already."""
 
@@ -335,8 +337,9 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     frozen_bytes = frozen * graph.parameter_dtype.itemsize
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
-        snapshot_bytes=(kept + 1) * state_bytes + 2 * own_bytes + frozen_bytes,
+        snapshot_bytes=2 * state_bytes + 2 * own_bytes + frozen_bytes,
         checkpoint_bytes=(checkpoints + 1) * weight_bytes if checkpoints else 0,
-        result_bytes=kept * run.snapshot.every_rounds * result_bytes,
+        result_bytes=(run.snapshot.every_rounds + 1) * result_bytes,
+        joiners_bytes=(kept - 1) * (state_bytes + run.snapshot.every_rounds * result_bytes),
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

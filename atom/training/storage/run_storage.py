@@ -2,8 +2,9 @@
 
 A snapshot is the whole state of one head in one file: a mapping of names to flat tensors. A restart
 loads the newest one and replays the results since, as the chain names them. So results go to disk
-before the commit that names them, and are dropped once the oldest snapshot covers them. A full disk
-stops the writing, never the training.
+before the commit that names them, and are dropped once the oldest snapshot covers them. Older ones
+are for joiners that fetch a state just now; where room is short they go first. A full disk stops
+the writing, never the training.
 
     snapshots          which states are offered: their heads, 32 bytes each
     frozen             the parameters that no step changes, the same in all states
@@ -344,26 +345,26 @@ class RunStorage:
     def record(self, commit: Commit) -> None:
         """A commit and its held result: on disk before the step, and offered."""
         digest = commit.value.result_digest
+        self._make_room(self.results.usual_bytes)
         self.room.attempt(RESULTS, lambda: self.results.save(digest))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
 
     def snapshot(self, digest: bytes, arenas: Mapping[str, Tensor]) -> None:
         """Saves the state of the journal's head and drops the results it covers, but for the
-        snapshots before it. Without room, the oldest goes first, but never the only one."""
+        snapshots before it. Without room, all but the newest go first."""
         size, head = sum(arena.nbytes for arena in arenas.values()), self.journal.head
-        needed = size + 2 * self.results.usual_bytes
+        needed = size + self.results.usual_bytes
 
         def write() -> None:
             if (free := self.room.free_bytes()) < needed:
                 raise StorageError(
                     f"no room for a snapshot of {size:,} bytes beside the"
-                    f" {needed - size:,} of two rounds: {free:,} are free",
+                    f" {needed - size:,} of a round: {free:,} are free",
                     "free some disk space; until then a restart has to fetch more from others",
                 )
             write_snapshot(self._folder, head.round, head.digest, digest, arenas)
 
-        if self.room.free_bytes() < needed and self._keep > 1:
-            self._prune(self._keep - 1)
+        self._make_room(needed)
         if self.room.attempt(SNAPSHOTS, write):
             self._prune(self._keep)
 
@@ -398,6 +399,11 @@ class RunStorage:
             return head, incarnation, read_tensors(self._folder / OWN)
         except (OSError, SafetensorError, StorageError, KeyError, ValueError):
             return None
+
+    def _make_room(self, needed: int) -> None:
+        """What is there for joiners alone goes, if so many bytes are not free."""
+        if self.room.free_bytes() < needed:
+            self._prune(1)
 
     def _prune(self, keep: int) -> None:
         """Deletes all snapshots but `keep`, and the results that all of ours cover.

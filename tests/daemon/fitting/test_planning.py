@@ -153,7 +153,10 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
     assert ("gradients in bfloat16" in dict(planned.host.arenas)) is (gradients == "bfloat16")
     of_the_cut = sum(size for _, size in arenas)
     assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
-    assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
+    disk, every = planned.disk, 50
+    assert disk.snapshot_bytes == 2 * snapshot_bytes * planned.parameters
+    assert disk.result_bytes == (every + 1) * 4 * planned.parameters
+    assert disk.joiners_bytes == (snapshot_bytes + every * 4) * planned.parameters
 
 
 @pytest.mark.parametrize(
