@@ -96,27 +96,20 @@ def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
 def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
     """Section → key → what it means: everything that such a file may say, as it is written. A
     section with names of a user's below it is called "section.key.NAME"."""
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for name, field in model.model_fields.items():
-        section = _section_in(field.annotation)
-        assert section is not None, "a file is made of sections"
-        found[name] = _keys_in(section)
-        for key, inner in section.model_fields.items():
-            if (below := _section_in(inner.annotation)) is not None:
-                found[f"{name}.{key}.NAME"] = _keys_in(below)
+        found |= _sections_in(name, field.annotation)
     return found
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
+def _sections_in(name: str, annotation: Any) -> dict[str, dict[str, str]]:
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
-
-
-def _keys_in(section: type[Section]) -> dict[str, str]:
-    return {
-        field.alias or key: " ".join((field.description or "").split())
-        for key, field in section.model_fields.items()
-    }
+    section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+    found: dict[str, dict[str, str]] = {} if section is None else {name: {}}
+    for key, field in section.model_fields.items() if section is not None else ():
+        found[name][field.alias or key] = " ".join((field.description or "").split())
+        found |= _sections_in(f"{name}.{key}.NAME", field.annotation)
+    return found
 
 
 def _read(path: Path) -> str:

@@ -178,9 +178,7 @@ class Data(TextSource):
             refuse("source", "is missing", 'source = "text", or several: [data.sources.NAME]')
         for key in TextSource.model_fields if self.sources else ():
             if getattr(self, key) not in (None, ()):
-                refuse(
-                    key, "says nothing beside [data.sources.NAME]", "write it under each of them"
-                )
+                refuse(key, "says nothing beside [data.sources.NAME]", "write it under these")
         if self.sources and not any(self.weights.values()):
             refuse("sources", "every weight is 0: nothing is trained on", "give one a weight of 1")
         if self.learns_answers and self.tokenizer == "bytes":
@@ -198,31 +196,23 @@ class Data(TextSource):
         """By name, those to train on first; of a run with one text, that has no name."""
         if not self.sources:
             return {"": self}
-        by_name = sorted(self.sources.items(), key=lambda item: (not item[1].weight, item[0]))
-        return dict(by_name)
+        return dict(sorted(self.sources.items(), key=lambda item: (not item[1].weight, item[0])))
 
     @property
     def weights(self) -> Mapping[str, int]:
         """As `texts`."""
-        return {
-            name: text.weight if isinstance(text, MixedSource) else 1
-            for name, text in self.texts.items()
-        }
+        return {name: getattr(text, "weight", 1) for name, text in self.texts.items()}
 
     @property
     def held_back(self) -> Sequence[str]:
         """The texts that there is a validation set of."""
-        return [
-            name for name, weight in self.weights.items() if not weight or self.validation_fraction
-        ]
+        is_cut = self.validation_fraction > 0
+        return [name for name, weight in self.weights.items() if is_cut or not weight]
 
     def with_each(self, key: str, values: Mapping[str, str | float | None]) -> "Data":
         """With another value of that key, by text."""
-        changed = {
-            name: self.texts[name].model_copy(update={key: value}) for name, value in values.items()
-        }
-        if self.sources:
-            return self.model_copy(update={"sources": {**self.sources, **changed}})
-        found = changed.get("", self)
-        assert isinstance(found, Data), "the only text is [data] itself"
-        return found
+        updates = {name: {key: value} for name, value in values.items()}
+        if not self.sources:
+            return self.model_copy(update=updates.get("", {}))
+        changed = {name: self.sources[name].model_copy(update=updates[name]) for name in updates}
+        return self.model_copy(update={"sources": {**self.sources, **changed}})

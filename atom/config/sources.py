@@ -51,7 +51,7 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
         what = f"data.sources.{unknown[0]}: the run {run.run.name} has no such text"
         raise ConfigError(what, f"it has {known}")
     if run_folder is None and (missing := _missing(data, mine)):
-        named = [f"data.{key}" for key in missing]
+        named = [f"{_section_of(name)}.{key}" for name, key in missing]
         raise ConfigError(
             f"{', '.join(named)}: the run {run.run.name} trains on files of its founder's machine: "
             + ", ".join(repr(path) for paths in missing.values() for path in paths),
@@ -59,9 +59,8 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
             "else write where they are:\n" + _section(data, mine, missing),
         )
     here = run_folder or Path()  # what is taken from there is in the peer file
-    tokenizer = data.tokenizer
-    if tokenizer != "bytes":
-        tokenizer = mine.tokenizer or tokenizer_place(tokenizer, here)
+    is_file = data.tokenizer != "bytes"
+    tokenizer = (is_file and mine.tokenizer) or tokenizer_place(data.tokenizer, here)
     texts = {name: _place(text, _mine(mine, name), here) for name, text in data.texts.items()}
     return TextSources(texts, tokenizer)
 
@@ -79,45 +78,33 @@ def _place(text: TextSource, mine: LocalSource, here: Path) -> TextPlace:
     return TextPlace(paths, table)
 
 
-def _missing(data: Data, mine: LocalData) -> dict[str, tuple[str, ...]]:
-    """What the founder names and the peer file does not, by key within [data]."""
-    missing: dict[str, tuple[str, ...]] = {}
+def _missing(data: Data, mine: LocalData) -> dict[tuple[str, str], tuple[str, ...]]:
+    """What the founder names and the peer file does not, by text and key."""
+    tokenizer = () if data.tokenizer == "bytes" or mine.tokenizer else (data.tokenizer,)
+    missing: dict[tuple[str, str], tuple[str, ...]] = {}
     for name, text in data.texts.items():
-        within, local = f"sources.{name}." if name else "", _mine(mine, name)
-        if text.paths and local.paths is None:
-            missing[f"{within}paths"] = text.paths
-        if text.path is not None and local.path is None:
-            missing[f"{within}path"] = (text.path,)
-    if data.tokenizer != "bytes" and mine.tokenizer is None:
-        missing["tokenizer"] = (data.tokenizer,)
-    return missing
+        local = _mine(mine, name)
+        missing[name, "paths"] = () if local.paths else text.paths
+        missing[name, "path"] = () if local.path or text.path is None else (text.path,)
+    missing["", "tokenizer"] = tokenizer
+    return {place: paths for place, paths in missing.items() if paths}
 
 
-def _section(data: Data, mine: LocalData, missing: dict[str, tuple[str, ...]]) -> str:
+def _section_of(name: str) -> str:
+    return f"data.sources.{name}" if name else "data"
+
+
+def _section(data: Data, mine: LocalData, missing: dict[tuple[str, str], tuple[str, ...]]) -> str:
     """A whole [data] for the peer file, with what it says already: two would be no valid TOML. Of a
     stranger's path only the last part, but for a table of the hub."""
-    sections: dict[str, dict[str, Any]] = {"data": {}}
-    said = mine.model_dump(mode="json", exclude_none=True)
-    for name, values in said.pop("sources").items():
-        sections[f"data.sources.{name}"] = values
-    sections["data"] = said
-    for place, paths in missing.items():
-        within, _, key = f"data.{place}".rpartition(".")
-        on_hub = (
-            key == "path"
-            and data.texts[within.removeprefix("data").removeprefix(".sources.")].revision
-            is not None
-        )
+    own = mine.model_dump(mode="json", exclude_none=True)
+    said: dict[str, dict[str, Any]] = {**own.pop("sources"), "": own}
+    for (name, key), paths in missing.items():
+        on_hub = key == "path" and data.texts[name].revision is not None
         copies = [path if on_hub else Path(path).name or path for path in paths]
-        sections.setdefault(within, {})[key] = copies if key == "paths" else copies[0]
-    lines = []
-    for name, values in sections.items():
-        if values:
-            lines += [
-                f"[{name}]",
-                *(
-                    f"{key} = {json.dumps(value, ensure_ascii=False)}"
-                    for key, value in values.items()
-                ),
-            ]
+        said.setdefault(name, {})[key] = copies if key == "paths" else copies[0]
+    lines = list[str]()
+    for name, values in sorted(said.items()):
+        lines += [f"[{_section_of(name)}]"] if values else []
+        lines += [f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
     return "\n".join(lines)

@@ -373,7 +373,7 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (FAMILY, f"{BOOKS}\nweight = 0", "data.sources: every weight is 0", "a weight of 1"),
         (FAMILY, f"{BOOKS}\nweight = -1", "data.sources.books.weight: should be", "weight: Seq"),
         (FAMILY, f"{BOOKS}\nweight = 0.5", "data.sources.books.weight: should be", "weight: Seq"),
-        (FAMILY, f"{BOOKS}\nwieght = 2", "data.sources.books.wieght: unknown", "mean weight?"),
+        (FAMILY, f"{BOOKS}\nweights = 2", "data.sources.books.weights: unknown", "mean weight?"),
         (FAMILY, f"{BOOKS}\ntokenizer = 'x'", "data.sources.books.tokenizer: unkn", "under [data]"),
         (FAMILY, "[data.sources.books]", "data.sources.books.paths: missing", "input.txt"),
         (FAMILY, f"{BOOKS}\nsplit = 'a'", "data.sources.books.split: says nothing with", "remove"),

@@ -72,10 +72,8 @@ def _work(info: Info) -> Iterator[Row]:
         yield "last round", ", ".join(filter(None, (took, line, to_go)))
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
-    seen = ", ".join(
-        f"{name} {times:,.2f} times".lstrip() for name, times in info["epochs"].items()
-    )
-    yield "data", f"{data}; seen: {seen}"
+    seen = (f"{name} {times:,.2f} times".lstrip() for name, times in info["epochs"].items())
+    yield "data", f"{data}; seen: {', '.join(seen)}"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # A sample that is no text is a sequence of its own, and has no tokens.

@@ -76,14 +76,9 @@ class Onlooker:
     async def look(self) -> Sight:
         """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
         self._leases = await self._directory.read_leases()
-        view = view_swarm(
-            self.manifest,
-            self._leases.values(),
-            self._global_batch,
-            time.time(),
-            self._me,
-            self._data,
-        )
+        now, leases = time.time(), self._leases.values()
+        known = (self._global_batch, now, self._me, self._data)
+        view = view_swarm(self.manifest, leases, *known)
         own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
         return Sight(replace(view, own_line=own_line), self._rounds, self._leases)
 
@@ -266,8 +261,7 @@ def _answering() -> Iterator[None]:
 
 
 def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None]:
-    """Rounds of the run, sequences of its global batch, and its texts, as far as we can read
-    them."""
+    """Rounds of the run, sequences of its global batch, and its [data], if we can read them."""
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:

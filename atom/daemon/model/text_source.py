@@ -44,8 +44,6 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
                 revisions[name] = newest_revision(table.path, "dataset")
         except DataError as problem:
             raise _named(problem, f"data.{f'sources.{name}.' if name else ''}path") from problem
-    if not revisions:
-        return run
     return run.model_copy(update={"data": run.data.with_each("revision", revisions)})
 
 

@@ -17,6 +17,7 @@ many positions as the weights' sum, shows of each text as many windows as its we
 
 import hashlib
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -144,7 +145,7 @@ class Sampler:
         cycle, drawn = divmod(position, self.cycle)
         if len(self.orders) > 1:
             drawn = _shuffled(self.cycle, f"mixture:{self.seed}:{cycle}")(drawn)
-        text = next(text for text, end in enumerate(accumulate(self.weights)) if drawn < end)
+        text = bisect_right(list(accumulate(self.weights)), drawn)
         place = drawn - sum(self.weights[:text])
         return text, self.orders[text].window_at(cycle * self.weights[text] + place)
 
@@ -161,8 +162,8 @@ class Sampler:
 
     def epochs(self, position: int) -> list[float]:
         """How often the positions before this one have shown each text."""
-        texts = zip(self.orders, self.weights, strict=True)
-        return [position * weight / self.cycle / order.windows for order, weight in texts]
+        dealt = (position * weight / self.cycle for weight in self.weights)
+        return [each / order.windows for each, order in zip(dealt, self.orders, strict=True)]
 
     def draw_position(self, cursor: int, members: Sequence[str], peer_id: str, k: int) -> int:
         """The position of a peer's k-th draw (from 0) of the round that starts at `cursor`.

@@ -85,13 +85,14 @@ class Samples:
 
     def batch(self, positions: Sequence[int]) -> Batch:
         """The samples at `positions` of the run, in this order. Raises: SourceError."""
-        self.need(self.pieces(positions))
-        rows = [part.batch([row]) for part, row in self._rows(positions)]
+        places = self._places(positions)
+        self.need(_pieces_of(places))
+        rows = [part.batch([row]) for part, row in places]
         return self.to_batch({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
 
     def pieces(self, positions: Sequence[int]) -> set[Piece]:
         """What the samples at `positions` of the run lie in."""
-        return set().union(*(part.pieces([row]) for part, row in self._rows(positions)))
+        return _pieces_of(self._places(positions))
 
     def pieces_from(self, cursor: int) -> Iterator[Piece]:
         """Each piece with text to train on once, as positions from `cursor` on need them."""
@@ -113,9 +114,13 @@ class Samples:
         self.need(part.pieces(rows))
         return self.to_batch(part.batch(rows))
 
-    def _rows(self, positions: Sequence[int]) -> list[tuple[Rows, int]]:
-        parts, places = tuple(self.train.values()), map(self.sampler.window_at, positions)
-        return [(parts[text], row) for text, row in places]
+    def _places(self, positions: Sequence[int]) -> list[tuple[Rows, int]]:
+        parts = tuple(self.train.values())
+        return [(parts[text], row) for text, row in map(self.sampler.window_at, positions)]
+
+
+def _pieces_of(places: Sequence[tuple[Rows, int]]) -> set[Piece]:
+    return set().union(*(part.pieces([row]) for part, row in places))
 
 
 @dataclass(frozen=True)
@@ -268,10 +273,7 @@ def _windows(
 ) -> Windows:
     """Raises: DataError."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
-    piece_tokens, of_text = (
-        cut.piece_bytes // tokens.element_size(),
-        f" of {text.name}" if text.name else "",
-    )
+    piece_tokens = cut.piece_bytes // tokens.element_size()
     if sequence_tokens >= piece_tokens:
         raise DataError(
             f"a sequence of {sequence_tokens} tokens and its target are more than a piece of "
@@ -281,7 +283,7 @@ def _windows(
     windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share)
     if not len(windows):
         raise DataError(
-            f"the {name} text{of_text} has {len(stretch)} tokens, "
+            f"the {name} text{text.name and f' of {text.name}'} has {len(stretch)} tokens, "
             f"fewer than one sequence of {sequence_tokens} and its target",
             "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
         )

@@ -137,11 +137,6 @@ class Validation(NamedTuple):
         mean = round(sum(losses) / len(losses), 6)
         return cls(round_number, mean, rounded if len(rounded) > 1 else ())
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether others take it."""
-        return all(abs(loss) <= MAX_LOSS for loss in (self.loss, *self.by_text))
-
 
 def short_name(peer_id: str) -> bytes:
     """Eight bytes that name a peer well enough for a hint."""

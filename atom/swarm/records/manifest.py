@@ -178,7 +178,8 @@ def encode_lease(
     assert lease.peer_id == identity.peer_id, "a lease is signed by the peer it speaks for"
     if lease.loss is not None and not abs(lease.loss) <= MAX_LOSS:
         lease = replace(lease, loss=None)
-    if lease.validation is not None and not lease.validation.is_shown:
+    losses = () if lease.validation is None else (lease.validation.loss, *lease.validation.by_text)
+    if not all(abs(loss) <= MAX_LOSS for loss in losses):
         lease = replace(lease, validation=None)
     payload = schema.encode(LeaseBody(run, owner, expires_at, lease))
     return _sign(LEASE_DOMAIN, payload, identity)
