@@ -27,7 +27,8 @@ Opened = tuple[Log, Callable[[], None]]
 """And what is called at the end."""
 WAITING = 1000
 """Rounds that a library has not taken yet; further ones are dropped."""
-CLOSE_S = 10.0
+CLOSE_S = 30.0
+"""After the peer has left its swarm; some libraries take ten seconds to load."""
 _TAGS = {
     "loss": "loss/training",
     "validation_loss": "loss/validation",
@@ -134,6 +135,8 @@ class Tracker:
             with suppress(queue.Full):
                 self._waiting.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                self._note(f"{self._key} is slow: its last rounds are not written")
 
     def _serve(self, info: Info) -> None:
         try:
