@@ -34,6 +34,7 @@ class Reason(StrEnum):
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"
+    PIECE_MISSING = "piece-missing"
     UNREACHABLE = "unreachable"
     DAMAGED = "damaged"
     HASH_MISMATCH = "hash-mismatch"

@@ -29,7 +29,7 @@ _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
     **dict.fromkeys(("path", "name", "split", "revision", "text_field", "train_on"), ("datasets",)),
-    **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes"), _TEXT_SOURCES),
+    **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes", "share"), _TEXT_SOURCES),
 }
 """Key of [data] → the sources with which it says something."""
 
@@ -171,6 +171,9 @@ class Data(TextSource):
     """Digest of the tokenizer, filled in when the run is founded."""
     validation_fraction: Fraction = 0.0
     """Share of the tokens, at the end of each text, that is held back for validation."""
+    share: Literal["swarm", "own-copy"] | None = None
+    """How the text comes to the others: as tokens, from peer to peer, or each needs a copy of its
+    own; omitted: as tokens, up to 20 GB of them; filled in when the run is founded."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

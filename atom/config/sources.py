@@ -65,6 +65,12 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
     return TextSources(texts, tokenizer)
 
 
+def names_a_copy(data: Data, mine: LocalData) -> bool:
+    """Whether the peer file says where any of the run's texts is."""
+    own = [(text, _mine(mine, name)) for name, text in data.texts.items()]
+    return any((text.paths and at.paths) or (text.path and at.path) for text, at in own)
+
+
 def _mine(mine: LocalData, name: str) -> LocalSource:
     return mine.sources.get(name, LocalSource()) if name else mine
 
@@ -97,7 +103,7 @@ def _section_of(name: str) -> str:
 def _section(data: Data, mine: LocalData, missing: dict[tuple[str, str], tuple[str, ...]]) -> str:
     """A whole [data] for the peer file, with what it says already: two would be no valid TOML. Of a
     stranger's path only the last part, but for a table of the hub."""
-    own = mine.model_dump(mode="json", exclude_none=True)
+    own = mine.model_dump(mode="json", by_alias=True, exclude_none=True)
     said: dict[str, dict[str, Any]] = {**own.pop("sources"), "": own}
     for (name, key), paths in missing.items():
         on_hub = key == "path" and data.texts[name].revision is not None

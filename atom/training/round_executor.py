@@ -19,6 +19,7 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.config.run_file import RunFile
+from atom.models.data.samples import PiecesMissing
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
@@ -321,7 +322,7 @@ class RoundExecutor:
             last = round_number == self._run.run.rounds  # whose end ends the worker, too
             stop = self._closing.is_set if last else worker.should_stop
             losses = [self._replica.evaluate(batches, stop) for batches in sets.values()]
-        except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
+        except (PassCancelled, DeviceTaken, PiecesMissing):  # others validate the same
             return {}
         except PassVoided as void:  # the next one takes fewer micro-batches at a time
             self.voided(void)

@@ -25,7 +25,7 @@ from atom.graph.verify import (
 )
 from atom.models.data.samples import Samples
 from atom.models.installing import install_version
-from atom.models.source import InitialValue, ModelSource, materialised
+from atom.models.source import Batch, InitialValue, ModelSource, materialised
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica.replica import Replica
 
@@ -186,12 +186,24 @@ def verify_recipe(
     program = compile_program(source.build(precision), source.example_batch(sequences))
     source.inspect(run.run.seed)
     model = materialised(source, precision, run.run.seed)
-    batch = samples.batch(range(sequences))
+    batch = _compared_on(samples, sequences)
 
     def told(done: int, total: int) -> None:
         progress("checking the sub-models", done, total, "runs")
 
     verify_against_eager(model, program, batch, told=told)
+
+
+def _compared_on(samples: Samples, sequences: int) -> Batch:
+    """Of a text, which may be on its way, any tokens will do."""
+    if not samples.vocabulary_size:
+        return samples.batch(range(sequences))
+    shape = sequences, samples.tokens_per_sample + 1
+    seeded = torch.Generator().manual_seed(0)
+    tokens = torch.randint(samples.vocabulary_size, shape, generator=seeded)
+    rows = next(iter(samples.train.values())).batch([0] * sequences)
+    rows |= {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    return samples.to_batch(rows)
 
 
 def _compared(recipe: Recipe, dtype: torch.dtype) -> tuple[ModelSource, str]:

@@ -33,6 +33,14 @@ from atom.daemon.model.recipe import (
     refuse_versions,
     write_recipe,
 )
+from atom.daemon.model.shared_text import (
+    comes_through_the_swarm,
+    described,
+    open_store,
+    samples_of,
+    what_comes,
+    with_share,
+)
 from atom.daemon.model.text_source import check_data, open_text, pin_table
 from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
 from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
@@ -50,6 +58,7 @@ from atom.swarm.records.manifest import (
     manifest_digest,
 )
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.piece_store import PieceStore
 from atom.training.replica.replica import Replica
 from atom.training.storage.disk import write_tensors
 from atom.training.storage.run_storage import STILL, write_snapshot
@@ -79,6 +88,8 @@ class Membership:
     """Who is told how far the first weights are."""
     weights: Path | None = None
     """A folder with what the run began from, that its owner names."""
+    text: PieceStore | None = None
+    """The run's text, where it comes through the swarm."""
 
     @property
     def run(self) -> RunFile:
@@ -154,6 +165,8 @@ def found_run(
         sources = text_sources(run, box.peer, folder)
         run = pin_table(run, sources, kept)
         run, text = open_text(run, sources, box.state.tokens, box.console.progress)
+        if text is not None:
+            run = with_share(run, text)
         run_text = normalised_run_text(run)
         if known is not None:
             check_same_run(known[0], run_text, box, options.run_file)
@@ -214,6 +227,7 @@ def _founded(
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
         frozen_digest=state_digest(frozen) if frozen else b"",
+        text=described(samples) if run.data.share == "swarm" else None,
     )
     record = encode_manifest(manifest, box.identity)
     if weights is not None:
@@ -249,8 +263,7 @@ def enter_run(
     run = run_of(manifest, box)
     if weights is not None:
         WeightFiles.open(weights)  # said now, and not when the model is traced
-    sources = text_sources(run, box.peer, None)
-    run, text = open_text(run, sources, box.state.tokens, box.console.progress)
+    run, text, store = _text_of(run, manifest, box)
     if text is not None and text.tokenizer_json:
         write_atomically(box.state.tokenizer, text.tokenizer_json)
     try:
@@ -261,7 +274,20 @@ def enter_run(
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)
-    return replace(_member(manifest, record, made, code, box), weights=weights)
+    return replace(_member(manifest, record, made, code, box), weights=weights, text=store)
+
+
+def _text_of(
+    run: RunFile, manifest: Manifest, box: Box
+) -> tuple[RunFile, Samples | None, PieceStore | None]:
+    """Of a joiner: through the swarm, or its own copy. Raises: as `open_text`."""
+    shared = manifest.text
+    if shared is None or not comes_through_the_swarm(run, manifest, box.peer):
+        sources = text_sources(run, box.peer, None)
+        return *open_text(run, sources, box.state.tokens, box.console.progress), None
+    box.console.note(what_comes(manifest, box.peer, box.state.tokens))
+    store = open_store(shared, box.state.tokens)
+    return run, samples_of(run, shared, store), store
 
 
 def run_of(manifest: Manifest, box: Box) -> RunFile:

@@ -28,6 +28,7 @@ from atom.daemon.peer.lifecycle import (
     noted_signals,
 )
 from atom.daemon.peer.news import News
+from atom.daemon.peer.run_text import RunText
 from atom.daemon.peer.slow_joining import RoundNow, line_cost
 from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
 from atom.daemon.peer.status import EndedAttempts, Status
@@ -104,7 +105,11 @@ class Peer:
             box, member, codec, events, self._transport, self._storage, clock
         )
         # what trains
-        loader = BatchLoader(member.samples, me.peer_id, run.batch.micro_batch_sequences)
+        self._text = None if member.text is None else RunText(
+            box, member, member.text, self._transport, self._storage.room, events, clock, self.fail
+        )  # fmt: skip
+        samples = member.samples if self._text is None else self._text.samples
+        loader = BatchLoader(samples, me.peer_id, run.batch.micro_batch_sequences)
         tells = self._on_pass, self._on_void, self.fail
         self._replica = replica
         self._worker = Worker(replica, loader, terms.policy, clock, *tells)
@@ -184,6 +189,9 @@ class Peer:
             digest=digest.hex(),
         )
         self._worker.start()
+        if (text := self._text) is not None:
+            self._worker.gate.why_no_text = lambda: text.why_waiting
+            text.begin(self._worker.text_came)
         self._loop.start(CaughtUp(head, digest) if digest else None)
         self._watching_since = self._clock.now()
         self._heartbeat.start()
@@ -214,6 +222,8 @@ class Peer:
         self._gone = True
         self._state_sync.stop.set()
         self._wishes.close()
+        if self._text is not None:
+            self._text.close()
         self._loop.close()
         self._worker.close()
         self._executor.close()
@@ -337,6 +347,9 @@ class Peer:
         if self._twins.sees(leases.get(self._me.peer_id), self._me):
             self._beside_a_twin()
         self._outreach.know(leases)
+        if self._text is not None:
+            syncing = self._machine.phase is Phase.SYNCING
+            self._text.know(leases, None if syncing else self._machine.head)
         self._loop.read(leases)
         self._news.hear(leases, self._clock.now())
 
@@ -362,6 +375,7 @@ class Peer:
             "device_turns": self._turns.figures(),
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
+            "text": None if self._text is None else self._text.figures(),
             "join_address": format_join_address(self._with_others()),
             "state_directory": str(self._box.state.root),
         }

@@ -2,14 +2,16 @@
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
+from atom.daemon.model.shared_text import content_of
 from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.records.manifest import listed_peers
-from atom.swarm.state.blobs import BlobServer, plain_bytes
+from atom.swarm.state.blobs import BlobServer, Content, PartialContent, plain_bytes
 from atom.swarm.state.fetch import Watch
+from atom.swarm.state.piece_store import text_blob
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
@@ -38,9 +40,13 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
-    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
+    given: dict[str, Content | PartialContent] = {}
+    if member.code is not None:
+        given[blob_name(member.run)] = plain_bytes(member.code)
+    if (text := member.manifest.text) is not None:
+        given[text_blob(text.digest)] = member.text or content_of(member.samples)
     keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest
-    return RunStorage(journal, results, box.state.snapshots, room, keep, code, frozen)
+    return RunStorage(journal, results, box.state.snapshots, room, keep, given, frozen)
 
 
 def checkpoints(box: Box, storage: RunStorage) -> Checkpoints:

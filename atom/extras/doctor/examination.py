@@ -19,6 +19,7 @@ from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.recipe import trace_run
+from atom.daemon.model.shared_text import comes_through_the_swarm, what_comes
 from atom.daemon.model.text_source import check_copies, run_amount
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
@@ -128,12 +129,14 @@ def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
     return unchecked(topic, "no other peer of the run has tried yet")
 
 
-def data(manifest: Manifest, peer: PeerFile, has_it: bool) -> Finding:
-    """Whether what `atom join` will read is here, as far as that is quickly told. `has_it`: the
-    daemon here runs, or founded the run."""
+def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Finding:
+    """Whether what `atom join` will read is here, or has room here, as far as that is quickly told.
+    `folder`: the state directory; `has_it`: the daemon there runs, or founded the run."""
     topic, amount = "Its data", run_amount(manifest)
     try:
         run = agreed_run(manifest)
+        if not has_it and comes_through_the_swarm(run, manifest, peer):
+            return ok(topic, what_comes(manifest, peer, StateDirectory(folder).tokens))
         if not has_it:
             check_copies(run, text_sources(run, peer, None))
     except UserError as problem:
@@ -207,7 +210,7 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding
         return [*found, sight]
     found += [this_box.clock(sight.offset_s), *swarm(sight)]
     has_it = is_ours or sight.own == sight.manifest.owner
-    found += [data(sight.manifest, peer, has_it)]
+    found += [data(sight.manifest, peer, folder, has_it)]
     note("reckoning whether the run fits")
     return [*found, fit(sight.manifest, peer, folder, is_ours)]
 

@@ -37,7 +37,11 @@ class Piece(NamedTuple):
 
 
 Need = Callable[[Collection[Piece]], None]
-"""Returns when these pieces are there, or raises SourceError."""
+"""Returns if these pieces are there. Raises: PiecesMissing; SourceError."""
+
+
+class PiecesMissing(SourceError):
+    """Some are still on their way: whoever asked does something else meanwhile, and asks again."""
 
 
 def all_there(pieces: Collection[Piece]) -> None:

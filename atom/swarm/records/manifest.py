@@ -33,6 +33,7 @@ from atom.swarm.records.lease import MAX_LOSS, Lease, Text
 
 MAX_RUN_FILE_CHARACTERS = 64 * 1024
 MAX_VERSIONS = 32
+MAX_TEXT_FILES = 64
 MAX_COUNT = 2**53
 """Of tokens or samples: what every reader of JSON holds exactly."""
 
@@ -55,6 +56,27 @@ class DataAmount(NamedTuple):
     """To train on: sequences of text, or items of an own dataset."""
     held_back: Amount
     """For validation: tokens, or samples where there are none."""
+
+
+class TextFile(NamedTuple):
+    """Tokens that the run's samples are cut from."""
+
+    dtype: Annotated[str, {"uint8", "uint16", "int16", "int32"}.__contains__]
+    tokens: Amount
+    sha256: Annotated[str, lambda text: len(text) == 64]
+    """Of all of them, as they lie on disk."""
+
+
+class SharedText(NamedTuple):
+    """What peers give each other of the run's text: a blob of its tokenizer and its tokens."""
+
+    digest: Digest
+    """The state digest of the blob."""
+    vocabulary: Amount
+    """Tokens that its tokenizer knows."""
+    tokenizer_bytes: Amount
+    """Of its tokenizer.json; 0: it has none."""
+    files: Annotated[tuple[TextFile, ...], MAX_TEXT_FILES]
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,8 @@ class Manifest:
     """None: nobody said it."""
     frozen_digest: OptionalDigest = b""
     """Of the parameters that no step changes and no state holds; empty: there are none."""
+    text: SharedText | None = None
+    """None: each peer has a copy of its own, or samples that are no text."""
 
 
 def manifest_digest(manifest: Manifest) -> bytes:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 from blake3 import blake3
@@ -29,7 +29,7 @@ from atom.swarm.stream.frames import Interrupted
 CHUNK_BYTES = 4 * 1024 * 1024
 DIGEST_BYTES = 32
 _FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
-_INTEGERS = torch.int64, torch.int32, torch.int16, torch.uint8
+_INTEGERS = torch.int64, torch.int32, torch.int16, torch.uint16, torch.uint8
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_FLOATS, *_INTEGERS)}
 DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -37,6 +37,11 @@ MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_ARENAS = 4096
 MAX_NAME_CHARACTERS = 256
 _MAX_ELEMENTS = 2**45
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Raises: KeyError for a type that arenas do not have."""
+    return _NAMES[dtype]
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def describe(name: str, tensor: Tensor) -> ArenaManifest:
     view = bytes_of(tensor)
     starts = range(0, len(view), CHUNK_BYTES)
     digests = b"".join(chunk_digest(view[start : start + CHUNK_BYTES]) for start in starts)
-    return ArenaManifest(name, _NAMES[tensor.dtype], tensor.numel(), digests)
+    return ArenaManifest(name, dtype_name(tensor.dtype), tensor.numel(), digests)
 
 
 def state_digest(arenas: Mapping[str, Tensor]) -> bytes:
@@ -147,12 +152,14 @@ class PieceQueue:
     """Which donor is asked for which piece. Pure, not thread-safe.
 
     When nothing is left to ask for, an idle donor is asked for what another one owes for too long;
-    the first copy counts. A piece is asked of two donors at most.
+    the first copy counts. A piece is asked of two donors at most, and of none that lacks it.
     """
 
     pending: deque[Piece]
     asked: dict[Piece, dict[str, float]] = field(default_factory=dict)
     """Of each piece that is missing and not pending: who was asked for it, and when."""
+    lacked: dict[str, set[Piece]] = field(default_factory=dict)
+    """By whom, as they said."""
 
     @property
     def missing(self) -> int:
@@ -161,14 +168,24 @@ class PieceQueue:
     def take(self, donor: str, under_way: int, now: float) -> Piece | None:
         """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
         nothing is left for it."""
-        if under_way < _MOST_OWED and self.pending:
-            piece = self.pending.popleft()
-        elif under_way or (overdue := self._overdue(donor, now)) is None:
+        lacked = self.lacked.get(donor, ())
+        piece = next((each for each in self.pending if each not in lacked), None)
+        if under_way < _MOST_OWED and piece is not None:
+            self.pending.remove(piece)
+        elif under_way or (piece := self._overdue(donor, now)) is None:
             return None
-        else:
-            piece = overdue
         self.asked.setdefault(piece, {})[donor] = now
         return piece
+
+    def lacks(self, donor: str, piece: Piece) -> None:
+        """It says so of a piece that it was asked for."""
+        self.lacked.setdefault(donor, set()).add(piece)
+        self.drop(donor, [piece])
+
+    def is_of_no_use(self, donor: str) -> bool:
+        """It lacks all that is missing."""
+        lacked = self.lacked.get(donor, set())
+        return bool(lacked) and lacked.issuperset((*self.pending, *self.asked))
 
     def landed(self, piece: Piece) -> bool:
         """Whether it was still missing."""
@@ -188,20 +205,38 @@ class PieceQueue:
             (since, piece)
             for piece, askers in self.asked.items()
             if len(askers) == 1 and donor not in askers
+            if piece not in self.lacked.get(donor, ())
             for since in askers.values()
             if now - since >= _OVERDUE_S
         ]
         return max(late)[1] if late else None
 
 
-class Target:
+class Target(Protocol):
+    """Where pieces go. `write` is called from any thread, for a second copy, too."""
+
+    queue: PieceQueue
+    """Those that are missing."""
+    total_bytes: int
+    done_bytes: int
+    reused_bytes: int
+    """Found in place and not fetched."""
+
+    def length(self, piece: Piece) -> int: ...
+
+    def digest(self, piece: Piece) -> bytes: ...
+
+    def write(self, piece: Piece, chunk: memoryview) -> None:
+        """Stores a checked chunk. Raises: StorageError."""
+
+
+class WholeTarget:
     """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
 
     def __init__(
         self,
         manifest: BlobManifest,
         into: Path | None,
-        given_bytes: Mapping[str, int],
         stop: threading.Event,
         only: Container[str] | None = None,
     ) -> None:
@@ -213,8 +248,6 @@ class Target:
             if only is None or arena.name in only
         }
         arenas = self.arenas = _in_memory(wanted) if into is None else _in_files(wanted, into)
-        self.given_bytes = given_bytes
-        """Donor → what came from it, second copies of a piece included."""
         self.total_bytes = sum(arena.byte_count for arena in wanted.values())
         self._manifests = wanted
         self._views = {number: bytes_of(arenas[each.name]) for number, each in wanted.items()}
@@ -226,7 +259,6 @@ class Target:
                 self.queue.pending.append(piece)
         self.done_bytes = self.total_bytes - sum(map(self.length, self.queue.pending))
         self.reused_bytes = self.done_bytes
-        """Found in place and not fetched."""
 
     def _pieces(self) -> list[Piece]:
         numbered = self._manifests.items()

@@ -7,7 +7,9 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from google.protobuf.message import DecodeError
@@ -16,10 +18,17 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, chunk_digest, describe
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    BlobManifest,
+    Piece,
+    bytes_of,
+    chunk_digest,
+    describe,
+)
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
 
@@ -39,6 +48,17 @@ Content = Mapping[str, Tensor]
 """Arenas by name, contiguous and on the host. Nobody writes into them any more."""
 
 
+class PartialContent(Protocol):
+    """Some pieces of a blob."""
+
+    @property
+    def manifest(self) -> BlobManifest | None:
+        """None: not known yet."""
+
+    def chunk(self, piece: Piece) -> memoryview:
+        """Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
+
+
 def plain_bytes(raw: bytes) -> Content:
     """A blob that is just these bytes."""
     empty = torch.empty(0, dtype=torch.uint8)
@@ -46,13 +66,13 @@ def plain_bytes(raw: bytes) -> Content:
 
 
 class BlobServer:
-    """What this peer serves, by name, and its answers to blob channels: so many at once in all,
-    fewer for one peer, and half of all for strangers, so that a voter finds a place beside any
-    number of them. Thread-safe."""
+    """What this peer serves, by name, and its answers to blob channels: of each purpose so many at
+    once in all, fewer for one peer, and half of all for strangers, so that a voter finds a place
+    beside any number of them. Thread-safe."""
 
     def __init__(
         self,
-        find: Callable[[str], Content | None],
+        find: Callable[[str], Content | PartialContent | None],
         known: KnownPeers | None = None,
         throttle: TransferThrottle | None = None,
         digest_of: Callable[[str], bytes] = lambda name: b"",
@@ -66,13 +86,17 @@ class BlobServer:
         self.throttle = throttle or TransferThrottle()
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
-        self._serving: list[str] = []
+        self._serving = defaultdict[Purpose, list[str]](list)
         """To whom, once for each channel."""
 
     def manifest(self, name: str) -> BlobManifest:
         """Hashes the content; a large one's manifest is remembered. Raises:
         PeerRefused(NOT_FOUND, or DAMAGED if it is not what it must be)."""
         content = self._content(name)
+        if not isinstance(content, Mapping):
+            if content.manifest is None:
+                raise PeerRefused(Reason.PIECE_MISSING, "its manifest is not here yet")
+            return content.manifest
         with self._lock:
             known = self._manifests.get(name)
         if known is not None:
@@ -91,9 +115,12 @@ class BlobServer:
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
         """Part of the arena of that number, in the order of names.
 
-        Raises: PeerRefused(NOT_FOUND, or DAMAGED if it has changed since its manifest was given).
+        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING, or DAMAGED if it has changed since its
+        manifest was given).
         """
         content = self._content(name)
+        if not isinstance(content, Mapping):
+            return content.chunk((arena, chunk))
         if arena < len(content):
             whole = bytes_of(content[sorted(content)[arena]])
             if chunk * CHUNK_BYTES < max(len(whole), 1):
@@ -107,7 +134,7 @@ class BlobServer:
 
         Raises: PeerRefused for a malformed request; OSError when the channel ends.
         """
-        if not self._admits(channel.peer_id):
+        if not self._admits(channel):
             refused = PeerRefused(Reason.BUSY, "enough uploads are running")
             handshake.refuse(channel, refused, Patience(_SEND_SILENCE_S))
             return
@@ -116,9 +143,9 @@ class BlobServer:
                 self._answer(channel)
         finally:
             with self._lock:
-                self._serving.remove(channel.peer_id)
+                self._serving[channel.purpose].remove(channel.peer_id)
 
-    def _content(self, name: str) -> Content:
+    def _content(self, name: str) -> Content | PartialContent:
         content = self._find(name)
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")
@@ -131,11 +158,12 @@ class BlobServer:
         if manifest and chunk_digest(found) != manifest.arenas[arena].chunk_digest(chunk):
             raise PeerRefused(Reason.DAMAGED, f"{name} on this disk")
 
-    def _admits(self, peer_id: str) -> bool:
+    def _admits(self, channel: Channel) -> bool:
         with self._lock:
-            few = self._serving.count(peer_id) < UPLOADS_PER_PEER
-            free = few and self._known.has_room(peer_id, self._serving, UPLOADS)
-            self._serving += [peer_id] * free
+            serving, peer_id = self._serving[channel.purpose], channel.peer_id
+            few = serving.count(peer_id) < UPLOADS_PER_PEER
+            free = few and self._known.has_room(peer_id, serving, UPLOADS)
+            serving += [peer_id] * free
             return free
 
     def _answer(self, channel: Channel) -> None:

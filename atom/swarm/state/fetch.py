@@ -1,4 +1,5 @@
-"""Fetching a blob from several donors at once; every chunk is checked before it counts.
+"""Fetching a blob, or pieces of one, from several donors at once; every chunk is checked before it
+counts.
 
 One thread per donor takes pieces off a common queue. A donor that fails, stalls or serves false
 bytes is dropped under a named reason, and its pieces go to the others. Chunks that are in place
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from atom.swarm.state.arenas import (
     BlobManifest,
     Piece,
     Target,
+    WholeTarget,
     chunk_digest,
     decode_manifest,
 )
@@ -36,6 +39,7 @@ from atom.swarm.transport.limits import OFFENCES, Unreachable
 from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
 
+T = TypeVar("T", bound=Target)
 SILENCE_S = 5.0
 """A donor that says nothing for so long is given up."""
 UNCHECKED_PACE = Pace(slack_s=15.0)
@@ -90,6 +94,7 @@ class Wanted:
     """The least that must come, from all donors together; None: each by itself is enough."""
     only: frozenset[str] | None = None
     """Arenas to fetch, of those that it has; None: all."""
+    purpose: Purpose = Purpose.BLOBS
 
 
 def fetch(
@@ -105,17 +110,30 @@ def fetch(
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
     TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError.
     """
-    watch, started = watch or Watch(), time.monotonic()
-    target = _Fetch(transport, wanted, into, watch).run(stop or threading.Event())
-    watch.events.emit(
-        "fetched",
-        what=wanted.name.partition("/")[0],
-        bytes=sum(target.given_bytes.values()),
-        reused_bytes=target.reused_bytes,
-        seconds=round(time.monotonic() - started, 3),
-        from_peers=dict(target.given_bytes),
-    )
-    return target.arenas
+
+    def settle(manifest: BlobManifest, ended: threading.Event) -> WholeTarget:
+        return WholeTarget(manifest, into, ended, wanted.only)
+
+    return _Fetch(transport, wanted, settle, watch or Watch()).run(stop).arenas
+
+
+def fetch_pieces(
+    transport: Transport,
+    wanted: Wanted,
+    settle: Callable[[BlobManifest, threading.Event], Target],
+    known: Target | None,
+    stop: threading.Event,
+    watch: Watch,
+) -> None:
+    """What the target lacks of a blob. Donors may lack pieces themselves, and say so.
+
+    Args:
+        settle: the target for a manifest with the right digest.
+        known: the target, where the manifest is here already.
+
+    Raises: as `fetch`; PeerRefused(PIECE_MISSING) where the last donor has none of what is missing.
+    """
+    _Fetch(transport, wanted, settle, watch, known).run(stop)
 
 
 @contextmanager
@@ -194,30 +212,32 @@ class Donor:
         raise refusal(self._channel.recv_rest(length, patience), otherwise=Reason.NOT_FOUND)
 
 
-class _Fetch:
+class _Fetch(Generic[T]):
     """Used once, by `run`."""
 
     def __init__(
         self,
         transport: Transport,
         wanted: Wanted,
-        into: Path | None,
+        settle: Callable[[BlobManifest, threading.Event], T],
         watch: Watch,
+        known: T | None = None,
     ) -> None:
         self._transport, self._wanted = transport, wanted
-        self._into, self._watch = into, watch
+        self._target_for, self._watch = settle, watch
         self._waiting = deque(dict.fromkeys(wanted.donors))
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._settling = threading.Lock()
-        self._target: Target | None = None
+        self._target = known
         self._given: Counter[str] = Counter()
         self._last = PeerRefused(Reason.NOT_FOUND, "no donors")
         """Why the last donor that failed did."""
         self._fault: Exception | None = None
 
-    def run(self, stop: threading.Event) -> Target:
+    def run(self, stop: threading.Event | None) -> T:
         """Raises: as `fetch`."""
+        stop = stop or threading.Event()
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()
         with ThreadPoolExecutor(count, "atom-fetch") as pool:
@@ -229,8 +249,20 @@ class _Fetch:
                     self._end(PeerRefused(Reason.TOO_SLOW, "less has come than must"))
                 self._pause()
         if self._target is not None and self._complete:
+            self._tell(self._target, time.monotonic() - began)
             return self._target
         raise self._fault or self._last
+
+    def _tell(self, target: T, seconds: float) -> None:
+        given = dict(self._given)
+        self._watch.events.emit(
+            "fetched",
+            what=self._wanted.name.partition("/")[0],
+            bytes=sum(given.values()),
+            reused_bytes=target.reused_bytes,
+            seconds=round(seconds, 3),
+            from_peers=given,
+        )
 
     def _due_s(self, donors: int) -> float:
         """Seconds from the start by which something more must have landed: of each donor a
@@ -283,21 +315,20 @@ class _Fetch:
 
     def _draw_from(self, peer_id: str) -> None:
         connection = self._transport.connect(
-            peer_id, Purpose.BLOBS, timeout_s=SILENCE_S, stop=self._stop
+            peer_id, self._wanted.purpose, timeout_s=SILENCE_S, stop=self._stop
         )
         with closing(connection) as channel:
             donor = Donor(channel, self._wanted.name, Patience(SILENCE_S, stop=self._stop))
             target = self._target or self._settle(donor.manifest(self._wanted.max_bytes))
             self._pull(donor, peer_id, target)
 
-    def _settle(self, manifest: BlobManifest) -> Target:
+    def _settle(self, manifest: BlobManifest) -> T:
         """Where the pieces go, for whoever comes first with the right manifest."""
         if manifest.digest() != self._wanted.digest:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
         with self._settling:  # not `_changed`: looking for what is in place already may take long
             if self._target is None:
-                only = self._wanted.only
-                target = Target(manifest, self._into, self._given, self._stop, only)
+                target = self._target_for(manifest, self._stop)
                 with self._changed:
                     self._target = target
                 self._watch.on_progress(target.done_bytes, target.total_bytes)
@@ -327,6 +358,8 @@ class _Fetch:
         with self._changed:
             piece = target.queue.take(peer_id, under_way, time.monotonic())
             if piece is None and not under_way and target.queue.missing:
+                if target.queue.is_of_no_use(peer_id):
+                    raise PeerRefused(Reason.PIECE_MISSING, "it has none of what is missing")
                 self._changed.wait(_LOOK_S)
             if self._stop.is_set():
                 raise Interrupted("stopped")
@@ -336,7 +369,14 @@ class _Fetch:
         self, donor: Donor, peer_id: str, piece: Piece, target: Target, buffer: memoryview
     ) -> None:
         chunk = buffer[: target.length(piece)]
-        donor.take(chunk)
+        try:
+            donor.take(chunk)
+        except PeerRefused as refused:
+            if refused.reason is not Reason.PIECE_MISSING:
+                raise
+            with self._changed:
+                target.queue.lacks(peer_id, piece)
+            return
         if chunk_digest(chunk) != target.digest(piece):
             raise PeerRefused(Reason.HASH_MISMATCH, f"arena {piece[0]} chunk {piece[1]}")
         target.write(piece, chunk)
@@ -353,7 +393,8 @@ class _Fetch:
 
     def _give_up(self, peer_id: str, refused: PeerRefused) -> None:
         self._last = refused
-        self._watch.dropped(peer_id, self._wanted.name, refused)
+        if refused.reason is not Reason.PIECE_MISSING:  # nothing is wrong with it
+            self._watch.dropped(peer_id, self._wanted.name, refused)
 
     @property
     def _complete(self) -> bool:

@@ -34,6 +34,8 @@ class Purpose(IntEnum):
     """Kept open by a peer that cannot be dialled: over it, it is called."""
     PROBE = 6
     """ "Can you dial me?" """
+    TEXT = 7
+    """As blobs, with places of its own: who needs a result never waits for those who want text."""
 
 
 class Kind(IntEnum):

@@ -71,7 +71,8 @@ class Transport:
             Purpose.PROBE: self._answer_probe,
         }
         if self._endpoint.handlers.on_blobs is not None:
-            served[Purpose.BLOBS] = self._endpoint.handlers.on_blobs
+            for purpose in (Purpose.BLOBS, Purpose.TEXT):
+                served[purpose] = self._endpoint.handlers.on_blobs
         self._listener = Listener(self._endpoint, self._reverse, served)
         self._lines = OwnLines(
             self._endpoint,

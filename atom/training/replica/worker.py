@@ -15,7 +15,7 @@ import torch
 
 from atom.base.clock import Clock
 from atom.base.errors import AtomError, ModelError, ShortageError
-from atom.models.data.samples import Samples
+from atom.models.data.samples import PiecesMissing, Samples
 from atom.models.source import SourceError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
@@ -35,7 +35,7 @@ Batch = dict[str, torch.Tensor]
 STARTING = "starting"
 """Holds every peer until it has looked around."""
 RETRY_S = 10.0
-"""How often memory that another program has is tried for."""
+"""How often memory that another program has, or text that is on its way, is tried for."""
 
 
 class Pause(StrEnum):
@@ -64,8 +64,11 @@ class RunGate:
         self._wake = wake
         self._lock = threading.Lock()
         self._pauses: dict[Pause, str] = {}
-        self.device_taken = False
-        """Another program has the memory. Said by the thread that runs passes."""
+        self.device_taken = self.text_missing = False
+        """Another program has the memory; the next samples are on their way. Said by the thread
+        that runs passes."""
+        self.why_no_text: Callable[[], str] = str
+        """What to say of that; empty: nothing yet."""
 
     def pause(self, reason: Pause, words: str, wait_s: float) -> bool:
         """Nothing on the device until `resume(reason)`. From any thread.
@@ -100,7 +103,7 @@ class RunGate:
         """Why nothing is computed, however much there is to do, in a few words; empty: it is. From
         any thread."""
         taken = "another program has the device's memory" if self.device_taken else ""
-        return self.why_paused() or taken
+        return self.why_paused() or taken or (self.why_no_text() if self.text_missing else "")
 
 
 class BatchLoader:
@@ -133,16 +136,17 @@ class BatchLoader:
         return max(beyond // len(head.members) + 1, 0)
 
     def draw(self, micro_batches: int) -> list[Batch]:
-        """The next ones, as the model takes them. Raises: SourceError."""
-        return [self._next() for _ in range(micro_batches)]
-
-    def _next(self) -> Batch:
+        """The next ones, as the model takes them. Raises: SourceError; PiecesMissing, and nothing
+        is drawn."""
         dealt = (self._head.cursor, self._head.members, self._peer_id)
-        places = range(self._drawn, self._drawn + self.micro_batch)
-        self._drawn = places.stop
-        return self._samples.batch(
-            [self._samples.sampler.draw_position(*dealt, place) for place in places]
-        )
+        stop = self._drawn + micro_batches * self.micro_batch
+        draws = range(self._drawn, stop)
+        positions = [self._samples.sampler.draw_position(*dealt, place) for place in draws]
+        self._samples.need(self._samples.pieces(positions))
+        starts = range(0, len(positions), self.micro_batch)
+        batches = [self._samples.batch(positions[at : at + self.micro_batch]) for at in starts]
+        self._drawn = stop
+        return batches
 
     def put_back(self, micro_batches: int) -> None:
         """The latest ones come again: nobody has trained on them."""
@@ -150,12 +154,19 @@ class BatchLoader:
 
     def validation(self, micro_batches: int) -> dict[str, list[Batch]]:
         """The run's validation sets by text, so many micro-batches of each, the same on every peer.
-        Raises: SourceError."""
-        samples, numbers = self._samples, range(micro_batches)
-        return {
-            name: [samples.validation_batch(name, i, self.micro_batch) for i in numbers]
-            for name in samples.validation
-        }
+        Raises: SourceError, PiecesMissing."""
+        sets: dict[str, list[Batch]] = {name: [] for name in self._samples.validation}
+        missing = None
+        for name, batches in sets.items():
+            for index in range(micro_batches):  # all of them: what is missing is asked for at once
+                try:
+                    batch = self._samples.validation_batch(name, index, self.micro_batch)
+                    batches.append(batch)
+                except PiecesMissing as lacking:
+                    missing = lacking
+        if missing is not None:
+            raise missing
+        return sets
 
 
 class Worker:
@@ -222,6 +233,14 @@ class Worker:
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
 
+    def text_came(self) -> None:
+        """From any thread."""
+        self.submit(self._text_came)
+
+    def _text_came(self) -> None:
+        if self.gate.text_missing:
+            self.gate.text_missing, self._retry_at = False, float("-inf")
+
     def train_beyond(self, offered: int | None) -> None:
         """A round is being decided: passes go on for the next one, up to a share beyond so many
         sequences of ours. None: it is not, any more. On the worker's thread."""
@@ -268,7 +287,8 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Would it train, if no pause kept it away from the device? From any thread."""
-        return self._wanted() > 0 and not self.gate.device_taken
+        gate = self.gate
+        return self._wanted() > 0 and not (gate.device_taken or gate.text_missing)
 
     def _wanted(self) -> int:
         if self._holds:
@@ -294,7 +314,13 @@ class Worker:
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
         try:
-            sequences = self._replica.run_pass(self.loader.draw(micro_batches), self.should_stop)
+            batches = self.loader.draw(micro_batches)
+        except PiecesMissing:
+            self.gate.text_missing, self._retry_at = True, started + RETRY_S
+            return
+        self.gate.text_missing = False
+        try:
+            sequences = self._replica.run_pass(batches, self.should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
                 self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S

@@ -40,7 +40,7 @@ from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, ver
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import Content, plain_bytes
+from atom.swarm.state.blobs import Content, PartialContent, plain_bytes
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
 
 OFFERS = "snapshots"
@@ -274,17 +274,18 @@ class RunStorage:
         folder: Path,
         room: DiskRoom,
         keep: int,
-        code: Mapping[str, Content],
+        given: Mapping[str, Content | PartialContent],
         frozen_digest: bytes = b"",
     ) -> None:
-        """`folder`: of the snapshots. `keep`: how many of them, at least one. `code`: the run's
-        own, by the name that others ask for it. `frozen_digest`: of what no step changes."""
+        """`folder`: of the snapshots. `keep`: how many of them, at least one. `given`: the run's
+        own code and its text, by the names that others ask for them. `frozen_digest`: of what no
+        step changes."""
         self.journal = journal
         self.results = results
         self.room = room
         self._folder = folder
         self._keep = keep
-        self._code = code
+        self._given = given
         self._frozen_digest = frozen_digest
 
     def begin(self) -> None:
@@ -299,7 +300,7 @@ class RunStorage:
         heads = self.journal.heads
         return [found for found in list_snapshots(self._folder) if found.is_on(heads)]
 
-    def content(self, name: str) -> Content | None:
+    def content(self, name: str) -> Content | PartialContent | None:
         """What others get under this name. None: nothing."""
         if name == OFFERS:
             return plain_bytes(self._listed())
@@ -307,7 +308,7 @@ class RunStorage:
             return self.frozen()
         match = _NAME.fullmatch(name)
         if match is None:
-            return self._code.get(name)
+            return self._given.get(name)
         kind, key, since = match.groups()
         if kind is None:
             return plain_bytes(page_of(self.journal.commits, int(since)))

@@ -66,8 +66,10 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(
     datasets.Dataset.from_list(ROWS).save_to_disk(folder.root / "copy")
     entered = enter_run(member.manifest, member.record, None, folder.box("b", 'path = "copy"'))
     assert entered.samples.digest == member.samples.digest
+    own_copy = f'{TABLE}\nrevision = "{REVISION}"\nshare = "own-copy"'
+    own = folder.found(GPT3, data=own_copy, name="own")
     with pytest.raises(ConfigError, match=r"trains on .*'owner/name'") as caught:
-        enter_run(member.manifest, member.record, None, folder.box("c"))
+        enter_run(own.manifest, own.record, None, folder.box("c"))
     assert 'path = "owner/name"' in caught.value.hint
 
 

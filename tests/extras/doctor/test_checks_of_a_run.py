@@ -28,7 +28,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import Manifest, decode_manifest
 from tests.daemon.model.kept_runs import folder_in
-from tests.daemon.tiny_run import GPT3
+from tests.daemon.tiny_run import GPT3, TEXT
 
 
 def test_the_youngest_lease_tells_the_time() -> None:
@@ -67,10 +67,10 @@ def test_other_versions_than_the_founder_s() -> None:
     assert {other.level, none.level, nameless.level} == {Level.WARNING}
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Manifest:
+@pytest.fixture(params=["own-copy"])
+def manifest(tmp_path: Path, request: pytest.FixtureRequest) -> Manifest:
     with folder_in(tmp_path) as folder:
-        folder.found(GPT3)
+        folder.found(GPT3, data=f'{TEXT}\nshare = "{request.param}"')
         return decode_manifest(StateDirectory(tmp_path / "a").manifest.read_bytes(), None)
 
 
@@ -90,14 +90,24 @@ def test_a_run_fits_or_says_what_it_lacks(
 
 
 def test_the_data_that_join_will_read(manifest: Manifest, tmp_path: Path) -> None:
-    lacking = data(manifest, PeerFile(), has_it=False)
+    lacking = data(manifest, PeerFile(), tmp_path, has_it=False)
     assert (lacking.level, lacking.fix[-27:]) == (Level.FAILURE, '[data]\npaths = ["text.txt"]')
-    assert data(manifest, PeerFile(), has_it=True).level is Level.OK
+    assert data(manifest, PeerFile(), tmp_path, has_it=True).level is Level.OK
     peer = parse_peer_text('[data]\npaths = ["copy.txt"]\n', tmp_path)
-    assert "matches no file" in data(manifest, peer, has_it=False).said
+    assert "matches no file" in data(manifest, peer, tmp_path, has_it=False).said
     (tmp_path / "copy.txt").write_text("of another size: join tells")
-    found = data(manifest, peer, has_it=False)
+    found = data(manifest, peer, tmp_path, has_it=False)
     assert (found.level, "tokens" in found.said) == (Level.OK, True)
+
+
+@pytest.mark.parametrize("manifest", ["swarm"], indirect=True)
+def test_of_a_text_that_comes_through_the_swarm_nobody_needs_a_copy(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    found = data(manifest, PeerFile(), tmp_path, has_it=False)
+    assert (found.level, "through the swarm" in found.said) == (Level.OK, True)
+    named = parse_peer_text('[data]\npaths = ["copy.txt"]\n', tmp_path)
+    assert "matches no file" in data(manifest, named, tmp_path, has_it=False).said
 
 
 def test_another_tokenizer_than_the_run_s_is_found(manifest: Manifest, tmp_path: Path) -> None:
@@ -107,7 +117,7 @@ def test_another_tokenizer_than_the_run_s_is_found(manifest: Manifest, tmp_path:
     (tmp_path / "mine.json").write_text(byte_level_tokenizer())
     (tmp_path / "copy.txt").write_text("text")
     copies = '[data]\npaths = ["copy.txt"]\ntokenizer = "mine.json"\n'
-    found = data(other, parse_peer_text(copies, tmp_path), has_it=False)
+    found = data(other, parse_peer_text(copies, tmp_path), tmp_path, has_it=False)
     assert (found.level, "another tokenizer" in found.said) == (Level.FAILURE, True)
 
 

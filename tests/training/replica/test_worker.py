@@ -11,6 +11,7 @@ import torch
 
 from atom.base.errors import ModelError, ShortageError
 from atom.models.data.sampler import Order, Sampler
+from atom.models.data.samples import PiecesMissing
 from atom.models.source import SourceError
 from atom.swap.readiness import StepFailed
 from atom.training.replica import worker as worker_module
@@ -69,6 +70,30 @@ def test_what_is_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     assert scene.counted() == 24, "alone it trains exactly the global batch, then waits"
     assert (scene.worker.rate(), scene.worker.pass_seconds) == (12.0, 2.0)
     assert scene.worker.passes_s == 2.0
+
+
+def test_text_on_its_way_holds_passes_and_no_command(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, came, asked = scene.worker.loader, threading.Event(), threading.Event()
+    draw = loader.draw
+
+    def lacking(micro_batches: int) -> Any:
+        if not came.is_set():
+            asked.set()
+            raise PiecesMissing("on their way")
+        return draw(micro_batches)
+
+    monkeypatch.setattr(loader, "draw", lacking)
+    scene.worker.gate.why_no_text = lambda: "waits for text"
+    scene.worker.release("starting")
+    assert asked.wait(WAIT_S)
+    assert scene.counted() == 0, "a command is carried out"
+    assert (scene.worker.has_work, scene.worker.gate.why_not) == (False, "waits for text")
+    came.set()
+    scene.worker.text_came()
+    assert scene.passed.wait(WAIT_S)
+    assert (scene.counted(), scene.worker.gate.why_not) == (24, "")
 
 
 def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:
@@ -210,10 +235,29 @@ def loader() -> BatchLoader:
         sampler=Sampler((Order(1000, 1000, 7),)),
         tokens_per_sample=16,
         batch=lambda positions: {"tokens": torch.tensor(positions)},
+        pieces=set,
+        need=lambda pieces: None,
     )
     loader = BatchLoader(samples, "b", MICRO_BATCH)
     loader.deal(head(0))
     return loader
+
+
+def test_samples_that_are_on_their_way_are_drawn_later(loader: BatchLoader) -> None:
+    """And what lies before them is not drawn twice."""
+    asked: list[set[int]] = []
+
+    def need(pieces: set[int]) -> None:
+        asked.append(pieces)
+        if len(asked) == 1:
+            raise PiecesMissing("on their way")
+
+    samples: Any = loader._samples
+    samples.need = need
+    with pytest.raises(PiecesMissing):
+        loader.draw(2)
+    assert drawn(loader, 2) == [1, 4, 7, 10]
+    assert asked == [{1, 4, 7, 10}] * 2, "of all micro-batches at once"
 
 
 def test_a_round_is_dealt_from_its_first_on(loader: BatchLoader) -> None:

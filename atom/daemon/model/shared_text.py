@@ -1,0 +1,157 @@
+"""A run's text as peers give it to each other: its tokenizer.json and its tokens, one blob, whose
+digest the run's manifest names. A joiner needs neither the text nor the tokenizer."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import ConfigError, MismatchError, StorageError
+from atom.base.files import nearest_folder
+from atom.base.units import format_bytes, format_seconds
+from atom.config.peer_file import LEAST_KEPT_BYTES, PeerFile
+from atom.config.run_file import RunFile
+from atom.config.sources import names_a_copy
+from atom.models.data.samples import Cut, Piece, Samples, Text, Windows, token_samples
+from atom.models.data.token_file import TokenFile
+from atom.models.data.tokenizer import ByteTokenizer
+from atom.swarm.records.manifest import Manifest, SharedText, TextFile
+from atom.swarm.state import arenas
+from atom.swarm.state.arenas import CHUNK_BYTES, DTYPES, dtype_name, state_digest
+from atom.swarm.state.blobs import Content
+from atom.swarm.state.piece_store import ArenaShape, PieceStore
+
+MOST_SHARED_BYTES = 20 * 10**9
+"""Of tokens, unless the run file says otherwise."""
+TOKENIZER = "tokenizer"
+"""The first arena, by the order of names; one for each token file follows."""
+_USUAL_BITS_PER_S = 100e6
+
+
+def with_share(run: RunFile, text: Samples) -> RunFile:
+    """The founder's run with the word how its text comes to the others."""
+    size = sum(file.tokens.nbytes for file in text.files)
+    usual = "swarm" if size <= MOST_SHARED_BYTES else "own-copy"
+    return run.changed("data", share=run.data.share or usual)
+
+
+def content_of(text: Samples) -> Content:
+    """What others get of a text that is here as a whole."""
+    raw = bytearray(text.tokenizer_json)
+    tokenizer = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return {TOKENIZER: tokenizer} | {
+        _file_name(number): file.tokens for number, file in enumerate(text.files)
+    }
+
+
+def described(text: Samples) -> SharedText:
+    """For the manifest: hashes all of it."""
+    files = (
+        TextFile(dtype_name(file.tokens.dtype), len(file.tokens), file.digest)
+        for file in text.files
+    )
+    digest, size = state_digest(content_of(text)), len(text.tokenizer_json)
+    return SharedText(digest, text.vocabulary_size, size, tuple(files))
+
+
+def comes_through_the_swarm(run: RunFile, manifest: Manifest, peer: PeerFile) -> bool:
+    """Whether a joiner gets the text from others; it may name a copy of its own."""
+    return manifest.text is not None and not names_a_copy(run.data, peer.data)
+
+
+def open_store(text: SharedText, folder: Path) -> PieceStore:
+    """Raises: StorageError."""
+    return PieceStore(text.digest, _shapes(text), _place(text, folder))
+
+
+def _shapes(text: SharedText) -> list[ArenaShape]:
+    shapes = [ArenaShape(TOKENIZER, "uint8", text.tokenizer_bytes)]
+    for number, file in enumerate(text.files):
+        shapes.append(ArenaShape(_file_name(number), file.dtype, file.tokens))
+    return shapes
+
+
+def _place(text: SharedText, folder: Path) -> Path:
+    return folder / text.digest.hex()[:16]
+
+
+def _kept_bytes(place: Path) -> int:
+    """What an earlier start left there: holes take nothing."""
+    return sum(path.lstat().st_blocks * 512 for path in place.glob("arena-*"))
+
+
+def samples_of(run: RunFile, text: SharedText, store: PieceStore) -> Samples:
+    """Of the (pinned) run's text, which may be on its way. Raises: DataError; MismatchError."""
+    if len(text.files) != len(run.data.texts):
+        raise MismatchError("the run's manifest and its run file name different texts")
+    texts = list[Text]()
+    for number, (name, weight) in enumerate(run.data.weights.items()):
+        file = TokenFile(store.arenas[_file_name(number)], text.files[number].sha256)
+        share = run.data.texts[name].answer_share or 1.0 if run.data.learns_answers else None
+        texts.append(Text(file, name, weight, share))
+    cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
+    coder = _Elsewhere(text.vocabulary, run.data.tokenizer_sha256 or "")
+    return token_samples(texts, coder, cut, run.run.seed)
+
+
+class _Elsewhere(ByteTokenizer):
+    """The run's tokenizer, of which enough is known."""
+
+    def __init__(self, vocabulary_size: int, digest: str) -> None:
+        self.vocabulary_size, self.digest = vocabulary_size, digest
+
+
+def piece_of(needed: Piece) -> arenas.Piece:
+    """Where a piece of a token file is in the blob."""
+    return needed.file + 1, needed.number
+
+
+def fixed_pieces(samples: Samples) -> frozenset[arenas.Piece]:
+    """Those of the validation texts."""
+    found = set[Piece]()
+    for part in samples.validation.values():
+        assert isinstance(part, Windows)
+        found |= part.pieces([*range(0, len(part), part.piece_windows), len(part) - 1])
+    return frozenset(map(piece_of, found))
+
+
+def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
+    """What a joiner hears of the text before anything is fetched. `folder`: as of `open_store`.
+
+    Raises: ConfigError for a cap that is too small for this run; StorageError where there is no
+    room.
+    """
+    assert manifest.text is not None
+    shapes, keep = _shapes(manifest.text), peer.data.keep_bytes
+    total = sum(shape.byte_count for shape in shapes)
+    held_back = 0 if manifest.data_amount is None else manifest.data_amount.held_back
+    least = LEAST_KEPT_BYTES + held_back * max(DTYPES[shape.dtype].itemsize for shape in shapes)
+    if keep is not None and keep < min(least, total):
+        raise ConfigError(
+            f"data.keep: {format_bytes(keep)} are too few for this run's text",
+            f"what is held back for validation is always kept: say at least {format_bytes(least)}",
+        )
+    kept = _kept_bytes(_place(manifest.text, folder))
+    wanted = max(min(keep or total, total) - kept, 0)
+    free = shutil.disk_usage(nearest_folder(folder)).free
+    if wanted > free:
+        raise StorageError(
+            f"the run's text takes {format_bytes(wanted)} of disk, {format_bytes(free)} are free "
+            f"in {folder}",
+            'let it take less, [data] keep = "10 GB" in the peer file, or choose a larger disk',
+        )
+    if not wanted:
+        return f"the run's text is in {folder} already"
+    cap = peer.network.download_bits_per_s
+    line = cap or _USUAL_BITS_PER_S
+    at = f"your cap of {line / 1e6:g}" if cap else f"{line / 1e6:g}"
+    most = "" if keep is None else f", at most {format_bytes(keep)} of it"
+    return (
+        f"the run's text comes through the swarm: {format_bytes(total)}, of which "
+        f"{format_bytes(kept)} are here; the rest takes {format_seconds(round(wanted * 8 / line))} "
+        f"at {at} Mbit/s. It is kept in {folder}{most}. Training begins with the first pieces"
+    )
+
+
+def _file_name(number: int) -> str:
+    return f"tokens-{number:02d}"

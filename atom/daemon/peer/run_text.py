@@ -1,0 +1,113 @@
+"""The run's text in a peer's life: what it trains on is fetched from others ahead of need."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+from atom.daemon.model.shared_text import TOKENIZER, fixed_pieces, piece_of
+from atom.daemon.peer.box import Box
+from atom.daemon.peer.founding import Membership
+from atom.daemon.state_directory import write_atomically
+from atom.models.data.samples import Piece, PiecesMissing
+from atom.swarm.chain.commit import Head
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.state import arenas
+from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
+from atom.swarm.state.fetch import Watch
+from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_store import PieceStore
+from atom.swarm.transport.limits import offend
+from atom.swarm.transport.transport import Transport
+from atom.training.storage.disk import DiskRoom
+
+TEXT = "text"
+_OWN_DRAWS = 256
+"""Of this peer, by which its next pieces are found."""
+
+
+class RunText:
+    """Of a peer that has no copy of its own. Calls are for any thread."""
+
+    def __init__(
+        self,
+        box: Box,
+        member: Membership,
+        store: PieceStore,
+        transport: Transport,
+        room: DiskRoom,
+        events: EventSink,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._box, self._samples, self._store = box, member.samples, store
+        self._me, self._clock, self._offenders = box.me.peer_id, clock, transport.offenders
+        self._room = room
+        self._head: Head | None = None
+        self._on_ready: Callable[[], None] = lambda: None
+        tokenizer_bytes = store.arenas[TOKENIZER].numel()
+        self._tokenizer = [(0, i) for i in range(-(-tokenizer_bytes // CHUNK_BYTES))]
+        self._fixed = fixed_pieces(member.samples).union(self._tokenizer)
+        needs = Needs(self._order, self._fixed.__contains__, box.peer.data.keep_bytes)
+        watch = Watch(
+            events=events,
+            on_lie=lambda peer, reason: offend(self._offenders, peer, reason, clock.now()),
+        )
+        told = Told(watch, self._ready, partial(room.attempt, TEXT), on_failure)
+        self._feed = PieceFeed(transport, store, needs, told)
+        self.samples = replace(member.samples, need=self._need)
+        """What the peer trains on."""
+
+    def begin(self, on_ready: Callable[[], None]) -> None:
+        """`on_ready`: samples that were missing are here."""
+        self._on_ready = on_ready
+        if self._feed.need(self._tokenizer):
+            self._keep_tokenizer()
+        self._feed.start()
+
+    def close(self) -> None:
+        self._feed.close()
+
+    @property
+    def why_waiting(self) -> str:
+        """Why nothing is trained, in a few words; empty: it is, or it waits for a moment only."""
+        return self._feed.why_waiting
+
+    def figures(self) -> Mapping[str, int]:
+        """Bytes here, and of all of it."""
+        return {"kept_bytes": self._store.kept_bytes, "total_bytes": self._store.total_bytes}
+
+    def know(self, leases: Mapping[str, Lease], head: Head | None) -> None:
+        """Who is there, and where the run is. None: that is not known."""
+        there = {peer for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
+        self._head = head
+        self._feed.know(there - self._offenders.held(self._clock.now()))
+
+    def _need(self, pieces: Collection[Piece]) -> None:
+        """Raises: PiecesMissing."""
+        if not self._feed.need([*map(piece_of, pieces)]):
+            raise PiecesMissing("pieces of the text are on their way")
+
+    def _order(self) -> Iterator[arenas.Piece]:
+        """What the next draws need, and what all peers need from the cursor on."""
+        head, samples = self._head, self._samples
+        if head is None:
+            return
+        dealt = head.cursor, head.members, self._me
+        draws = (samples.sampler.draw_position(*dealt, k) for k in range(_OWN_DRAWS))
+        own = (piece for position in draws for piece in samples.pieces([position]))
+        yield from dict.fromkeys(map(piece_of, own))
+        yield from map(piece_of, samples.pieces_from(head.cursor))
+        yield from self._fixed
+
+    def _ready(self) -> None:
+        self._keep_tokenizer()
+        self._on_ready()
+
+    def _keep_tokenizer(self) -> None:
+        """For `atom export`, once it is here."""
+        if self._tokenizer and all(map(self._store.has, self._tokenizer)):
+            raw = bytes(bytes_of(self._store.arenas[TOKENIZER]))
+            path = self._box.state.tokenizer
+            self._room.attempt(TEXT, lambda: write_atomically(path, raw))

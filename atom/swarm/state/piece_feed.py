@@ -1,0 +1,261 @@
+"""Keeps a store supplied with pieces, from whoever has them, for as long as a peer lives.
+
+What somebody waits for comes first, then what is needed next. Within a stretch of what is needed
+each peer has an order of its own: peers that come together fetch different pieces, and give them to
+each other. Beyond the cap the pieces that are needed latest go.
+"""
+
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, PieceQueue
+from atom.swarm.state.fetch import Wanted, Watch, fetch_pieces
+from atom.swarm.state.piece_store import PieceStore, text_blob
+from atom.swarm.stream.frames import Purpose
+from atom.swarm.transport.transport import Transport
+
+STRETCH = 64
+"""Pieces that are needed at about the same time."""
+_BATCH = 32
+"""Pieces of one fetch."""
+_RETRY_S = 2.0
+_PLAN_S = 60.0
+"""A plan is at most so old."""
+_FORGOTTEN_S = 60.0
+"""What nobody has asked for again is not waited for any more."""
+_TOLD_AFTER_S = 10.0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a feed asks its peer. Called on the feed's thread."""
+
+    order: Callable[[], Iterable[Piece]]
+    """Pieces as they are needed from now on; nothing: nobody knows yet."""
+    is_fixed: Callable[[Piece], bool]
+    """Whether it is kept whatever the cap is."""
+    keep_bytes: int | None
+    """The cap; None: all of it is kept."""
+
+    @property
+    def most(self) -> float:
+        """Pieces."""
+        return math.inf if self.keep_bytes is None else self.keep_bytes // CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class Told:
+    """Who hears of a feed. Called on several threads."""
+
+    watch: Watch
+    on_ready: Callable[[], None]
+    """All that was needed is here."""
+    attempt: Callable[[Callable[[], None]], bool]
+    """Calls what may raise StorageError; whether it did not."""
+    on_failure: Callable[[BaseException], None]
+
+
+class PieceFeed:
+    """One thread, from `start` to `close`."""
+
+    def __init__(self, transport: Transport, store: PieceStore, needs: Needs, told: Told) -> None:
+        self._transport, self._store, self._needs, self._told = transport, store, needs, told
+        self._order = random.Random(transport.peer_id)
+        self._changed = threading.Condition()
+        self._donors: frozenset[str] = frozenset()
+        self._demanded: dict[Piece, float] = {}
+        """And when somebody asked for it last."""
+        self._waiting_since = 0.0
+        """Since when anything is demanded, if it is."""
+        self._recent: dict[Piece, None] = {}
+        """Needed last, the newest at the end: they may be read at this moment."""
+        self._soon: dict[Piece, int] = {}
+        self._plan: Iterator[Piece] = iter(())
+        self._planned_at = -math.inf
+        self._batch: frozenset[Piece] = frozenset()
+        self._break = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def know(self, peers: Collection[str]) -> None:
+        """Who is there now. From any thread."""
+        with self._changed:
+            self._donors = frozenset(peers) - {self._transport.peer_id}
+
+    def need(self, pieces: Collection[Piece]) -> bool:
+        """Whether they are here; else they come next, and `on_ready` is called. Who still waits
+        asks again now and then. From any thread."""
+        with self._changed:
+            for piece in pieces:
+                self._recent.pop(piece, None)
+                self._recent[piece] = None
+            for piece in list(self._recent)[: -max(STRETCH, len(pieces))]:
+                del self._recent[piece]
+            now = time.monotonic()
+            lacking = {piece: now for piece in pieces if not self._store.has(piece)}
+            if not self._demanded:
+                self._waiting_since = now
+            self._demanded |= lacking
+            if lacking and not self._batch.issuperset(lacking):
+                self._break.set()
+            self._changed.notify_all()
+        return not lacking
+
+    @property
+    def why_waiting(self) -> str:
+        """In a few words; empty: nobody waits, or not for long. From any thread."""
+        with self._changed:
+            lacking, donors = len(self._demanded), len(self._donors)
+            if not lacking or time.monotonic() - self._waiting_since < _TOLD_AFTER_S:
+                return ""
+        what = "1 piece" if lacking == 1 else f"{lacking:,} pieces"
+        if not donors:
+            return f"{what} of the text are missing, and nobody is here to give them"
+        return f"waits for {what} of the text, from whoever of {donors:,} has them"
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+        except Exception as failure:  # noqa: BLE001 - the supervisor: the peer decides
+            self._told.on_failure(failure)
+
+    def _turn(self) -> None:
+        with self._changed:
+            self._break.clear()
+            if self._closing.is_set():
+                return
+            since = time.monotonic() - _FORGOTTEN_S
+            self._demanded = {each: at for each, at in self._demanded.items() if at > since}
+            wanted, donors = list(self._demanded)[:_BATCH], sorted(self._donors)
+        wanted += self._ahead(_BATCH - len(wanted), frozenset(wanted))
+        if not wanted or not donors:
+            return self._wait()
+        with self._changed:
+            self._batch = frozenset(wanted)
+            if not self._batch.issuperset(self._demanded) and len(wanted) < _BATCH:
+                return  # something is demanded meanwhile
+        self._order.shuffle(donors)
+        if not self._told.attempt(lambda: self._fetch(wanted, donors)):
+            self._wait()
+
+    def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
+        """Raises: StorageError."""
+        store = self._store
+
+        def settle(manifest: BlobManifest, stop: threading.Event) -> _Batch:
+            store.settle(manifest)
+            return _Batch(store, pieces, self._landed)
+
+        self._make_room(len(pieces))
+        known = None if store.manifest is None else _Batch(store, pieces, self._landed)
+        if known is not None and not known.queue.missing:
+            return
+        wanted = Wanted(
+            text_blob(store.digest), donors, store.digest, store.total_bytes, purpose=Purpose.TEXT
+        )
+        try:
+            fetch_pieces(self._transport, wanted, settle, known, self._break, self._told.watch)
+        except PeerRefused as refused:
+            if refused.reason is not Reason.SUPERSEDED:
+                self._wait()
+
+    def _landed(self, piece: Piece) -> None:
+        with self._changed:
+            if piece not in self._demanded:
+                return
+            del self._demanded[piece]
+            if self._demanded:
+                return
+        self._told.on_ready()
+
+    def _wait(self) -> None:
+        """Until somebody waits for another piece, or for a moment."""
+        with self._changed:
+            self._changed.wait_for(self._break.is_set, _RETRY_S)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._break.set()
+            self._changed.notify_all()
+
+    # ---- what comes next, and what goes
+
+    def _ahead(self, count: int, besides: Collection[Piece]) -> list[Piece]:
+        """So many of those that are needed next, or fewer."""
+        now, found = time.monotonic(), list[Piece]()
+        if now - self._planned_at >= _PLAN_S:
+            first = self._needs.most - 2 * STRETCH
+            most = None if math.isinf(first) else max(int(first), STRETCH)
+            soon = list(dict.fromkeys(islice(self._needs.order(), most)))
+            self._soon = {piece: rank for rank, piece in enumerate(soon)}
+            self._plan = self._shuffled(soon)
+            self._planned_at = now if soon else -math.inf
+        while len(found) < count and not self._break.is_set():
+            piece = next(self._plan, None)
+            if piece is None:
+                break
+            if piece not in besides and not self._store.has(piece):
+                found.append(piece)
+        return found
+
+    def _shuffled(self, pieces: list[Piece]) -> Iterator[Piece]:
+        for start in range(0, len(pieces), STRETCH):
+            stretch = pieces[start : start + STRETCH]
+            yield from self._order.sample(stretch, len(stretch))
+
+    def _make_room(self, count: int) -> None:
+        """For so many pieces beneath the cap. Raises: StorageError."""
+        kept = self._store.kept
+        excess = len(kept) + count - self._needs.most
+        if excess <= 0:
+            return
+        with self._changed:
+            recent = set(self._recent)
+        free = [each for each in kept if each not in recent and not self._needs.is_fixed(each)]
+        free.sort(key=lambda each: self._soon.get(each, math.inf), reverse=True)
+        for piece in free[: int(excess)]:
+            self._store.drop(piece)
+
+
+class _Batch:
+    """Pieces that are fetched together."""
+
+    def __init__(
+        self, store: PieceStore, pieces: Iterable[Piece], landed: Callable[[Piece], None]
+    ) -> None:
+        self._store, self._landed = store, landed
+        lacking = [piece for piece in pieces if not store.has(piece)]
+        self.queue = PieceQueue(deque(lacking))
+        self.total_bytes = sum(map(self.length, lacking))
+        self.done_bytes = self.reused_bytes = 0
+
+    def length(self, piece: Piece) -> int:
+        start, stop = self._store.bounds(piece)
+        return stop - start
+
+    def digest(self, piece: Piece) -> bytes:
+        return self._store.piece_digest(piece)
+
+    def write(self, piece: Piece, chunk: memoryview) -> None:
+        self._store.write(piece, chunk)
+        self._landed(piece)

@@ -1,0 +1,226 @@
+"""A store is supplied in the order of need, whatever its donors have, do or become."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import StorageError
+from atom.base.reasons import Reason
+from atom.swarm.state import fetch as fetch_module
+from atom.swarm.state import piece_feed
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, bytes_of, describe
+from atom.swarm.state.blobs import BlobServer
+from atom.swarm.state.fetch import Watch
+from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_store import ArenaShape, PieceStore, text_blob
+from tests.event_list import EventList
+from tests.swarm.local_transport import LocalNetwork
+
+SOON = 20.0
+COUNT = 12
+TEXT = torch.arange(COUNT * CHUNK_BYTES // 4 - 3, dtype=torch.int32)
+MANIFEST = BlobManifest((describe("tokens", TEXT),))
+DIGEST = MANIFEST.digest()
+SHAPES = [ArenaShape("tokens", "int32", len(TEXT))]
+PIECES: list[Piece] = [(0, number) for number in range(COUNT)]
+
+
+class Village:
+    """Donors around one peer with a feed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._network = root, LocalNetwork()
+        self.me = self._network.add()
+        self.events = EventList()
+        self.lies: dict[str, Reason] = {}
+        self.ready = threading.Event()
+        self.failures: list[BaseException] = []
+        self.feeds: list[PieceFeed] = []
+        self.order: Sequence[Piece] = ()
+        self.troubles: list[StorageError] = []
+
+    def store(self, name: str, pieces: Collection[Piece] = ()) -> PieceStore:
+        store = PieceStore(DIGEST, SHAPES, self.root / name)
+        if pieces:
+            store.settle(MANIFEST)
+        for _, number in pieces:
+            start = number * CHUNK_BYTES
+            store.write((0, number), bytes_of(TEXT)[start : start + CHUNK_BYTES])
+        return store
+
+    def donor(self, pieces: Collection[Piece], server: type[BlobServer] = BlobServer) -> str:
+        store = self.store(f"donor-{len(self._network.present)}", pieces)
+        return self._network.add(server({text_blob(DIGEST): store}.get).serve).peer_id
+
+    def feed(self, store: PieceStore, keep_bytes: int | None = None) -> PieceFeed:
+        needs = Needs(lambda: self.order, lambda piece: False, keep_bytes)
+        watch = Watch(events=self.events, on_lie=self.lies.__setitem__)
+        told = Told(watch, self.ready.set, self.attempt, self.failures.append)
+        self.feeds.append(PieceFeed(self.me, store, needs, told))
+        return self.feeds[-1]
+
+    def attempt(self, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except StorageError as problem:
+            self.troubles.append(problem)
+            return False
+        return True
+
+    def close(self) -> None:
+        for feed in self.feeds:
+            feed.close()
+        self._network.close()
+        assert not self.failures
+
+
+@pytest.fixture
+def village(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Village]:
+    monkeypatch.setattr(fetch_module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(piece_feed, "_RETRY_S", 0.05)
+    monkeypatch.setattr(piece_feed, "_PLAN_S", 0.0)
+    village = Village(tmp_path)
+    yield village
+    village.close()
+
+
+def await_ready(village: Village, feed: PieceFeed, pieces: Collection[Piece]) -> None:
+    while not feed.need(pieces):
+        assert village.ready.wait(SOON)
+        village.ready.clear()
+
+
+def test_what_is_needed_is_fetched_and_no_more(village: Village) -> None:
+    store, donor = village.store("mine"), village.donor(PIECES)
+    feed = village.feed(store)
+    feed.start()
+    feed.know([donor])
+    await_ready(village, feed, [(0, 3), (0, 11)])
+    assert sorted(store.kept) == [(0, 3), (0, 11)]
+    start = 3 * CHUNK_BYTES // 4
+    assert torch.equal(store.arenas["tokens"][start : start + 9], TEXT[start : start + 9])
+
+
+def test_peers_with_a_half_each_make_a_whole(village: Village) -> None:
+    """And none of them is blamed for what it lacks."""
+    donors = [village.donor(PIECES[:6]), village.donor(PIECES[6:]), village.donor([])]
+    store = village.store("mine")
+    feed = village.feed(store)
+    feed.know(donors)
+    feed.start()
+    await_ready(village, feed, PIECES)
+    assert village.lies == {}
+    assert not any(event["event"] == "donor-dropped" for event in village.events.events)
+    assert torch.equal(store.arenas["tokens"], TEXT)
+
+
+class Lying(BlobServer):
+    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+        return memoryview(bytes(len(super().chunk(name, arena, chunk))))
+
+
+class Counting(BlobServer):
+    served = 0
+
+    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+        Counting.served += 1
+        return super().chunk(name, arena, chunk)
+
+
+class Falling(BlobServer):
+    """Dies in the middle of each piece but the first."""
+
+    asked = 0
+
+    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+        self.asked += 1
+        if self.asked > 1:
+            raise ConnectionError("fell over")
+        return super().chunk(name, arena, chunk)
+
+
+def test_liars_are_named_and_the_dead_replaced(village: Village) -> None:
+    liar, dying = village.donor(PIECES, Lying), village.donor(PIECES, Falling)
+    store = village.store("mine")
+    feed = village.feed(store)
+    feed.know([liar, dying])
+    feed.start()
+    assert not feed.need(PIECES)
+    while liar not in village.lies or len(store.kept) == 0:
+        assert feed._thread.is_alive()
+    feed.know([village.donor(PIECES), liar])
+    await_ready(village, feed, PIECES)
+    assert village.lies == {liar: Reason.HASH_MISMATCH}
+    assert torch.equal(store.arenas["tokens"], TEXT)
+
+
+def test_with_nobody_left_it_is_told_and_goes_on_when_somebody_comes(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_feed, "_TOLD_AFTER_S", 0.0)
+    feed = village.feed(village.store("mine"))
+    feed.start()
+    assert feed.why_waiting == ""
+    assert not feed.need(PIECES[:2])
+    assert feed.why_waiting == "2 pieces of the text are missing, and nobody is here to give them"
+    feed.know([village.donor(PIECES[5:])])
+    assert feed.why_waiting.startswith("waits for 2 pieces")
+    feed.know([village.donor(PIECES[:2])])
+    await_ready(village, feed, PIECES[:2])
+    assert feed.why_waiting == ""
+
+
+def test_a_restart_fetches_what_is_missing_only(village: Village) -> None:
+    Counting.served = 0
+    donor = village.donor(PIECES, Counting)
+    first = village.feed(village.store("mine"))
+    first.know([donor])
+    first.start()
+    await_ready(village, first, PIECES[:5])
+    first.close()
+    again = village.store("mine")
+    feed = village.feed(again)
+    assert feed.need(PIECES[:5]), "from the disk"
+    feed.know([donor])
+    feed.start()
+    await_ready(village, feed, PIECES)
+    assert Counting.served == COUNT
+
+
+def test_what_comes_next_is_fetched_ahead_and_what_is_late_goes(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_feed, "STRETCH", 2)
+    monkeypatch.setattr(piece_feed, "_BATCH", 1)
+    store = village.store("mine")
+    feed = village.feed(store, keep_bytes=8 * CHUNK_BYTES)
+    feed.know([village.donor(PIECES)])
+    village.order = PIECES
+    feed.start()
+    await_ready(village, feed, PIECES[:4])
+    assert len(store.kept) <= 8
+    village.order = [*PIECES[6:], *PIECES[:6]]
+    await_ready(village, feed, PIECES[6:10])
+    for _ in range(20):
+        await_ready(village, feed, PIECES[6:8])
+        assert len(store.kept) <= 8
+    assert {*PIECES[6:8]} <= {*store.kept}
+
+
+def test_a_full_disk_is_told_and_tried_again(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = village.store("mine")
+    feed = village.feed(store)
+    feed.know([village.donor(PIECES)])
+    paths, full = store._paths, Path("/dev/full")
+    monkeypatch.setattr(store, "_paths", [full])
+    feed.start()
+    assert not feed.need(PIECES[:2])
+    while not village.troubles:
+        assert feed._thread.is_alive()
+    monkeypatch.setattr(store, "_paths", paths)
+    await_ready(village, feed, PIECES[:2])

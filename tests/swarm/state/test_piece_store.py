@@ -1,0 +1,132 @@
+"""Pieces on disk: what counts as here, what is served, what a full disk or a wrong byte does."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.reasons import Reason
+from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, describe, state_digest
+from atom.swarm.state.piece_store import ArenaShape, PieceStore
+from tests.swarm.refusals import refusal
+
+TOKENS = torch.arange(3 * CHUNK_BYTES // 2 + 5).to(torch.int16).view(torch.uint16)
+CONTENT = {"tokenizer": torch.arange(100).byte(), "tokens-00": TOKENS}
+SHAPES = [ArenaShape("tokenizer", "uint8", 100), ArenaShape("tokens-00", "uint16", len(TOKENS))]
+MANIFEST = BlobManifest(tuple(describe(name, each) for name, each in CONTENT.items()))
+PIECES = [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def store_in(folder: Path, settled: bool = True) -> PieceStore:
+    store = PieceStore(state_digest(CONTENT), SHAPES, folder)
+    if settled:
+        store.settle(MANIFEST)
+    return store
+
+
+def raw(piece: tuple[int, int]) -> memoryview:
+    whole = bytes_of([*CONTENT.values()][piece[0]])
+    return whole[piece[1] * CHUNK_BYTES : (piece[1] + 1) * CHUNK_BYTES]
+
+
+def test_a_piece_is_here_once_it_is_written_and_served_from_then_on(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    assert store.kept == []
+    for piece in PIECES[::-2]:
+        store.write(piece, raw(piece))
+    for piece in PIECES:
+        if piece in PIECES[::-2]:
+            assert store.chunk(piece) == raw(piece)
+        else:
+            assert refusal(store.chunk, piece) is Reason.PIECE_MISSING
+    assert torch.equal(store.arenas["tokenizer"], CONTENT["tokenizer"])
+    assert refusal(store.chunk, (1, 4)) is refusal(store.chunk, (2, 0)) is Reason.NOT_FOUND
+    assert store.kept_bytes == sum(len(raw(piece)) for piece in PIECES[::-2])
+
+
+def test_after_a_restart_only_what_is_right_counts(tmp_path: Path) -> None:
+    first = store_in(tmp_path)
+    for piece in PIECES[:4]:
+        first.write(piece, raw(piece))
+    with (tmp_path / "arena-1").open("r+b") as file:  # as a power cut tears it
+        file.seek(CHUNK_BYTES + 17)
+        file.write(b"torn")
+    again = store_in(tmp_path, settled=False)
+    assert again.manifest == MANIFEST
+    assert sorted(again.kept) == PIECES[:4]
+    assert [again.has(piece) for piece in PIECES] == [True, True, False, True, False]
+    assert again.chunk((1, 2)) == raw((1, 2))
+
+
+def test_a_dropped_piece_gives_its_room_back(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    for piece in PIECES:
+        store.write(piece, raw(piece))
+    before = (tmp_path / "arena-1").stat().st_blocks
+    store.drop((1, 1))
+    assert (before - (tmp_path / "arena-1").stat().st_blocks) * 512 == CHUNK_BYTES
+    assert refusal(store.chunk, (1, 1)) is Reason.PIECE_MISSING
+    assert store.chunk((1, 2)) == raw((1, 2))
+    assert (1, 1) not in store_in(tmp_path).kept
+
+
+def test_a_manifest_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    store = store_in(tmp_path, settled=False)
+    assert not store.has((0, 0)), "nothing is known yet"
+    other = BlobManifest((describe("tokens-00", TOKENS),))
+    assert refusal(store.settle, other) is Reason.HASH_MISMATCH
+    odd = PieceStore(state_digest(CONTENT), [SHAPES[0], SHAPES[1]._replace(elements=9)], tmp_path)
+    with pytest.raises(MismatchError):
+        odd.settle(MANIFEST)
+
+
+def test_a_damaged_manifest_on_disk_is_none(tmp_path: Path) -> None:
+    store_in(tmp_path)
+    (tmp_path / "manifest").write_bytes(b"\xff" * 100)
+    assert store_in(tmp_path, settled=False).manifest is None
+
+
+def test_a_full_disk_is_told_and_what_is_here_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path)
+    store.write((0, 0), raw((0, 0)))
+    full = Path("/dev/full")
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_paths", [full, full])
+        with pytest.raises(StorageError, match="the disk is full") as caught:
+            store.write((1, 0), raw((1, 0)))
+    assert "keep" in caught.value.hint
+    assert not store.has((1, 0))
+    assert store.chunk((0, 0)) == raw((0, 0))
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError):
+        store_in(tmp_path / "file")
+
+
+def test_a_piece_that_goes_while_it_is_read_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path)
+    store.write((1, 0), raw((1, 0)))
+    view = PieceStore._view
+
+    def dropped_meanwhile(self: PieceStore, piece: tuple[int, int]) -> memoryview:
+        self.drop(piece)
+        return view(self, piece)
+
+    monkeypatch.setattr(PieceStore, "_view", dropped_meanwhile)
+    with pytest.raises(PeerRefused) as caught:
+        store.chunk((1, 0))
+    assert caught.value.reason is Reason.PIECE_MISSING
+
+
+def test_files_are_sparse(tmp_path: Path) -> None:
+    store_in(tmp_path)
+    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
+    assert taken < CHUNK_BYTES < os.path.getsize(tmp_path / "arena-1")
