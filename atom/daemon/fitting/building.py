@@ -19,6 +19,7 @@ from atom.daemon.fitting.device_choice import (
     has_kernels,
     peer_bytes,
     question_of_run,
+    set_arithmetic,
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
@@ -80,8 +81,7 @@ def build_replica(
     ModelError; DeviceError for memory that is too small, ShortageError if other programs have it:
     but for what they take meanwhile, before anything is allocated.
     """
-    if peer.device.cpu_threads:
-        torch.set_num_threads(peer.device.cpu_threads)
+    set_arithmetic(peer.device)
     run, graph, note = recipe.run, recipe.graph, callbacks.note
     cap_bytes = peer.host.memory_bytes
     have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)

@@ -1,11 +1,13 @@
 """How this box's device would take a run's model: what it allows, and what is chosen."""
 
+import os
 from collections.abc import Callable
 
 import torch
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
+from atom.config.peer_file import Device
 from atom.config.run_file import RunFile
 from atom.daemon.model.run_optimizer import (
     gradients,
@@ -164,6 +166,17 @@ def cut_arenas(
         ("values between sub-models", choice.host_bytes),
     ]
     return [(what, size) for what, size in arenas if size > 0]
+
+
+def set_arithmetic(device: Device) -> None:
+    """Of this process, as the peer file wants it; before anything is computed on a GPU."""
+    if device.cpu_threads:
+        torch.set_num_threads(device.cpu_threads)
+    if device.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when first used
+        filling = torch.utils.deterministic
+        filling.fill_uninitialized_memory = False  # type: ignore[attr-defined] # nothing reads it
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def usable_device_bytes(device: torch.device, host_left_bytes: int, alone: bool = False) -> int:

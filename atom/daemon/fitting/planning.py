@@ -27,6 +27,7 @@ from atom.daemon.fitting.device_choice import (
     peer_bytes,
     question_of_run,
     replica_arenas,
+    set_arithmetic,
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
@@ -175,8 +176,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     check_checkpoints(peer, run)
     if request.assume is not None:
         assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
-    if peer.device.cpu_threads:
-        torch.set_num_threads(peer.device.cpu_threads)
+    set_arithmetic(peer.device)
     run, graph, model = _trace(run, peer, folder)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
     arenas = replica_arenas(run, graph.layout)
