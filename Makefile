@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos model browser promtool trackers docker walk check format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos model browser promtool trackers docker walk check check-torch format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -81,6 +81,16 @@ docker: $(TOOLS)
 walk:
 	$(PYTHON) tests/walk/readme_walk.py
 
+# The rooms of torch alone, with a PyTorch and a Python that GPUs' machines have. Before each release.
+OTHER_TORCH ?= 2.11.0
+OTHER_PYTHON ?= python3.12
+OTHER := .venv-torch
+check-torch:
+	$(OTHER_PYTHON) -m venv --clear $(OTHER)
+	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[dev]' torch==$(OTHER_TORCH)
+	$(OTHER)/bin/python -m pytest tests/graph tests/swap tests/optim
+
 check: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -99,4 +109,4 @@ bench: $(TOOLS)
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 clean:
-	rm -rf .venv build *.egg-info atom/*/*.so atom/*/*/*.so
+	rm -rf .venv .venv-torch build *.egg-info atom/*/*.so atom/*/*/*.so
