@@ -72,7 +72,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _row(model: str, card: str, tokens: int) -> Row:
-    graph, profile = _graph(model), _profile(model, card)
+    graph, profile = graph_of(model), profile_of(model, card)
     wanted = tokens // GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size=model).sequence_tokens
     planner = Planner(graph, torch.device("cuda"), min(wanted, MOST_MICRO_BATCHES))
     link, most = profile.link, DEVICE_BYTES[card]
@@ -106,7 +106,7 @@ def _serial(durations: Durations) -> Durations:
 
 
 @cache
-def _graph(model: str) -> Graph:
+def graph_of(model: str) -> Graph:
     config = GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size=model)
     tokens = torch.zeros(1, config.sequence_tokens, dtype=torch.int64)
     module = GPT3(config, device="meta", dtype=torch.bfloat16)
@@ -114,8 +114,8 @@ def _graph(model: str) -> Graph:
 
 
 @cache
-def _profile(model: str, card: str) -> Profile:
-    return assume_graph(_graph(model), card)
+def profile_of(model: str, card: str) -> Profile:
+    return assume_graph(graph_of(model), card)
 
 
 def _options() -> argparse.Namespace:
