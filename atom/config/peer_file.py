@@ -10,7 +10,16 @@ from atom.config.address import parse_announcement, parse_host_port, parse_inter
 from atom.config.hours import Window, parse_window
 from atom.config.model_and_data import MAX_TEXTS, SourceKey
 from atom.config.places import LocalPath, LocalTable, LocalText, LocalTokenizer
-from atom.config.section import PEER_NAME, BitsPerSecond, Bytes, Count, Seconds, Section, refuse
+from atom.config.section import (
+    PEER_NAME,
+    WORDS,
+    BitsPerSecond,
+    Bytes,
+    Count,
+    Seconds,
+    Section,
+    refuse,
+)
 
 
 def _checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -151,6 +160,18 @@ class LocalData(LocalSource):
     """Most disk for text that comes through the swarm: "20 GB"; omitted: all of it is kept."""
 
 
+class Sample(Section):
+    """[sample]: texts that this peer's replica writes as it is trained."""
+
+    prompts: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=100, pattern=WORDS)], ...],
+        Field(max_length=16),
+    ] = ()
+    """How they begin; they take turns. Empty: none is written."""
+    every_rounds: Count = 10
+    """Between two of them."""
+
+
 class Metrics(Section):
     """[metrics]: for a Prometheus server."""
 
@@ -182,6 +203,7 @@ class PeerFile(Section):
     state: State = State()
     checkpoints: Checkpoints = Checkpoints()
     data: LocalData = LocalData()
+    sample: Sample = Sample()
     metrics: Metrics = Metrics()
     log: Log = Log()
 

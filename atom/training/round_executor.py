@@ -91,10 +91,12 @@ class RoundExecutor:
         codec: Codec,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
+        on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         """`post` is told what comes of actions, from several threads. `on_round_begun` is called on
         the worker's thread while nothing is counted for a round: the daemon's chance to hold it. A
-        step may still be under way."""
+        step may still be under way. `on_settled`: on the same thread, when nothing of what follows
+        a step is left to do."""
         self._replica = context.replica
         self._worker = context.worker
         self._storage = context.storage
@@ -105,6 +107,7 @@ class RoundExecutor:
         self._clock = context.clock
         self._events = context.events
         self._on_round_begun = on_round_begun
+        self._on_settled = on_settled
         self._post = post
         self._checkpoints = context.checkpoints
         self._own_every_s = context.own_every_s
@@ -143,8 +146,7 @@ class RoundExecutor:
             self._results.keep(action.keep)
         match action:
             case Freeze() if action.goes_on and self._replica.overlaps:
-                self._worker.submit(lambda: self._report_frozen(action.ballot))
-                self._worker.submit(self._train_beyond)
+                self._worker.submit(lambda: self._report_and_train_on(action.ballot))
             case Freeze(ballot):
                 self._hold(lambda: self._report_frozen(ballot))
             case Thaw():
@@ -180,6 +182,11 @@ class RoundExecutor:
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
         self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
+
+    def _report_and_train_on(self, ballot: Ballot) -> None:
+        """At one go: nothing else uses the replica between the two."""
+        self._report_frozen(ballot)
+        self._train_beyond()
 
     def _train_beyond(self) -> None:
         """Beyond the first offer at this head: however many are in vain, no peer goes far."""
@@ -232,8 +239,13 @@ class RoundExecutor:
         settled = self._after_step.submit(self._settle, head)
         validation = self._validation(value.round, settled)
         self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
-        self._settling.add_done_callback(lambda done: self._worker.submit(done.result))
+        self._settling.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
         self._on_round_begun()
+
+    def _end(self, settled: Future[None]) -> None:
+        settled.result()
+        if settled is self._settling:
+            self._on_settled()
 
     def _settle(self, head: Head) -> bytes:
         """In the background: the end of the step, and the state's digest."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Commit, Value, Voter
-from atom.swarm.records.lease import RoundUse, Validation
+from atom.swarm.records.lease import RoundUse, SampleText, Validation
 
 
 @dataclass
@@ -29,6 +29,8 @@ class RoundStats:
     use: RoundUse | None = None
     """What that round took of this peer; None: we did not see it begin."""
     validation: Validation | None = None
+    """The newest."""
+    sample: SampleText | None = None
     """The newest."""
     void_passes: dict[str, int] = field(default_factory=lambda: {cause.value: 0 for cause in Cause})
     """Those that counted for nothing, by cause."""

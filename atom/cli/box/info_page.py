@@ -64,6 +64,8 @@ def _work(info: Info) -> Iterator[Row]:
     yield "round", ", ".join(filter(None, (f"{info['round']:,}{of_rounds}{now}", held_back)))
     if by_text := validation_by_text(info["validation"]):
         yield "validation", by_text
+    if sample := info["sample"]:
+        yield "sample", f"round {sample['round']:,}: {sample['text']}"
     if use := info["last_round"]:
         took = f"{use['seconds']:.1f} s, {use['utilisation']:.0%} of it in passes"
         sent, received = (format_bytes(use[f"{way}_bytes"]) for way in ("sent", "received"))

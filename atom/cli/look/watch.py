@@ -26,6 +26,7 @@ from atom.extras.dashboard.feed import Seen, SwarmFeed
 from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.identity import short_id
+from atom.swarm.records.lease import SampleText
 from atom.swarm.records.view import SwarmView, loss_unit, trained_on
 
 DEFAULT_PORT = 8700
@@ -93,12 +94,14 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
     """The display for a terminal of that size. Every peer takes one row: where those are too many,
     the curve goes first, then peers are counted instead of listed."""
     room = max(width - 2 * _MARGIN, 1)
-    besides = _OTHER_ROWS + bool(seen.problem) + bool(seen.view.own_line)
+    besides = _OTHER_ROWS + bool(seen.problem) + bool(seen.view.own_line) + bool(seen.view.sample)
     rows, peers = height - besides, len(seen.view.peers)
     listed = peers if peers <= rows else max(1, rows - 1)
     parts: list[RenderableType] = [swarm(seen.view, seen.rounds, room, listed), Text()]
     if len(seen.losses) > 1 and peers + _CURVE_ROWS <= rows:
         parts += [curve(seen.losses, room, loss_unit(seen.view.data_amount)), Text()]
+    if seen.view.sample is not None:
+        parts.append(written(seen.view.sample))
     shown = Padding(Group(*parts, footer(seen)), (1, _MARGIN, 0, _MARGIN))
     # Where nothing helps, what is below is cut off: a problem must not be.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
@@ -115,6 +118,12 @@ def curve(losses: Sequence[Point], width: int, unit: str) -> Text:
     span = f"rounds {first:,} to {last:,}: {high:.4f} to {low:.4f}, now {newest:.4f}"
     lines = ((title, "bold"), "\n", (drawn, "bar.complete"), "\n", (span, "quiet"))
     return Text.assemble(*lines, no_wrap=True, overflow="ellipsis")
+
+
+def written(sample: SampleText) -> Text:
+    """A stranger's weights wrote it: one line, as it is."""
+    title = (f"round {sample.round:,} writes  ", "bold")
+    return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
 
 
 def plain_line(view: SwarmView) -> str:

@@ -26,6 +26,7 @@ from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.recipe import (
     PRECISIONS,
     Recipe,
+    answering_graph,
     evaluation_graph,
     open_device,
     verify_recipe,
@@ -38,14 +39,17 @@ from atom.daemon.model.run_optimizer import (
     state_form,
 )
 from atom.daemon.usable_memory import usable_memory
+from atom.graph.ir import Program
 from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import Profile
 from atom.graph.program import build_program
+from atom.graph.traced import Graph
 from atom.models.data.samples import Samples
 from atom.placement.choice import Choice
 from atom.placement.choosing import choose
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.replica.round_texts import Prompts
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Built:
     replica: Replica
     micro_batch_s: float | None
     """Seconds that a micro-batch is expected to take here; None: they are not measured."""
+    prompts: Prompts | None = None
+    """Of the texts that the replica is to write."""
 
 
 def build_replica(
@@ -74,6 +80,7 @@ def build_replica(
     dropout_seed: int,
     folder: Path,
     callbacks: Callbacks,
+    prompts: Prompts | None = None,
 ) -> Built:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
@@ -97,20 +104,27 @@ def build_replica(
 
     profile = profile_or_guess(graph, kind, note, measuring)
     choice = _choose(recipe, profile, peer, kind, have_bytes, has_kernels(kind, note))
-    training, evaluating = choice.program(graph), None
-    if evaluation is not None:
-        evaluating = build_program(evaluation, ends=ends_alike(graph, evaluation, choice.cut.ends))
+    answers = None if prompts is None else answering_graph(recipe, prompts.window)
+    training = choice.program(graph)
+    evaluating, answering = (_cut_alike(each, graph, choice) for each in (evaluation, answers))
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
     require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
     note(choice_text(choice))
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
-        replica = Replica(training, evaluating, _settings(recipe, choice, dropout_seed), device)
+        settings = _settings(recipe, choice, dropout_seed)
+        replica = Replica(training, evaluating, settings, device, answering=answering)
     if device.unlocked_bytes:
         told = format_bytes(device.unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
     measured = profile.source == "measured"
-    return Built(replica, choice.seconds_per_micro_batch if measured else None)
+    return Built(replica, choice.seconds_per_micro_batch if measured else None, prompts)
+
+
+def _cut_alike(other: Graph | None, graph: Graph, choice: Choice) -> Program | None:
+    if other is None:
+        return None
+    return build_program(other, ends=ends_alike(graph, other, choice.cut.ends))
 
 
 def _choose(

@@ -25,6 +25,7 @@ from atom.graph.verify import (
 )
 from atom.models.data.samples import Samples
 from atom.models.installing import install_version
+from atom.models.sampling import example_question, next_token_model
 from atom.models.source import Batch, InitialValue, ModelSource, materialised
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica.replica import Replica
@@ -217,6 +218,21 @@ def _compared(recipe: Recipe, dtype: torch.dtype) -> tuple[ModelSource, str]:
     limit_bytes = int(usable_memory().available_bytes * CHECKED_MEMORY_SHARE)
     limit_bytes = DEFAULT_LIMIT_BYTES if shrunk is whole else limit_bytes
     return small, too_large_to_compare(parameter_bytes(small.build(dtype)), limit_bytes)
+
+
+def answering_graph(recipe: Recipe, window: int) -> Graph:
+    """What the model says of the next token of a text of `window` tokens at most.
+
+    Raises: SourceError, ModelError.
+    """
+    model = next_token_model(recipe.source, PRECISIONS[recipe.run.model.precision])
+    graph = trace(model, example_question(window), training=False, gives_loss=False)
+    if graph.layout != recipe.graph.layout:
+        raise ModelError(
+            "without its loss the model uses its parameters in another way",
+            "use the same ones, in the same order, for both, or remove [sample]",
+        )
+    return graph
 
 
 def evaluation_graph(recipe: Recipe) -> Graph | None:

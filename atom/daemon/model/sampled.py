@@ -2,7 +2,7 @@
 that was fetched."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
+from atom.config.peer_file import Sample
 from atom.config.run_file import RunFile
 from atom.daemon.model.kept_run import HeldWeights, KeptRun
 from atom.daemon.model.kept_tokenizer import run_tokenizer
 from atom.daemon.model.model_source import config_text, source_errors
-from atom.daemon.model.recipe import PRECISIONS
+from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, tokens_of
 from atom.models.hub import CONFIG
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource, SourceError
+from atom.training.replica.round_texts import MOST_TOKENS, Prompts
 
 Note = Callable[[str], None]
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -46,34 +48,72 @@ class Sampled:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end a text. Bytes have none: the newline between documents is in all of
-        them."""
-        return frozenset(self.tokenizer.separator if self.tokenizer.content else ())
+        """Tokens that end a text."""
+        return ends_of(self.tokenizer)
 
-    def read(self, prompts: tuple[str, ...]) -> list[list[int]]:
-        """Their tokens. Raises: ConfigError for one that cannot be asked."""
-        return [self._read(prompt, f"prompt {n}") for n, prompt in enumerate(prompts, 1)]
-
-    def _read(self, prompt: str, which: str) -> list[int]:
-        try:
-            tokens = tokens_of(self.tokenizer, prompt)
-        except ValueError as problem:
-            raise ConfigError(f"{which}: {problem}", "write it otherwise") from problem
-        if not tokens:
-            raise ConfigError(f"{which} has no tokens", "say how the text begins")
-        if len(tokens) > self.sequence_tokens:
-            raise ConfigError(
-                f"{which} has {len(tokens):,} tokens, and the model's sequences "
-                f"{self.sequence_tokens:,}",
-                "shorten it: what comes before would not be looked at",
-            )
+    def read(self, prompts: Sequence[str]) -> list[list[int]]:
+        """As `read_prompts`."""
         known = self.source.vocabulary_size
-        if known is not None and max(tokens) >= known:
-            raise ConfigError(
-                f"{which} has the token {max(tokens):,}, and the model {known:,} tokens",
-                "the tokenizer is another model's",
-            )
-        return tokens
+        return read_prompts(prompts, self.tokenizer, self.sequence_tokens, known)
+
+
+def ends_of(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end a text. Bytes have none: the newline between documents is in all of them."""
+    return frozenset(tokenizer.separator if tokenizer.content else ())
+
+
+def read_prompts(
+    prompts: Sequence[str], tokenizer: Tokenizer, sequence_tokens: int, vocabulary: int | None
+) -> list[list[int]]:
+    """Their tokens. Raises: ConfigError for one that cannot be asked."""
+    return [
+        _read(prompt, f"prompt {number}", tokenizer, sequence_tokens, vocabulary)
+        for number, prompt in enumerate(prompts, 1)
+    ]
+
+
+def _read(
+    prompt: str, which: str, tokenizer: Tokenizer, most: int, vocabulary: int | None
+) -> list[int]:
+    try:
+        tokens = tokens_of(tokenizer, prompt)
+    except ValueError as problem:
+        raise ConfigError(f"{which}: {problem}", "write it otherwise") from problem
+    if not tokens:
+        raise ConfigError(f"{which} has no tokens", "say how the text begins")
+    if len(tokens) > most:
+        raise ConfigError(
+            f"{which} has {len(tokens):,} tokens, and the model's sequences {most:,}",
+            "shorten it: what comes before would not be looked at",
+        )
+    if vocabulary is not None and max(tokens) >= vocabulary:
+        raise ConfigError(
+            f"{which} has the token {max(tokens):,}, and the model {vocabulary:,} tokens",
+            "the tokenizer is another model's",
+        )
+    return tokens
+
+
+def wanted_prompts(wanted: Sample, recipe: Recipe, tokenizer_json: Path) -> Prompts | None:
+    """Of a peer file; None: it has none. Raises: ConfigError naming what cannot be asked;
+    StorageError for a tokenizer that is not the run's."""
+    run, source = recipe.run, recipe.source
+    if not wanted.prompts:
+        return None
+    require_text(run)
+    tokenizer, most = run_tokenizer(run, tokenizer_json), run.model.sequence_tokens
+    try:
+        tokens = read_prompts(wanted.prompts, tokenizer, most, source.vocabulary_size)
+    except ConfigError as problem:
+        raise ConfigError(f"sample.prompts: {problem.message}", problem.hint) from problem
+    return Prompts(
+        wanted.every_rounds,
+        tokens,
+        min(most, max(map(len, tokens)) + MOST_TOKENS - 1),
+        tokenizer.vocabulary_size,
+        ends_of(tokenizer),
+        tokenizer.decode,
+    )
 
 
 def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:

@@ -33,6 +33,7 @@ from atom.daemon.model.recipe import (
     refuse_versions,
     write_recipe,
 )
+from atom.daemon.model.sampled import wanted_prompts
 from atom.daemon.model.shared_text import (
     comes_through_the_swarm,
     described,
@@ -332,8 +333,6 @@ def _make(
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     callbacks = Callbacks(console.note, console.progress)
-    return (
-        recipe,
-        samples,
-        build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks),
-    )
+    prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer)
+    built = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks, prompts)
+    return recipe, samples, built

@@ -42,9 +42,16 @@ from atom.daemon.peer.wiring import (
 from atom.swap.voided import PassVoided
 from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.records.lease import Lease, Reached, TwinWatch, claims_better
+from atom.swarm.records.lease import (
+    Lease,
+    Reached,
+    SampleText,
+    TwinWatch,
+    claims_better,
+)
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
+from atom.training.replica.round_texts import RoundTexts
 from atom.training.replica.worker import STARTING, BatchLoader, Pause, Worker
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
@@ -117,7 +124,10 @@ class Peer:
             me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
             events, checkpoints(box, self._storage), 60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
-        self._executor = RoundExecutor(context, run, codec, inbox.put, self._on_round_begun)
+        self._texts = RoundTexts(member.built.prompts, replica, self._worker, clock, self._on_text)
+        self._executor = RoundExecutor(
+            context, run, codec, inbox.put, self._on_round_begun, self._texts.round_settled
+        )
         self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())
         self._loop = RoundLoop(
             self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
@@ -330,6 +340,12 @@ class Peer:
         if self._life.leaves:
             self._settle()
         self._turns.end_of_round()
+
+    def _on_text(self, sample: SampleText, seconds: float) -> None:
+        """On the worker's thread."""
+        self._executor.stats.sample = sample
+        self._events.emit("sample", round=sample.round, text=sample.text, seconds=round(seconds, 3))
+        self._say(f"round {sample.round:,} writes, in {seconds:.1f} s: {sample.text}")
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""

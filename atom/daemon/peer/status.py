@@ -99,6 +99,7 @@ class Status:
             void_cause=stats.void_cause,
             last_round=stats.use,
             validation=stats.validation,
+            sample=stats.sample,
             name=self.box.peer.network.name or "",
         )
 
@@ -129,6 +130,7 @@ class Status:
             "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
             "loss": stats.last and stats.last.loss,
             "validation": validation_told(stats.validation, run.data),
+            "sample": stats.sample and stats.sample._asdict(),
             "sent_bytes": self.context.transport.bandwidth.sent_bytes,
             "received_bytes": self.context.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),

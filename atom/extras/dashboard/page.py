@@ -49,6 +49,7 @@ def content(seen: Seen) -> str:
             f'<section id="numbers" class="tiles">{"".join(_tiles(seen))}</section>',
             f'<section id="batch" class="card">{_batch(view)}</section>',
             f'<section id="loss" class="card">{_loss(seen)}</section>',
+            _sample(view),
             f'<section id="peers" class="card"><h2>peers</h2>{peers_table(view)}</section>',
             f'<section id="rounds" class="card">{_rounds(seen)}</section>',
             f'<section id="shares" class="card">{_contributions(seen)}</section>',
@@ -120,6 +121,15 @@ def _batch(view: SwarmView) -> str:
         f'{title}<p class="count">{batch_text(view.accumulated, view.global_batch)}</p>'
         f'<progress max="{view.global_batch}" value="{done}"></progress>'
     )
+
+
+def _sample(view: SwarmView) -> str:
+    """There from the beginning: the page's script replaces what it finds."""
+    if view.sample is None:
+        return '<section id="sample" hidden></section>'
+    title = f'<h2>it writes <span class="quiet">after round {view.sample.round:,}</span></h2>'
+    text = f"<p>{escape(view.sample.text)}</p>"
+    return f'<section id="sample" class="card">{title}{text}</section>'
 
 
 def _loss(seen: Seen) -> str:

@@ -59,6 +59,10 @@ ShortName = Annotated[bytes, lambda raw: len(raw) == SHORT_NAME_BYTES]
 Text = Annotated[str, lambda text: len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()]
 PeerName = Annotated[str, lambda text: re.fullmatch(f"(?:{PEER_NAME})?", text) is not None]
 Word = Annotated[str, lambda text: re.fullmatch(r"[a-z-]{0,32}", text) is not None]
+MAX_SAMPLE_BYTES = 320
+SampleLine = Annotated[
+    str, lambda text: len(text.encode()) <= MAX_SAMPLE_BYTES and text.isprintable()
+]
 RoundTrip = Annotated[float, lambda seconds: 0 <= seconds <= LONGEST_ROUND_TRIP_S]
 LinkRate = Annotated[float, lambda rate: LEAST_BYTES_PER_S <= rate <= MAX_RATE or rate == math.inf]
 
@@ -138,6 +142,14 @@ class Validation(NamedTuple):
         return cls(round_number, mean, rounded if len(rounded) > 1 else ())
 
 
+class SampleText(NamedTuple):
+    """What the weights of a round wrote. For display."""
+
+    round: int
+    text: SampleLine
+    """With its prompt, in one line."""
+
+
 def short_name(peer_id: str) -> bytes:
     """Eight bytes that name a peer well enough for a hint."""
     return blake3(peer_id.encode()).digest(length=SHORT_NAME_BYTES)
@@ -185,6 +197,8 @@ class Lease:
     """None: it has not seen a whole one yet."""
     validation: Validation | None = None
     """The newest of this process; None: there was none yet."""
+    sample: SampleText | None = None
+    """The newest of this process, if its owner wants any."""
     name: PeerName = ""
     """What its owner calls it. For display: nothing keeps two peers from the same one."""
 

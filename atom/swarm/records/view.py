@@ -10,7 +10,7 @@ from atom.base.units import format_bytes
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import Lease, PeerState, Validation
+from atom.swarm.records.lease import Lease, PeerState, SampleText, Validation
 from atom.swarm.records.manifest import DataAmount, Manifest
 
 
@@ -144,6 +144,8 @@ class SwarmView:
     """As in the manifest."""
     validation: dict[str, Any] | None = None
     """The newest that a peer at the head says, as `validation_told`."""
+    sample: SampleText | None = None
+    """As `validation`."""
     round_s: float | None = None
     """Of the last round, as the middle one of the peers at the head saw it."""
 
@@ -181,6 +183,7 @@ class SwarmView:
             "tokens_per_s": round(self.tokens_per_s, 3),
             "validation": self.validation,
             "round_s": self.round_s,
+            "sample": self.sample and self.sample._asdict(),
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [self._peer(lease) for lease in self.peers],
         }
@@ -218,6 +221,7 @@ def view_swarm(
     newest = max((lease.round for lease in on_head), default=0)
     seconds = [lease.last_round.seconds for lease in on_head if lease.last_round]
     validations = [v for lease in on_head if (v := lease.validation) and v.round <= newest]
+    samples = [each for lease in on_head if (each := lease.sample) and each.round <= newest]
     return SwarmView(
         run=manifest.run,
         round=newest,
@@ -242,6 +246,7 @@ def view_swarm(
         ),
         data_amount=manifest.data_amount,
         validation=validation_told(max(validations, default=None), data),
+        sample=max(samples, default=None),
         me=me,
         round_s=statistics.median_low(seconds) if seconds else None,
     )

@@ -61,6 +61,8 @@ class ReplicaEngines:
     training: Engine
     evaluation: Engine
     """The training one, if there is no program for it."""
+    answering: Engine | None
+    """Of a program that gives something else than the loss, if there is one."""
 
     def __init__(
         self,
@@ -68,12 +70,13 @@ class ReplicaEngines:
         evaluation: Program | None,
         settings: ReplicaSettings,
         device: Device,
+        answering: Program | None = None,
     ) -> None:
         """Allocates everything, the host's store too. Raises: as `Replica` does."""
         self._device = device
         self._in_use = threading.Lock()
         self._preempted = self._given_back = False
-        programs = [program, *([evaluation] if evaluation else [])]
+        programs = [each for each in (program, evaluation, answering) if each is not None]
         _require_one_model(programs, settings.precision)
         kept = optimizer_state(settings.optimizer, program.layout, settings.state_form)
         trained = trained_parameters(program, settings.arrangement)
@@ -102,6 +105,7 @@ class ReplicaEngines:
             Engine(each, made, self.store, slots, device)
             for each, made in zip(programs, factories, strict=True)
         ]
+        self.answering = engines.pop() if answering is not None else None
         self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
 
     @property

@@ -285,6 +285,12 @@ class Worker:
         return command is not None
 
     @property
+    def is_free(self) -> bool:
+        """Is nothing in the way of a pass: no hold, no pause, no round that is being decided? On
+        the worker's thread."""
+        return not self._holds and self._offered is None and not self.gate.why_paused()
+
+    @property
     def has_work(self) -> bool:
         """Would it train, if no pause kept it away from the device? From any thread."""
         gate = self.gate

@@ -25,7 +25,7 @@ def info(**more: Any) -> dict[str, Any]:
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
         "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
         "name": None, "peer_names": {OTHER: "ann"},
-        "line_cost": None, "validation": None, "last_round": None,
+        "line_cost": None, "validation": None, "sample": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
@@ -49,7 +49,10 @@ def info(**more: Any) -> dict[str, Any]:
 
 
 def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
+    told = dict(rows(info(sample={"round": 1070, "text": "def [x]"})))
+    assert told["sample"] == "round 1,070: def [x]"
     shown = dict(rows(info()))
+    assert "sample" not in shown
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
     assert shown["traffic"] == "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
     assert shown["next round"] == "4 of its 8 sequences are counted here"

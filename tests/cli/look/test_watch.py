@@ -12,7 +12,7 @@ from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import curve, footer, plain_line, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
-from atom.swarm.records.lease import EndedAttempt, PeerState
+from atom.swarm.records.lease import EndedAttempt, PeerState, SampleText
 from tests.cli.swarm_sights import sight
 
 FALLING = tuple((number, 5.0 / number) for number in range(1, 30))
@@ -41,6 +41,17 @@ def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
     told = footer(Seen(view, None, ()))
     assert "round 8: no result, ring-broken" in lines(told, 80, 1)[0]
     assert "Ctrl-C" in lines(footer(Seen(replace(view, round=8), None, ())), 80, 1)[0]
+
+
+@pytest.mark.parametrize("height", [12, 40])
+def test_what_the_weights_write_takes_one_line(height: int) -> None:
+    view = replace(sight(3).view, sample=SampleText(6, "def [bold]x[/]: " + "y" * 140))
+    shown = drawn(replace(sight(3), view=view), 60, height)
+    (line,) = [line for line in shown if "writes" in line]
+    assert line.strip().startswith("round 6 writes  def [bold]x[/]: y")
+    assert line.strip().endswith("…")
+    assert len(shown) <= height
+    assert "Ctrl-C" in shown[-1]
 
 
 @pytest.mark.parametrize("height", [6, 12])

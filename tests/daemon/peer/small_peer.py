@@ -61,10 +61,12 @@ def on_thread(directory: Any, clock: ManualClock | None = None) -> DirectoryThre
     return open_on_thread(opened(), clock or ManualClock())
 
 
-def found_in(root: Path, run_text: str = TINY_RUN, console: Console | None = None) -> Membership:
-    """Nobody holds the state directory `root`/state afterwards."""
+def found_in(
+    root: Path, run_text: str = TINY_RUN, console: Console | None = None, more: str = ""
+) -> Membership:
+    """Nobody holds the state directory `root`/state afterwards. `more`: of the peer file."""
     (root / "run.toml").write_text(run_text)
-    (root / "peer.toml").write_text(SMALL_BOX)
+    (root / "peer.toml").write_text(SMALL_BOX + more)
     (root / "text.txt").write_text(TINY_TEXT)
     run = load_run(root / "run.toml")
     box = open_box(run.run.name, root / "peer.toml", root / "state", console or Silence())

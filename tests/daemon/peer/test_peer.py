@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import ShortageError, StorageError
+from atom.base.errors import ConfigError, ShortageError, StorageError
 from atom.daemon.owner.traffic import kept_traffic
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
@@ -75,6 +75,43 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
     assert "stood-still" not in told
+
+
+def test_a_peer_tells_what_its_rounds_write(tmp_path: Path) -> None:
+    text = TINY_RUN.replace("[run]", "[run]\nrounds = 9")
+    wanted = '[sample]\nprompts = ["A peer", "What"]\nevery_rounds = 2\n'
+    notes = Notes()
+    with small_peer(tmp_path / "state", found_in(tmp_path, text, more=wanted), notes) as peer:
+        assert peer.run() is Ending.ROUNDS_REACHED
+        sample, directory = peer.info()["sample"], peer._directory
+    told = [each for each in events_of(tmp_path / "state") if each["event"] == "sample"]
+    assert told
+    for each in told:
+        assert each["round"] % 2 == 0
+        assert each["text"].startswith("What" if each["round"] % 4 == 2 else "A peer")
+        assert each["seconds"] >= 0
+    assert sample == {"round": told[-1]["round"], "text": told[-1]["text"]}
+    shown: Any = directory
+    assert shown.published[-1].sample._asdict() == sample
+    assert any("writes, in" in note for note in notes.notes)
+
+
+@pytest.mark.parametrize(
+    ("run", "prompts", "words"),
+    [
+        (TINY_RUN, '["longer than it"]', "sample.prompts: prompt 1 has 14 tokens"),
+        (TINY_RUN, '["ok", "é" ]', ""),
+    ],
+)
+def test_prompts_that_cannot_be_asked_are_refused_at_the_start(
+    tmp_path: Path, run: str, prompts: str, words: str
+) -> None:
+    more = f"[sample]\nprompts = {prompts}\n"
+    if not words:
+        assert found_in(tmp_path, run, more=more).built.prompts is not None
+        return
+    with pytest.raises(ConfigError, match=words):
+        found_in(tmp_path, run, more=more)
 
 
 @pytest.mark.parametrize("leaves_for_good", [False, True])

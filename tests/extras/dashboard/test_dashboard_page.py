@@ -17,7 +17,7 @@ from atom.extras.dashboard.page import (
     rounds_table,
 )
 from atom.swarm.chain.commit_chain import Ledger
-from atom.swarm.records.lease import PeerState, RoundUse, Validation
+from atom.swarm.records.lease import PeerState, RoundUse, SampleText, Validation
 from atom.swarm.records.view import SwarmView, VoidAttempt, validation_told
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
@@ -89,7 +89,7 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
 
 
 def test_a_strangers_text_is_text() -> None:
-    view = a_view(a_peer(peer_id=HOSTILE), run=HOSTILE)
+    view = a_view(a_peer(peer_id=HOSTILE), run=HOSTILE, sample=SampleText(3, HOSTILE))
     whole = replace(seen(view, problem=HOSTILE), ledger=a_ledger(), ledger_note=HOSTILE)
     document = Document(page(whole))
     scripts = [attributes for tag, attributes in document.tags if tag == "script"]
@@ -97,7 +97,8 @@ def test_a_strangers_text_is_text() -> None:
     for _, attributes in document.tags:
         assert not any(name.startswith("on") for name in attributes)
     assert HOSTILE in [attributes.get("title") for _, attributes in document.tags]
-    assert document.texts.count(HOSTILE) == 3, "heading, problem, note"
+    assert document.texts.count(HOSTILE) == 4, "heading, problem, text, note"
+    assert 'id="sample" hidden' in content(seen(a_view()))
 
 
 def test_what_the_last_round_took_of_a_peer_and_what_it_computed_for_nothing() -> None:

@@ -18,6 +18,7 @@ from atom.swarm.records.lease import (
     MAX_ENDED_ATTEMPTS,
     MAX_LINKS,
     MAX_LOSS,
+    MAX_SAMPLE_BYTES,
     MAX_TEXT_CHARACTERS,
     SHOWN,
     EndedAttempt,
@@ -25,6 +26,7 @@ from atom.swarm.records.lease import (
     PeerState,
     Reached,
     RoundUse,
+    SampleText,
     Validation,
 )
 from atom.swarm.records.manifest import (
@@ -67,6 +69,7 @@ LONGEST: dict[str, Any] = {
     "void_cause": "a" * 32,
     "last_round": RoundUse(1e15, 1.0, MOST, MOST),
     "validation": Validation(MOST, MAX_LOSS, (-MAX_LOSS,) * MAX_TEXTS),
+    "sample": SampleText(MOST, "a" * MAX_SAMPLE_BYTES),
 }
 
 
@@ -113,6 +116,10 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
         ({"owner": "nobody"}, Reason.MALFORMED),
         ({"expires_at": math.inf}, Reason.NOT_FINITE),
         ({"lease": a_lease("nobody")}, Reason.MALFORMED),
+        *(
+            ({"lease": a_lease(PEER.peer_id, sample=SampleText(1, text))}, Reason.MALFORMED)
+            for text in ("a" * (MAX_SAMPLE_BYTES + 1), "a\x1b[2J", "two\nlines", "\u202eab")
+        ),
         *(
             ({"lease": a_lease(PEER.peer_id, last_round=use)}, reason)
             for use, reason in [

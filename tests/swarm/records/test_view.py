@@ -9,7 +9,7 @@ from atom.base.reasons import Reason
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, RoundUse, Validation
+from atom.swarm.records.lease import Lease, PeerState, RoundUse, SampleText, Validation
 from atom.swarm.records.view import (
     SwarmView,
     preferred_head,
@@ -78,6 +78,10 @@ def test_the_newest_validation_and_the_middle_time_of_those_at_the_head() -> Non
     seen = view_of(*leases)
     assert seen.round_s == 20.0
     assert seen.to_json()["validation"] == seen.validation
+    texts = (SampleText(4, "old"), SampleText(6, "new"), SampleText(10**9, "made up"), None)
+    told = view_of(*(a_lease(f"p{n}", sample=t, **head) for n, t in enumerate(texts)))
+    assert told.to_json()["sample"] == {"round": 6, "text": "new"}
+    assert seen.to_json()["sample"] is None
     assert seen.validation == {"round": 6, "loss": 1.5, "texts": {}}, "none of a later round"
     nothing = view_of()
     assert (nothing.validation, nothing.round_s) == (None, None)

@@ -96,6 +96,27 @@ def test_text_on_its_way_holds_passes_and_no_command(
     assert (scene.counted(), scene.worker.gate.why_not) == (24, "")
 
 
+def test_it_is_free_for_something_else_while_nothing_is_in_its_way(scene: Scene) -> None:
+    worker = scene.worker
+
+    def is_free() -> bool:
+        free: bool = scene.on_worker(lambda: worker.is_free)
+        return free
+
+    assert not is_free(), "it has not begun"
+    worker.release("starting")
+    assert is_free()
+    worker.submit(lambda: worker.train_beyond(4))
+    assert not is_free(), "a round is being decided"
+    worker.submit(lambda: worker.train_beyond(None))
+    assert is_free()
+    worker.hold("round")
+    assert not is_free()
+    worker.release("round")
+    worker.gate.pause(Pause.OWNER, "asked to", WAIT_S)
+    assert not is_free()
+
+
 def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()
 

@@ -1,0 +1,136 @@
+"""Texts between passes: from one round's weights, without a trace in what is trained."""
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from atom.graph.layers import ends_alike, layer_ends, layers_of
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.gpt3 import GPT3
+from atom.models.gpt3_source import GPT3Source
+from atom.models.sampling import example_question, next_token_model
+from atom.swap.device import CpuDevice
+from atom.swarm.records.lease import SampleText
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.replica.round_texts import MOST_TOKENS, Prompts, RoundTexts, shown
+from tests.manual_clock import ManualClock
+from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
+
+WINDOW = 4
+
+
+def a_replica() -> Replica:
+    graph = trace(GPT3(config(), device="meta"), batches(1, 0)[0])
+    model = next_token_model(GPT3Source(config()), torch.float32)
+    asked = trace(model, example_question(WINDOW), training=False, gives_loss=False)
+    assert asked.layout == graph.layout
+    ends = layer_ends(layers_of(graph))
+    answering = build_program(asked, ends=ends_alike(graph, asked, ends))
+    settings = ReplicaSettings(RATE)
+    program = build_program(graph, ends=ends)
+    replica = Replica(program, None, settings, CpuDevice(), ManualClock(), answering=answering)
+    replica.initialise(FIRST_VALUE)
+    return replica
+
+
+class Hands:
+    """A worker that does its commands when it is told to."""
+
+    def __init__(self) -> None:
+        self.commands = deque[Callable[[], object]]()
+        self.is_free, self.stops = True, False
+
+    def submit(self, command: Callable[[], object]) -> None:
+        self.commands.append(command)
+
+    def should_stop(self) -> bool:
+        return self.stops
+
+    def work(self, most: int = 1000) -> int:
+        done = 0
+        while self.commands and done < most:
+            self.commands.popleft()()
+            done += 1
+        return done
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.replica, self.hands, self.told = a_replica(), Hands(), list[SampleText]()
+        decode = lambda tokens: "".join(chr(97 + token % 26) for token in tokens)  # noqa: E731
+        size = config().vocabulary_size
+        prompts = Prompts(2, [[1, 2], [3]], WINDOW, size, frozenset(), decode)
+        self.texts = RoundTexts(
+            prompts, self.replica, self.hands, ManualClock(), lambda text, s: self.told.append(text)
+        )  # type: ignore[arg-type]
+
+    def round(self) -> None:
+        self.replica.reset_gradients()
+        for batch in batches(2, self.replica.round):
+            self.replica.run_pass([batch])
+        self.replica.begin_own_step()
+        self.replica.finish_step()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_every_nth_round_writes_and_training_keeps_its_bits(desk: Desk) -> None:
+    other = Desk()
+    for number in range(1, 5):
+        for each in (desk, other):
+            each.round()
+        desk.texts.round_settled()
+        assert bool(desk.hands.commands) == (number % 2 == 0)
+        desk.replica.run_pass(batches(1, 7))
+        assert desk.hands.work() == (MOST_TOKENS if number % 2 == 0 else 0)
+        other.replica.run_pass(batches(1, 7))
+        sums, others = (each.replica.gradient_sums() for each in (desk, other))
+        assert torch.equal(sums, others)
+        digests = {state_digest(each.replica.state_arenas()) for each in (desk, other)}
+        assert len(digests) == 1
+    assert [text.round for text in desk.told] == [2, 4]
+    assert [text.text[:1] for text in desk.told] == ["d", "b"], "prompts take turns"
+    assert all(len(text.text) in (MOST_TOKENS + 1, MOST_TOKENS + 2) for text in desk.told)
+
+
+@pytest.mark.parametrize("why", ["frozen", "stepped", "stopped"])
+def test_what_the_round_asks_for_ends_a_text_where_it_is(desk: Desk, why: str) -> None:
+    desk.round()
+    desk.round()
+    desk.texts.round_settled()
+    assert desk.hands.work(3) == 3
+    if why == "frozen":
+        desk.hands.is_free = False
+    elif why == "stopped":
+        desk.hands.stops = True
+    else:
+        desk.round()
+    assert desk.hands.work() == 1
+    assert [len(text.text) for text in desk.told] == [5], "one prompt token, and four written"
+
+
+def test_nothing_is_told_where_nothing_was_written(desk: Desk) -> None:
+    desk.round()
+    desk.round()
+    desk.hands.is_free = False
+    desk.texts.round_settled()
+    assert desk.hands.work() == 0
+    assert not desk.told
+
+
+def test_a_text_is_shown_in_one_bounded_harmless_line() -> None:
+    coder = ByteTokenizer()
+    assert shown(coder.decode(b"a\nb\x1b[2J\xff")) == "a↵b�[2J�"
+    assert shown("\u202eab") == "�ab"
+    assert shown("x" * 1000) == "x" * 320
+    assert shown("é" * 1000) == "é" * 160
+    assert shown("x" + "é" * 1000) == "x" + "é" * 159, "half a sign is none"
+    assert shown("x").isprintable()
