@@ -94,13 +94,18 @@ def _read(
     return tokens
 
 
-def wanted_prompts(wanted: Sample, recipe: Recipe, tokenizer_json: Path) -> Prompts | None:
-    """Of a peer file; None: it has none. Raises: ConfigError naming what cannot be asked;
+def wanted_prompts(
+    wanted: Sample, recipe: Recipe, tokenizer_json: Path, note: Note
+) -> Prompts | None:
+    """Of a peer file; None: it has none, or the tokenizer is still on its way here. Raises: ConfigError naming what cannot be asked;
     StorageError for a tokenizer that is not the run's."""
     run, source = recipe.run, recipe.source
     if not wanted.prompts:
         return None
     require_text(run)
+    if run.data.tokenizer != "bytes" and not tokenizer_json.exists():
+        note("[sample]: the run's tokenizer is on its way; texts are written after the next start")
+        return None
     tokenizer, most = run_tokenizer(run, tokenizer_json), run.model.sequence_tokens
     try:
         tokens = read_prompts(wanted.prompts, tokenizer, most, source.vocabulary_size)

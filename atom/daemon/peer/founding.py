@@ -333,6 +333,6 @@ def _make(
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     callbacks = Callbacks(console.note, console.progress)
-    prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer)
+    prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
     built = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks, prompts)
     return recipe, samples, built
