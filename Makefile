@@ -1,5 +1,5 @@
-# One command per chore. `make demo` and `make test` need nothing but Python 3.11/3.12, make and a C compiler.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# One command per chore. `make demo` and `make test` need nothing but Python 3.11 to 3.13, make and a C compiler.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
 PACKAGE := atom
 
@@ -9,7 +9,7 @@ PACKAGE := atom
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
 INSTALLED := .venv/installed
 TOOLS := .venv/for-developers
-RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 .venv: $(INSTALLED)
 
@@ -17,7 +17,7 @@ RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 
 # before, perhaps half made, or with a Python of another version: then it is made anew.
 $(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*.h) $(wildcard atom/*/*_kernels.c atom/*/*/*_kernels.c)
 	@$(BIN)/python -c '$(RIGHT_PYTHON)' 2>/dev/null || $(PYTHON) -c '$(RIGHT_PYTHON)' || { \
-		echo "error: $$($(PYTHON) --version 2>&1) is here; Atom runs with Python 3.11 and 3.12" >&2; \
+		echo "error: $$($(PYTHON) --version 2>&1) is here; Atom runs with Python 3.11 to 3.13" >&2; \
 		echo "hint:  install one of them, and name it: make .venv PYTHON=python3.12" >&2; exit 1; }
 	{ $(BIN)/python -c '$(RIGHT_PYTHON)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) .

@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
@@ -22,6 +23,13 @@ class BuildKernels(build_ext):
         BUILD["compile_kernels"](ROOT / extension.sources[0], library)
 
 
+class WheelOfKernels(bdist_wheel):
+    """One for every Python: of a platform, and of no version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 def _extension(source: Path) -> Extension:
     library = BUILD["library_of"](source).relative_to(ROOT).with_suffix("")
     shared = [BUILD["SHARED"], *source.parent.glob("*.h")]
@@ -31,5 +39,5 @@ def _extension(source: Path) -> Extension:
 
 setup(
     ext_modules=[_extension(source) for source in BUILD["sources"]()],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": WheelOfKernels},
 )

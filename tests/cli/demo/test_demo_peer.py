@@ -1,8 +1,8 @@
 """The demo's folder, and its peers: a daemon in a real process must never be left behind."""
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,30 +15,31 @@ from atom.config.load import load_peer_file, load_run_file, parse_run_text
 REPOSITORY = Path(__file__).parents[3]
 
 PARENT = """
-import sys, time
+import os, signal, sys
 from pathlib import Path
 from atom.cli.demo.peer import DemoPeer
 
+said = Path(sys.argv[1]) / "peer-1.out"
+os.mkfifo(said)
+pipe = os.open(said, os.O_RDWR)
 peer = DemoPeer("peer 1", Path(sys.argv[1]) / "peer-1")
 peer.start("bootstrap", "--listen", "127.0.0.1:0", "--state", str(peer.state))
-while not (Path(sys.argv[1]) / "peer-1.out").read_text():
-    time.sleep(0.1)
+os.read(pipe, 1)
 print(peer.process_id, flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
-def looked_at_until_it_ends(peer: DemoPeer) -> None:
-    while not peer.fate:
-        peer.look()
-        time.sleep(0.05)
+def looked_at_once_it_has_ended(peer: DemoPeer) -> None:
+    os.waitid(os.P_PID, peer.process_id, os.WEXITED | os.WNOWAIT)
+    peer.look()
 
 
 def test_a_daemon_that_ends_early_shows_its_log(tmp_path: Path) -> None:
     peer = DemoPeer("peer 1", tmp_path / "peer-1")
     peer.start("start", str(tmp_path / "none.toml"))
     with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3") as failure:
-        looked_at_until_it_ends(peer)
+        looked_at_once_it_has_ended(peer)
     peer.remove()
     assert "none.toml: no such file" in failure.value.hint
     assert str(peer.log) in failure.value.hint
