@@ -77,8 +77,7 @@ class Onlooker:
         """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
         self._leases = await self._directory.read_leases()
         now, leases = time.time(), self._leases.values()
-        known = (self._global_batch, now, self._me, self._data)
-        view = view_swarm(self.manifest, leases, *known)
+        view = view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
         own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
         return Sight(replace(view, own_line=own_line), self._rounds, self._leases)
 

@@ -71,8 +71,7 @@ def loss_meaning(figures: Mapping[str, float]) -> str:
 
 
 def _loss_text(figures: Mapping[str, float]) -> str:
-    meaning = loss_meaning(figures)
-    return f"{figures['loss']:.4f}" + (f" ({meaning})" if meaning else "")
+    return f"{figures['loss']:.4f} ({loss_meaning(figures)})".removesuffix(" ()")
 
 
 def batch_text(counted: int, batch: int) -> str:
