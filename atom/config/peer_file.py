@@ -125,7 +125,7 @@ class Checkpoints(Section):
 
     every_rounds: Count | None = None
     """Rounds between two that are kept; omitted: none are."""
-    keep: int = Field(default=5, ge=1, le=10_000)
+    keep: int = Field(default=5, ge=1, le=1000)
     """How many of those, the newest."""
     best: bool = False
     """Whether to keep the best one by validation, too."""

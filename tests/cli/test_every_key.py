@@ -138,7 +138,7 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "state.snapshots": count(64),
     "state.own_minutes": count(10**6),
     "checkpoints.every_rounds": count(2**31),
-    "checkpoints.keep": (*count(10_000), "3"),
+    "checkpoints.keep": (*count(1000), "3"),
     "checkpoints.best": SWITCH,
     "data.paths": ('"a.txt"', '[""]'),
     "data.path": PATH,

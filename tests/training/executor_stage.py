@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from atom.config import peer_file
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value
 from atom.swarm.exchange.codec import EXACT
@@ -29,6 +30,7 @@ from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 
 IDENTITY = Identity.create()
 ME = voter_of(IDENTITY)
+NONE = peer_file.Checkpoints()
 DATA = Data(source="python-stdlib", validation_fraction=0.1)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 
@@ -89,10 +91,9 @@ class Stage(WorkerScene):
         folder: Path,
         run: Any = None,
         room: type[DiskRoom] = DiskRoom,
-        keeps: tuple[int | None, int, bool] = (None, 5, False),
+        keeps: peer_file.Checkpoints = NONE,
     ) -> None:
-        """`run`: by default every second round leaves a snapshot, and none validates. `keeps`: of
-        `Checkpoints`, the last three arguments."""
+        """`run`: by default every second round leaves a snapshot, and none validates."""
         super().__init__(global_batch=8)
         self.state_sync, self.events = ScriptedStateSync(), EventList()
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
@@ -105,7 +106,7 @@ class Stage(WorkerScene):
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2, {})
-        self.checkpoints = Checkpoints(folder / "checkpoints", self.storage, *keeps)
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.storage, keeps)
         self.blobs = BlobServer(self.storage.content)
         context = TrainingContext(
             ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]

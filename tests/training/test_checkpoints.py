@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atom.config import peer_file
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.checkpoints import BEST, BY_ROUND, Checkpoints, best_of
 from atom.training.storage.disk import ASIDE
@@ -29,7 +30,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def keeping(
     stage: Stage, every: int | None = None, keep: int = 5, best: bool = False
 ) -> Checkpoints:
-    return Checkpoints(stage.folder / "checkpoints", stage.storage, every, keep, best)
+    asked = peer_file.Checkpoints(every_rounds=every, keep=keep, best=best)
+    return Checkpoints(stage.folder / "checkpoints", stage.storage, asked)
 
 
 def play(stage: Stage, kept: Checkpoints, losses: list[float | None]) -> None:
@@ -97,7 +99,7 @@ def test_what_a_discarded_branch_or_a_crash_left_goes_with_the_next_one(stage: S
 def test_without_room_for_it_beside_the_next_snapshot_none_is_kept(stage: Stage) -> None:
     kept, disk = keeping(stage, every=1), stage.room
     assert isinstance(disk, SmallDisk)
-    enough = WEIGHT_BYTES + STATE_BYTES + 2 * stage.results.usual_bytes
+    enough = WEIGHT_BYTES + STATE_BYTES + stage.results.usual_bytes
     disk.free = lambda: enough - 1
     play(stage, kept, [None, None])
     assert shown(kept) == []
@@ -126,7 +128,9 @@ def test_a_disk_that_turns_read_only_costs_the_checkpoint_alone(
 
 def test_rounds_keep_theirs_by_the_clock_and_by_the_validation(tmp_path: Path) -> None:
     """As a daemon has it: after each step, in the background."""
-    stage = Stage(tmp_path, a_run(validations=3), keeps=(2, 5, True))
+    stage = Stage(
+        tmp_path, a_run(validations=3), keeps=peer_file.Checkpoints(every_rounds=2, best=True)
+    )
     try:
         for number in range(1, 6):
             stage.step(stage.commit(stage.hold(float(number))))

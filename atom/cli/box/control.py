@@ -61,16 +61,9 @@ def _show_kept(state: Path, as_json: bool) -> None:
     from atom.training.storage.checkpoints import figures
 
     run = KeptRun.read(state)
-    kept = {
-        "run": run.run.run.name,
-        "state": "no daemon runs",
-        "round": run.heads[-1].round,
-        "disk": {
-            "snapshots": [each.round for each in run.snapshots()],
-            "checkpoints": figures(run.checkpoints()),
-        },
-        "state_directory": str(run.state.root),
-    }
+    states = [each.round for each in run.snapshots()]
+    disk = {"snapshots": states, "checkpoints": figures(run.checkpoints())}
+    kept = {"run": run.run.run.name, "round": run.heads[-1].round, "disk": disk}
     _show(kept, kept_rows, as_json)
 
 

@@ -87,14 +87,12 @@ def _work(info: Info) -> Iterator[Row]:
 
 
 def kept_rows(kept: Info) -> Iterator[Row]:
-    """As `rows`, of a run without a daemon."""
+    """As `rows`, of a run whose daemon does not run."""
+    disk = kept["disk"]
     yield "run", kept["run"]
-    yield "state", kept["state"]
-    yield "round", f"{kept['round']:,}"
-    snapshots = ", ".join(f"{number:,}" for number in kept["disk"]["snapshots"])
-    yield "snapshots", snapshots or "none"
-    yield "checkpoints", _checkpoints(kept["disk"]["checkpoints"]) or "none"
-    yield "directory", kept["state_directory"]
+    yield "round", f"{kept['round']:,}, no daemon runs"
+    yield "snapshots", ", ".join(f"{number:,}" for number in disk["snapshots"]) or "none"
+    yield "checkpoints", _checkpoints(disk["checkpoints"]) or "none"
 
 
 def _checkpoints(kept: Sequence[Info]) -> str:

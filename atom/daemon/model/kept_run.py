@@ -102,13 +102,11 @@ class KeptRun:
 
     def snapshots(self) -> list[Snapshot]:
         """Those of states on the chain, newest first."""
-        found = list_snapshots(self.state.snapshots)
-        return [snapshot for snapshot in found if snapshot.is_on(self.heads)]
+        return list_snapshots(self.state.snapshots, self.heads)
 
     def checkpoints(self) -> list[Snapshot]:
         """As `snapshots`, of those that hold the weights alone."""
-        found = list_snapshots(self.state.checkpoints)
-        return [checkpoint for checkpoint in found if checkpoint.is_on(self.heads)]
+        return list_snapshots(self.state.checkpoints, self.heads)
 
     def source(self, trust: str | None) -> ModelSource:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this

@@ -33,7 +33,6 @@ from atom.daemon.peer.slow_joining import RoundNow, line_cost
 from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
-    checkpoints,
     round_terms,
     run_storage,
     state_sync_of,
@@ -57,6 +56,7 @@ from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import CaughtUp, Phase
 from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.storage.checkpoints import Checkpoints
 
 HANG_UP = "SIGHUP"
 """Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
@@ -122,7 +122,8 @@ class Peer:
         self._worker = Worker(replica, loader, terms.policy, clock, *tells)
         context = TrainingContext(
             me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
-            events, checkpoints(box, self._storage), 60.0 * box.peer.state.own_minutes,
+            events, Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
+            60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
         self._texts = RoundTexts(member.built.prompts, replica, self._worker, clock, self._on_text)
         self._executor = RoundExecutor(

@@ -19,7 +19,6 @@ from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
-from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
 
@@ -47,12 +46,6 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
         given[text_blob(text.digest)] = member.text or content_of(member.samples)
     keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest
     return RunStorage(journal, results, box.state.snapshots, room, keep, given, frozen)
-
-
-def checkpoints(box: Box, storage: RunStorage) -> Checkpoints:
-    wished = box.peer.checkpoints
-    folder, every = box.state.checkpoints, wished.every_rounds
-    return Checkpoints(folder, storage, every, wished.keep, wished.best)
 
 
 def transport_of(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atom.base.errors import StorageError
 from atom.base.files import remove_leftover
+from atom.config import peer_file
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import ASIDE
@@ -44,32 +45,27 @@ def figures(found: Iterable[Snapshot]) -> list[dict[str, Any]]:
 class Checkpoints:
     """Called by the thread after a step; but for `listed`, which is for any thread."""
 
-    def __init__(
-        self, folder: Path, storage: RunStorage, every_rounds: int | None, keep: int, best: bool
-    ) -> None:
-        """`keep`: so many of every so many rounds, the newest; None: of no rounds."""
+    def __init__(self, folder: Path, storage: RunStorage, asked: peer_file.Checkpoints) -> None:
         self._folder = folder
         self._storage = storage
-        self._every_rounds = every_rounds
-        self._keep = keep
-        self._best = best
+        self._asked = asked
 
     def listed(self) -> list[Snapshot]:
         """Those of our chain, newest first."""
-        heads = self._storage.journal.heads
-        return [found for found in list_snapshots(self._folder) if found.is_on(heads)]
+        return list_snapshots(self._folder, self._storage.journal.heads)
 
     def stepped(self, arenas: Mapping[str, Tensor], validation_loss: float | None) -> None:
         """`arenas` are the state of the journal's head: keeps its weights if they are due, and
         drops what they replace. They are not kept where the next snapshot would lack their room."""
         head = self._storage.journal.head
         loss = validation_loss if math.isfinite(validation_loss or 0.0) else None
-        due = self._every_rounds is not None and head.round % self._every_rounds == 0
-        if not due and not (self._best and loss is not None and self._beats(loss)):
+        every = self._asked.every_rounds
+        due = every is not None and head.round % every == 0
+        if not due and not (self._asked.best and loss is not None and self._beats(loss)):
             return
         weights = {name: arena for name, arena in arenas.items() if name in WEIGHTS}
         needed = sum(each.nbytes for each in (*weights.values(), *arenas.values()))
-        needed += 2 * self._storage.results.usual_bytes
+        needed += self._storage.results.usual_bytes
         room = self._storage.room
 
         def write() -> None:
@@ -94,8 +90,8 @@ class Checkpoints:
         """All but what is to be kept, also what a discarded branch or a crash left."""
         found = self.listed()
         by_round = [each for each in found if each.path.name.startswith(BY_ROUND)]
-        kept = {each.path for each in by_round[: self._keep]}
-        if self._best and (best := best_of(found)) is not None:
+        kept = {each.path for each in by_round[: self._asked.keep]}
+        if self._asked.best and (best := best_of(found)) is not None:
             kept.add(best.path)
         for path in (*self._folder.glob("*.safetensors"), *self._folder.glob(f"*{ASIDE}")):
             if path not in kept:

@@ -241,10 +241,12 @@ def write_snapshot(
     return Snapshot(path, round_number, head, digest, validation_loss)
 
 
-def list_snapshots(folder: Path) -> list[Snapshot]:
-    """Readable snapshots, of whatever branch, newest first; a damaged one is passed over."""
+def list_snapshots(folder: Path, heads: Sequence[Head] | None = None) -> list[Snapshot]:
+    """Readable snapshots, newest first; a damaged one is passed over. `heads`: of the chain that
+    they have to be on; None: of whatever branch."""
     found = [_describe(path) for path in folder.glob("*-*.safetensors")]
-    return sorted((s for s in found if s), key=lambda s: s.round, reverse=True)
+    wanted = (s for s in found if s and (heads is None or s.is_on(heads)))
+    return sorted(wanted, key=lambda s: s.round, reverse=True)
 
 
 def _describe(path: Path) -> Snapshot | None:
@@ -297,8 +299,7 @@ class RunStorage:
 
     def snapshots(self) -> list[Snapshot]:
         """Those of our chain, newest first. From any thread."""
-        heads = self.journal.heads
-        return [found for found in list_snapshots(self._folder) if found.is_on(heads)]
+        return list_snapshots(self._folder, self.journal.heads)
 
     def content(self, name: str) -> Content | PartialContent | None:
         """What others get under this name. None: nothing."""

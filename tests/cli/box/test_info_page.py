@@ -143,8 +143,8 @@ def test_without_a_daemon_it_is_said_what_is_kept(
     assert main(["info", "--state", str(state)]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
-        "run kept", "state no daemon runs", "round 0", "snapshots 0",
-        "checkpoints 0 (2.5000, the best)", f"directory {state}",
+        "run kept", "round 0, no daemon runs", "snapshots 0",
+        "checkpoints 0 (2.5000, the best)",
     ]  # fmt: skip
     assert main(["info", "--state", str(state), "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["disk"] == {
