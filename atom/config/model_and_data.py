@@ -174,6 +174,11 @@ class Data(TextSource):
     share: Literal["swarm", "own-copy"] | None = None
     """How the text comes to the others: as tokens, from peer to peer, or each needs a copy of its
     own; omitted: as tokens, up to 20 GB of them; filled in when the run is founded."""
+    attention: Literal["documents"] | None = None
+    """Tokens of a sequence see those of their own document, and positions begin with it; omitted:
+    all before them."""
+    end_token: int | None = Field(default=None, ge=0, lt=2**31)
+    """That ends a document then: filled in when the run is founded."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
@@ -184,6 +189,13 @@ class Data(TextSource):
                 refuse(key, "says nothing beside [data.sources.NAME]", "write it under these")
         if self.sources and not any(self.weights.values()):
             refuse("sources", "every weight is 0: nothing is trained on", "give one a weight of 1")
+        if self.end_token is not None and self.attention is None:
+            refuse("end_token", 'says nothing without attention = "documents"', "remove it")
+        if self.attention is not None and self.tokenizer == "bytes":
+            what = "a newline between documents is not told from one within"
+            refuse(
+                "attention", what, "name a tokenizer.json that has a token for the end of a text"
+            )
         if self.learns_answers and self.tokenizer == "bytes":
             what = "conversations need the model's own tokenizer, and its chat template"
             refuse("tokenizer", what, 'tokenizer = "FOLDER/tokenizer.json"')

@@ -256,6 +256,9 @@ class RunFile(Section):
         if self.validation and not self.data.held_back:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
+        if self.data.attention is not None and self.model.huggingface is None:
+            what = "only models of transformers see documents apart"
+            refuse("data.attention", what, 'use [model] huggingface = "…", or leave it out')
         if self.data.learns_answers and self.model.huggingface is None:
             what = "only models of transformers learn answers alone"
             refuse("model", what, 'use huggingface = "…", or leave out [data] train_on')

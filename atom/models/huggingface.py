@@ -47,13 +47,19 @@ class HuggingFaceSource(ModelSource):
     them."""
 
     def __init__(
-        self, content: Mapping[str, Any], sequence_tokens: int, weighs_targets: bool = False
+        self,
+        content: Mapping[str, Any],
+        sequence_tokens: int,
+        weighs_targets: bool = False,
+        sees_documents: bool = False,
     ) -> None:
         """`content`: a config that `read_config` passed. `weighs_targets`: batches say
-        how much of the data is targets, as not all is. Raises: SourceError if transformers is
+        how much of the data is targets, as not all is. `sees_documents`: they say where
+        each begins, and nothing is seen of others. Raises: SourceError if transformers is
         missing, or has no such causal model.
         """
         self._weighs_targets = weighs_targets
+        self._sees_documents = sees_documents
         self._content = dict(content)
         self._config, model_class = _opened(self._content)
         self._sequence_tokens = sequence_tokens
@@ -72,10 +78,14 @@ class HuggingFaceSource(ModelSource):
 
     @classmethod
     def of_text(
-        cls, text: str, sequence_tokens: int, weighs_targets: bool = False
+        cls,
+        text: str,
+        sequence_tokens: int,
+        weighs_targets: bool = False,
+        sees_documents: bool = False,
     ) -> "HuggingFaceSource":
         """From a config.json's text. Raises: SourceError."""
-        return cls(read_config(text), sequence_tokens, weighs_targets)
+        return cls(read_config(text), sequence_tokens, weighs_targets, sees_documents)
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         """`forward(input_ids, labels)` → mean loss."""
@@ -89,26 +99,40 @@ class HuggingFaceSource(ModelSource):
         # The library checks configs in many ways; whatever it raises is about this one.
         except Exception as error:
             raise _unusable(error) from error
-        return _returning_loss(model, self._weighs_targets)
+        return _returning_loss(model)
 
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self._sequence_tokens)
         shares = torch.empty(sequences, device="meta") if self._weighs_targets else None
-        return self.text_batch(tokens, tokens, shares)
+        return self.text_batch(tokens, tokens, shares, tokens if self._sees_documents else None)
 
     def text_batch(
-        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        target_share: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Batch:
         """The model shifts labels itself: it is given the tokens twice. So of each sequence the
         last target, which only `targets` holds, is not learned; the loss is transformers' own.
         The first label is nobody's target.
         """
         labels = torch.cat([tokens[:, :1], targets[:, :-1]], dim=1)
-        shares = {} if target_share is None else {"target_share": target_share}
-        return {"input_ids": tokens, "labels": labels, **shares}
+        more = {"target_share": target_share, "position_ids": positions}
+        given = {name: value for name, value in more.items() if value is not None}
+        return {"input_ids": tokens, "labels": labels, **given}
 
     def next_logits(self, model: nn.Module) -> Answer:
         return lambda tokens, last: _next_logits(model, tokens, last)
+
+    def checked_batch(self, batch: Batch) -> Batch:
+        """With a second document: the library makes no mask for one alone, unless it is traced,
+        and another kernel rounds otherwise."""
+        if not self._sees_documents:
+            return batch
+        positions, half = batch["position_ids"].clone(), self._sequence_tokens // 2
+        positions[:, half:] = torch.arange(positions.shape[1] - half)
+        return batch | {"position_ids": positions}
 
     def initial_values(self, seed: int) -> InitialValue:
         return FirstValues(self.build(torch.float32), _own_initialisation, seed)
@@ -148,7 +172,9 @@ class HuggingFaceSource(ModelSource):
         small.pop("num_hidden_layers", None)
         small[names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
         try:
-            return HuggingFaceSource(small, self._sequence_tokens, self._weighs_targets)
+            return HuggingFaceSource(
+                small, self._sequence_tokens, self._weighs_targets, self._sees_documents
+            )
         except SourceError:  # some keys count layers in ways of their own
             return self
 
@@ -169,6 +195,20 @@ class HuggingFaceSource(ModelSource):
             raise SourceError(
                 f"{self.name} as configured looks at later tokens",
                 "an encoder becomes a decoder with is_decoder = true in its config",
+            )
+        if self._sees_documents:
+            self._inspect_documents(model, tokens, half)
+
+    def _inspect_documents(self, model: nn.Module, tokens: Tensor, half: int) -> None:
+        """Two documents in a sequence are to be as they are alone."""
+        positions = torch.arange(2 * half).remainder(half).unsqueeze(0)
+        with torch.no_grad():
+            packed = _logits(model, tokens, position_ids=positions)[:, half:]
+            alone = _logits(model, tokens[:, half:])
+        if (packed - alone).abs().max() > ROUNDING * alone.abs().max():
+            raise SourceError(
+                f"{self.name} looks beyond the document that a token is in",
+                "leave out [data] attention: not every architecture can do without",
             )
 
 
@@ -233,38 +273,39 @@ def _settle_frequencies(model: nn.Module, tokens: int) -> None:
                 module.rope_type = still if layer is None else {**module.rope_type, layer: still}
 
 
-def _returning_loss(model: nn.Module, weighs_targets: bool) -> nn.Module:
+def _returning_loss(model: nn.Module) -> nn.Module:
     """Changes the model's class, not its modules: parameters keep their names."""
     parent: Any = type(model)
 
-    def loss(self: nn.Module, input_ids: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+    def forward(
+        self: nn.Module,
+        input_ids: Tensor,
+        labels: Tensor,
+        target_share: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted. With
+        `target_share`, of as many targets as such sequences have in the mean."""
+        targets, more = None, {}
+        if target_share is not None:
+            targets = target_share.sum() * (input_ids.shape[1] - 1)
+        if position_ids is not None:  # from which the library takes that documents are packed
+            more["position_ids"] = position_ids
         with loss_in_chunks(self, input_ids.numel(), targets):
             output = parent.forward(
-                self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
+                self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True, **more
             )
         found: Tensor = output.loss
         return found
 
-    def plain(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
-        return loss(self, input_ids, labels, None)
-
-    def weighing(
-        self: nn.Module, input_ids: Tensor, labels: Tensor, target_share: Tensor
-    ) -> Tensor:
-        """The same of so many targets as sequences have in the mean, not of those that are here."""
-        targets = target_share.sum() * (input_ids.shape[1] - 1)
-        return loss(self, input_ids, labels, targets)
-
-    forward = weighing if weighs_targets else plain
     names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
     model.__class__ = type(parent.__name__, (parent,), names)
     return model
 
 
-def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
+def _logits(model: nn.Module, input_ids: Tensor, **more: Tensor) -> Tensor:
     plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
-    logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
+    logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
     return logits
 
 

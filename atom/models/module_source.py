@@ -79,11 +79,15 @@ class ModuleSource(ModelSource):
         }
 
     def text_batch(
-        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        target_share: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Batch:
         if set(self.example) == set(TEXT_ENTRIES[1]):
             return {"input_ids": tokens, "labels": tokens.clone()}
-        return super().text_batch(tokens, targets, target_share)
+        return super().text_batch(tokens, targets, target_share, positions)
 
     def next_logits(self, model: nn.Module) -> Answer:
         """By the module's own `logits`."""

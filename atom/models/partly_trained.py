@@ -136,12 +136,19 @@ class PartlyTrained(ModelSource):
         return self.whole.example_batch(sequences)
 
     def text_batch(
-        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        target_share: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Batch:
-        return self.whole.text_batch(tokens, targets, target_share)
+        return self.whole.text_batch(tokens, targets, target_share, positions)
 
     def next_logits(self, model: nn.Module) -> Answer:
         return self.whole.next_logits(model)
+
+    def checked_batch(self, batch: Batch) -> Batch:
+        return self.whole.checked_batch(batch)
 
     def initial_values(self, seed: int) -> InitialValue:
         return self.beginning(self.whole.initial_values(seed), seed)

@@ -107,11 +107,18 @@ class ModelSource(Protocol):
         """Names, shapes and dtypes of a micro-batch, on `meta`. Raises: SourceError."""
 
     def text_batch(
-        self, tokens: Tensor, targets: Tensor, target_share: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        target_share: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Batch:
         """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens.
-        `target_share` [sequences], for models that `weighs_targets`: of each one's text."""
-        assert target_share is None
+
+        `target_share` [sequences]: of each one's text. `positions`, as `tokens`: in the document.
+        Both are for sources that were told to expect them.
+        """
+        assert target_share is None and positions is None  # noqa: PT018 - one promise
         return {"tokens": tokens, "targets": targets}
 
     def next_logits(self, model: nn.Module) -> Answer:
@@ -121,6 +128,10 @@ class ModelSource(Protocol):
             f"{self.name} gives no logits to sample from",
             "give the module a method logits(tokens): [sequences, tokens, vocabulary]",
         )
+
+    def checked_batch(self, batch: Batch) -> Batch:
+        """A batch as the check at start-up runs it: with whatever a batch may hold."""
+        return batch
 
     def initial_values(self, seed: int) -> InitialValue:
         """Round 0 under `seed`: the same values on every peer, whatever the count of threads.

@@ -63,6 +63,8 @@ BAD_OF_A_RUN: dict[str, tuple[str, ...]] = {
     "data.split": ("3", '"a b"', '"train"'),
     "data.revision": (*DIGEST, f'"{"a" * 40}"'),
     "data.sources": ("3", '"a"', '{ "a b" = { source = "python-stdlib" } }'),
+    "data.attention": (*CHOICE, '"documents"'),
+    "data.end_token": (*count(2**31 - 1, 0), "5"),
     "data.tokenizer": PATH,
     "data.tokenizer_sha256": DIGEST,
     "data.validation_fraction": (*number("-0.1", "1.0"), "0"),

@@ -85,6 +85,8 @@ def agreed_run(manifest: Manifest) -> RunFile:
         raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
     if run.model.weights == "hub" and run.model.revision is None:
         raise MismatchError(f"the manifest of {manifest.run!r} holds no revision of its weights")
+    if run.data.attention is not None and run.data.end_token is None:
+        raise MismatchError(f"the manifest of {manifest.run!r} does not say what ends a document")
     return run
 
 
@@ -117,7 +119,10 @@ def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     if model.huggingface is not None:
         assert model.huggingface_config is not None, "pinned when it was founded"
         return HuggingFaceSource.of_text(
-            model.huggingface_config, model.sequence_tokens, run.data.learns_answers
+            model.huggingface_config,
+            model.sequence_tokens,
+            run.data.learns_answers,
+            run.data.attention is not None,
         )
     if model.module is not None:
         assert code is not None, "fetched before"

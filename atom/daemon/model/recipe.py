@@ -187,7 +187,7 @@ def verify_recipe(
     program = compile_program(source.build(precision), source.example_batch(sequences))
     source.inspect(run.run.seed)
     model = materialised(source, precision, run.run.seed)
-    batch = _compared_on(samples, sequences)
+    batch = source.checked_batch(_compared_on(samples, sequences))
 
     def told(done: int, total: int) -> None:
         progress("checking the sub-models", done, total, "runs")

@@ -89,7 +89,8 @@ def samples_of(run: RunFile, text: SharedText, store: PieceStore) -> Samples:
         file = TokenFile(store.arenas[_file_name(number)], text.files[number].sha256)
         share = run.data.texts[name].answer_share or 1.0 if run.data.learns_answers else None
         texts.append(Text(file, name, weight, share))
-    cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
+    end = run.data.end_token
+    cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES, end)
     coder = _Elsewhere(text.vocabulary, run.data.tokenizer_sha256 or "")
     return token_samples(texts, coder, cut, run.run.seed)
 

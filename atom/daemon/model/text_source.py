@@ -14,7 +14,7 @@ from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
-from atom.models.data.tokenizer import load_tokenizer
+from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.hub import newest_revision
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 from atom.swarm.records.manifest import Manifest
@@ -70,7 +70,9 @@ def open_text(
             share = shares.get(name, 1.0) if run.data.learns_answers else None
             texts.append(Text(file, name, run.data.weights[name], share))
         run = run.model_copy(update={"data": run.data.with_each("answer_share", shares)})
-        cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES)
+        end = _end_token(coder) if run.data.attention is not None else None
+        run = run.changed("data", end_token=end)
+        cut = Cut(run.data.validation_fraction, run.model.sequence_tokens, CHUNK_BYTES, end)
         samples = token_samples(texts, coder, cut, run.run.seed)
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -82,6 +84,16 @@ def open_text(
     except ValueError as problem:
         raise _named(problem, "the run's text cannot be used") from problem
     return run.pinned(samples.vocabulary_size, samples.tokenizer_digest), samples
+
+
+def _end_token(coder: Tokenizer) -> int:
+    """Raises: DataError."""
+    if len(coder.separator) != 1:
+        raise DataError(
+            "the tokenizer has no token for the end of a text, by which documents are told apart",
+            "leave out [data] attention, or take another tokenizer",
+        )
+    return coder.separator[0]
 
 
 def check_copies(run: RunFile, sources: TextSources) -> None:

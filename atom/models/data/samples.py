@@ -9,12 +9,13 @@ A text may still be on its way. Its token file is a mapped tensor, which fills u
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from atom.models.data.corpus import Amount
 from atom.models.data.sampler import BLOCK_PIECES, Order, Permutation, Sampler
@@ -147,6 +148,8 @@ class Windows:
     file: int = 0
     """Which of `Samples.files`."""
     target_share: float | None = None
+    separator: int | None = None
+    """The token that ends a document; None: documents are not told apart."""
 
     @property
     def piece_windows(self) -> int:
@@ -159,7 +162,8 @@ class Windows:
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """`tokens` and `targets`, each a new int64 [len(rows), S]. A token that the file has as its
-        complement is no target. With `target_share`, float32 [len(rows)], if there is one."""
+        complement is no target. With `target_share`, float32 [len(rows)], if there is one, and with
+        `positions` in the document, as `tokens`, if there is a separator."""
         windows = torch.stack([self._window(row) for row in rows])
         tokens, targets = windows[:, :-1], windows[:, 1:]
         batch = {
@@ -168,6 +172,8 @@ class Windows:
         }
         if self.target_share is not None:
             batch["target_share"] = torch.full([len(rows)], self.target_share)
+        if self.separator is not None:
+            batch["positions"] = _positions(batch["tokens"], self.separator)
         return batch
 
     def pieces(self, rows: Sequence[int]) -> set[Piece]:
@@ -199,6 +205,13 @@ class Windows:
         return max(0, (tokens - 1) // self.sequence_tokens)
 
 
+def _positions(tokens: Tensor, separator: int) -> Tensor:
+    """Int64 [B, S]: a document begins behind each separator, and where the window does."""
+    places = torch.arange(tokens.shape[1]).expand_as(tokens)
+    ends = torch.where(tokens == separator, places + 1, 0)
+    return places - functional.pad(ends, (1, -1)).cummax(dim=1).values
+
+
 @dataclass(frozen=True)
 class Text:
     """One of a run's, as tokens."""
@@ -220,6 +233,8 @@ class Cut:
     """So much of a file that is trained on is held back, at its end."""
     sequence_tokens: int
     piece_bytes: int
+    separator: int | None = None
+    """The token that ends a document, where sequences say at which position of theirs they are."""
 
 
 def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) -> Samples:
@@ -233,11 +248,18 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
     for number, text in enumerate(texts):
         end = len(text.file.tokens) - _held_back(text, cut)
         if text.weight:
-            train[text.name] = _windows(text, cut, "training", range(end), number, share)
+            train[text.name] = replace(
+                _windows(text, cut, "training", range(end), number),
+                target_share=share,
+                separator=cut.separator,
+            )
         if not text.weight or cut.validation_fraction:
             held_back = range(end, len(text.file.tokens))
-            own = text.target_share
-            validation[text.name] = _windows(text, cut, "validation", held_back, number, own)
+            validation[text.name] = replace(
+                _windows(text, cut, "validation", held_back, number),
+                target_share=text.target_share,
+                separator=cut.separator,
+            )
     orders = (Order(len(part), part.piece_windows, seed) for part in train.values())
     weights = tuple(text.weight for text in texts if text.weight)
     return Samples(
@@ -272,9 +294,7 @@ def _held_back(text: Text, cut: Cut) -> int:
     return int(len(text.file.tokens) * (cut.validation_fraction if text.weight else 1))
 
 
-def _windows(
-    text: Text, cut: Cut, name: str, stretch: range, number: int, share: float | None
-) -> Windows:
+def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Windows:
     """Raises: DataError."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
     piece_tokens = cut.piece_bytes // tokens.element_size()
@@ -284,7 +304,7 @@ def _windows(
             f"the token file holds, {piece_tokens}",
             f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
         )
-    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share)
+    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number)
     if not len(windows):
         raise DataError(
             f"the {name} text{text.name and f' of {text.name}'} has {len(stretch)} tokens, "

@@ -1,6 +1,7 @@
 """From a run file's [data] to its text; and who has other data hears how much the run has."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +11,20 @@ import pytest
 import torch
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
+from atom.config.load import normalised_run_text
 from atom.config.model_and_data import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.model import text_source
+from atom.daemon.model.model_source import agreed_run
+from atom.daemon.model.shared_text import described, open_store, samples_of
 from atom.daemon.model.text_source import check_data, pin_table
 from atom.daemon.peer.founding import enter_run
 from atom.models.data.files import text_corpus
 from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.token_file import cached_tokens
-from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
@@ -217,3 +221,35 @@ def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.Mon
         mine = 'path = "table"\ntokenizer = "tokenizer/tokenizer.json"'
         joined = enter_run(member.manifest, member.record, None, folder.box("b", mine))
     assert joined.samples.digest == member.samples.digest
+
+
+def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
+    path, bare = chat_tokenizer(tmp_path / "tokenizer"), tmp_path / "bare.json"
+    bare.write_text(byte_level_tokenizer())
+    text = 'source = "text"\npaths = ["text.txt"]\nattention = "documents"'
+    data = f'{text}\ntokenizer = "{path}"'
+    with folder_in(tmp_path, config=CONFIG | {"vocab_size": 259}) as folder:
+        for documents in "one", "many":
+            if documents == "many":
+                (folder.root / "text.txt").unlink()
+                (folder.root / "text.txt").mkdir()
+                for number in range(40):
+                    short = folder.root / "text.txt" / f"{number:02}"
+                    short.write_text("Apart."[: number % 6 + 1])
+            member = folder.found(LLAMA, documents, data=data)
+            batch = member.samples.batch(range(4))
+            alone = bool((batch["position_ids"] == torch.arange(8)).all())
+            assert alone == (documents == "one")
+            assert member.replica.run_pass([batch]) == 4
+        assert member.run.data.end_token == 258
+        store = open_store(described(member.samples), tmp_path / "store")
+        shared = samples_of(member.run, described(member.samples), store)
+        assert shared.digest == member.samples.digest
+        assert shared.train[""].batch([0])["positions"].shape == (1, 8)
+        lacking = normalised_run_text(member.run.changed("data", end_token=None))
+        with pytest.raises(MismatchError, match="does not say what ends a document"):
+            agreed_run(replace(member.manifest, run_file=lacking))
+        with pytest.raises(ConfigError, match="only models of transformers see documents apart"):
+            folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)
+        with pytest.raises(ConfigError, match="no token for the end of a text"):
+            folder.found(LLAMA, "d", data=f'{text}\ntokenizer = "{bare}"')
