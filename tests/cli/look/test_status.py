@@ -59,6 +59,17 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     assert text.count("(you)") == 1
 
 
+def test_names_stand_beside_ids_and_our_line_below() -> None:
+    shown = sight(name="kitchen")
+    line = "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
+    text = drawn(replace(shown, view=replace(shown.view, own_line=line)), 160)
+    for peer in shown.view.peers:
+        assert f"kitchen {short_id(peer.peer_id)}" in text, "two may bear the same name"
+    assert f"your line: {line}" in text
+    assert shown.view.to_json()["peers"][0]["name"] == "kitchen"
+    assert "your line" not in drawn(shown)
+
+
 def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:
     shown = sight(last_round=RoundUse(10.0, 0.75, 3 << 29, 5 << 29))
     wide = drawn(shown, width=160)
