@@ -76,6 +76,9 @@ def _work(info: Info) -> Iterator[Row]:
     yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
     seen = (f"{name} {times:,.2f} times".lstrip() for name, times in info["epochs"].items())
     yield "data", f"{data}; seen: {', '.join(seen)}"
+    if text := info["text"]:
+        here, total = (format_bytes(text[f"{which}_bytes"]) for which in ("kept", "total"))
+        yield "text", f"{here} of {total} are here"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # A sample that is no text is a sequence of its own, and has no tokens.

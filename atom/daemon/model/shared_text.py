@@ -61,10 +61,11 @@ def comes_through_the_swarm(run: RunFile, manifest: Manifest, peer: PeerFile) ->
 
 def open_store(text: SharedText, folder: Path) -> PieceStore:
     """Raises: StorageError."""
-    return PieceStore(text.digest, _shapes(text), _place(text, folder))
+    return PieceStore(text.digest, shapes_of(text), _place(text, folder))
 
 
-def _shapes(text: SharedText) -> list[ArenaShape]:
+def shapes_of(text: SharedText) -> list[ArenaShape]:
+    """The tokenizer, then the token files."""
     shapes = [ArenaShape(TOKENIZER, "uint8", text.tokenizer_bytes)]
     for number, file in enumerate(text.files):
         shapes.append(ArenaShape(_file_name(number), file.dtype, file.tokens))
@@ -123,7 +124,7 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
     room.
     """
     assert manifest.text is not None
-    shapes, keep = _shapes(manifest.text), peer.data.keep_bytes
+    shapes, keep = shapes_of(manifest.text), peer.data.keep_bytes
     total = sum(shape.byte_count for shape in shapes)
     held_back = 0 if manifest.data_amount is None else manifest.data_amount.held_back
     least = LEAST_KEPT_BYTES + held_back * max(DTYPES[shape.dtype].itemsize for shape in shapes)

@@ -162,12 +162,12 @@ class PieceFeed:
         """Raises: StorageError."""
         store = self._store
 
-        def settle(manifest: BlobManifest, stop: threading.Event) -> _Batch:
+        def settle(manifest: BlobManifest, stop: threading.Event) -> PieceBatch:
             store.settle(manifest)
-            return _Batch(store, pieces, self._landed)
+            return PieceBatch(store, pieces, self._landed)
 
         self._make_room(len(pieces))
-        known = None if store.manifest is None else _Batch(store, pieces, self._landed)
+        known = None if store.manifest is None else PieceBatch(store, pieces, self._landed)
         if known is not None and not known.queue.missing:
             return
         wanted = Wanted(
@@ -237,7 +237,7 @@ class PieceFeed:
             self._store.drop(piece)
 
 
-class _Batch:
+class PieceBatch:
     """Pieces that are fetched together."""
 
     def __init__(

@@ -25,7 +25,7 @@ def info(**more: Any) -> dict[str, Any]:
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
         "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
         "name": None, "peer_names": {OTHER: "ann"},
-        "line_cost": None, "validation": None, "sample": None, "last_round": None,
+        "line_cost": None, "text": None, "validation": None, "sample": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
