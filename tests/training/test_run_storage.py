@@ -63,7 +63,7 @@ def offered(stage: Stage) -> list[int]:
 
 
 def keeping_one(stage: Stage) -> RunStorage:
-    return RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1, code={})
+    return RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1, given={})
 
 
 def of(stage: Stage, kind: str) -> list[str]:
