@@ -97,8 +97,10 @@ def _read(
 def wanted_prompts(
     wanted: Sample, recipe: Recipe, tokenizer_json: Path, note: Note
 ) -> Prompts | None:
-    """Of a peer file; None: it has none, or the tokenizer is still on its way here. Raises: ConfigError naming what cannot be asked;
-    StorageError for a tokenizer that is not the run's."""
+    """Of a peer file; None: it has none, or the tokenizer is still on its way here.
+
+    Raises: ConfigError naming what cannot be asked; StorageError for another tokenizer.
+    """
     run, source = recipe.run, recipe.source
     if not wanted.prompts:
         return None
