@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "large buffer": (LargeTable, "table has 262144 bytes"),
     "generator of its own": (
         does(lambda m, x: (m.layer(x) * torch.rand(WIDTH, generator=torch.Generator())).sum()),
-        "a Generator",
+        "Generator",
     ),
     "numpy randomness": (
         does(lambda m, x: m.layer(x).sum() * float(numpy.random.rand())),
