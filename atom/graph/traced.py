@@ -282,9 +282,7 @@ def graph_hash(
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order, little-endian (every machine we run on is)."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    if flat.numel() == 0:
-        return b""
-    return bytes(flat.view(torch.uint8).tolist())
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _lines(

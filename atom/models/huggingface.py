@@ -37,6 +37,7 @@ SHRINK_LAYERS = 2
 ROUNDING = 1e-4
 """Relative; kernels may round a token differently in another neighbourhood."""
 _CHANGING_ROPE = {"dynamic", "longrope"}
+"""Forms of RoPE that forward changes, by how long a sequence is."""
 
 Config = Any
 """A `transformers.PretrainedConfig`: the library's types are dynamic."""

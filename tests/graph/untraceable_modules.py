@@ -115,13 +115,16 @@ class HoldsAParameterAside(Two):
         return (self.layer(hidden) @ self.held[0]).sum()
 
 
-class LargeTable(Two):
-    def __init__(self) -> None:
+class LargeTables(Two):
+    """Of 12 MB each."""
+
+    def __init__(self, alike: bool) -> None:
         super().__init__()
-        self.register_buffer("table", torch.zeros(256, 256))
+        self.register_buffer("table", torch.zeros(3_000_000))
+        self.register_buffer("other_table", torch.full((3_000_000,), 0.0 if alike else 1.0))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden).sum() + self.table.sum()
+        return self.layer(hidden).sum() + self.table.sum() + self.other_table.sum()
 
 
 class SparseGradient(Two):
@@ -269,7 +272,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         r"buffer norm\.(running_mean|num_batches_tracked)",
     ),
     "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
-    "large buffer": (LargeTable, "table has 262144 bytes"),
+    "large buffers": (
+        partial(LargeTables, alike=False),
+        "table has 12000000 bytes, all of them 24000000; at most 16777216",
+    ),
     "generator of its own": (
         does(lambda m, x: (m.layer(x) * torch.rand(WIDTH, generator=torch.Generator())).sum()),
         "Generator",
@@ -287,6 +293,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "parameter's data": (
         does(lambda m, x: (m.layer(x) * m.other.weight.data[0]).sum()),
         r"lifted_tensor_0 \(at \S+untraceable_modules.py:\d+\) from outside .* a parameter's data",
+    ),
+    "parameter's data changed": (
+        does(lambda m, x: m.layer(x).sum() + 0 * m.other.weight.data.clamp_(-1, 1).sum()),
+        r"changes a parameter's data \(.*\) in place, at \S+untraceable_modules.py:\d+",
     ),
     "a dictionary around the loss": (
         does(lambda m, x: {"loss": m.layer(x).sum()}),
@@ -429,6 +439,7 @@ class CheckpointsBoth(Two):
 
 TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "a cache that settles": RemembersShapes,
+    "large buffers that are alike": partial(LargeTables, alike=True),
     "an attribute set and read": SetsAside,
     "regions": Regions,
     "forward hooks": forward_hooks,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
@@ -27,14 +28,16 @@ from atom.graph.traced import (
     is_region,
     operator_text,
     place_of,
+    tensor_bytes,
     with_nested,
+    written_arguments,
 )
 from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refusals import Refusal
 
-SMALL_CONSTANT_BYTES = 64 * 1024
-"""Buffers up to this size are held on the device beside the sub-models."""
+CONSTANT_BYTES = 16 * 2**20
+"""Of all buffers, equal ones once: they are held on the device beside the sub-models."""
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 """The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
@@ -130,10 +133,15 @@ def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
             name = operator_text(inner.target)
             if functions.setdefault(name, inner.target) is not inner.target:
                 raise Refusal.CUSTOM_BACKWARD.error(function=name)
-    for constant in constants:
-        size, most = constant.tensor.nbytes, SMALL_CONSTANT_BYTES
-        if size > most:
-            raise Refusal.LARGE.error(name=constant.name, size_bytes=size, most_bytes=most)
+    sizes = {_identity(one.tensor): (one.tensor.nbytes, one.name) for one in constants}
+    total = sum(size for size, _ in sizes.values())
+    if total > CONSTANT_BYTES:
+        size, name = max(sizes.values())
+        raise Refusal.LARGE.error(name=name, size=size, total=total, most=CONSTANT_BYTES)
+
+
+def _identity(constant: torch.Tensor) -> tuple[object, ...]:
+    return constant.dtype, constant.shape, sha256(tensor_bytes(constant)).digest()
 
 
 def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
@@ -169,6 +177,9 @@ def _constant_of(
     if not isinstance(found, torch.Tensor):
         raise Refusal.RANDOMNESS.error(generator=f"a {type(found).__name__} ({target})")
     if isinstance(found, FakeTensor):
+        for user in filter(written_arguments, node.users):
+            what = f"a parameter's data ({target})"
+            raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(user))
         places = ", ".join(dict.fromkeys(map(place_of, node.users)))
         raise Refusal.HELD_ASIDE.error(name=f"{target} (at {places})")
     if found.layout is not torch.strided:

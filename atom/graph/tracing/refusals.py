@@ -68,8 +68,8 @@ class Refusal(enum.Enum):
         "parameter.detach() in place of its data",
     )
     LARGE = (
-        "the buffer {name} has {size_bytes} bytes; at most {most_bytes} are held beside the "
-        "sub-models",
+        "the buffer {name} has {size} bytes, all of them {total}; at most {most} are held beside "
+        "the sub-models",
         "compute it in forward from sizes (torch.arange, torch.tril), or make it a parameter with "
         "requires_grad=False",
     )
