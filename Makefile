@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos model browser promtool trackers docker walk check check-torch format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool trackers docker walk check check-torch format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -59,6 +59,11 @@ chaos: $(TOOLS) model
 # The round protocol as a small model, every state within the long bounds; about six minutes of one core.
 model: $(TOOLS)
 	$(BIN)/python -m tests.protocol_model
+
+# docs/architectures.md, tried again: every architecture founded, trained, exported, loaded; ten minutes of
+# one core.
+architectures: $(TOOLS)
+	$(BIN)/python -m tests.architectures.table
 
 # The dashboard in a real browser: Chromium must be installed, or $ATOM_BROWSER name one.
 browser: $(TOOLS)

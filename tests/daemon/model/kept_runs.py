@@ -1,5 +1,6 @@
 """A founder's folder, its text, models and state directories: in one process, without a swarm."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,9 @@ from atom.daemon.console import Console, Silence
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
+from atom.swarm.identity import Identity
+from atom.swarm.records.manifest import encode_manifest
+from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.tiny_run import TEXT, TINY_DATA, TINY_PEER, TINY_TEXT, run_text
 
@@ -109,6 +113,15 @@ class Folder:
         digest = member.manifest.initial_state_digest
         folder = self.root / name / "snapshots"
         return write_snapshot(folder, 0, member.genesis.digest, digest, state).path
+
+    def as_first_state(self, member: Membership) -> None:
+        """Rewrites manifest and snapshot, as if the run had begun with what the replica has."""
+        digest = state_digest(member.replica.state_arenas())
+        manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)
+        root = self.root / "a"
+        record = encode_manifest(manifest, Identity.load_or_create(root / "identity.key"))
+        (root / "manifest.bin").write_bytes(record)
+        self.snapshot(dataclasses.replace(member, manifest=manifest, record=record))
 
     def close(self) -> None:
         for box in self._boxes:

@@ -1,6 +1,5 @@
 """`atom start --from`: the run begins from the folder's weights bit for bit, or not at all."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,8 +20,6 @@ from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource, SourceError
-from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import encode_manifest
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
@@ -50,19 +47,9 @@ def trained(folder: Folder, model: str) -> tuple[Path, Weights]:
         member.replica.export_parameters()[name].add_(0.1 * noise)
     assert state_digest(state) != member.manifest.initial_state_digest
     target = folder.root / "weights"
-    as_the_first_state(folder, member)
+    folder.as_first_state(member)
     export_run(target, folder.root / "a", Silence())
     return target, weights_of(member)
-
-
-def as_the_first_state(folder: Folder, member: Membership) -> None:
-    """Rewrites manifest and snapshot, as if the run had begun there."""
-    digest = state_digest(member.replica.state_arenas())
-    manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)
-    root = folder.root / "a"
-    record = encode_manifest(manifest, Identity.load_or_create(root / "identity.key"))
-    (root / "manifest.bin").write_bytes(record)
-    folder.snapshot(dataclasses.replace(member, manifest=manifest, record=record))
 
 
 @pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])

@@ -20,7 +20,6 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.model.test_adapters import ADAPTERS, a_base, logits
-from tests.daemon.model.test_given_weights import as_the_first_state
 from tests.daemon.tiny_run import GPT3, LLAMA
 from tests.models.test_partly_trained import ADAPTERS as SMALL
 from tests.models.test_partly_trained import GPT2, MODELS
@@ -106,7 +105,7 @@ def changed(folder: Folder, member: Membership) -> None:
     for name, arena in member.replica.state_arenas().items():
         if name == "master":
             arena.add_(torch.randn(arena.shape, generator=torch.Generator().manual_seed(1)) / 9)
-    as_the_first_state(folder, member)
+    folder.as_first_state(member)
 
 
 def test_exports_are_what_peft_and_transformers_load(peft: Any, folder: Folder) -> None:

@@ -1,0 +1,128 @@
+"""An architecture's way through a run: founded from its config.json, trained beside the library's
+own model in plain PyTorch, exported, and loaded by the library."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from atom.base.errors import AtomError
+from atom.daemon.console import Silence
+from atom.daemon.model.exporting import export_run
+from atom.daemon.peer.founding import Membership
+from tests.architectures.configs import TOKENS, VOCABULARY, Config
+from tests.daemon.model.kept_runs import Folder, folder_in
+
+STEPS, SEQUENCES, RATE = 3, 4, 1e-2
+BOUND = 1e-6
+"""Of losses relative to themselves, and of weights."""
+_PLACE = re.compile(r"\S*/site-packages/")
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How far a run was from plain PyTorch after three steps."""
+
+    loss: float
+    """The largest difference of a step's loss, relative."""
+    weight: float
+    """The largest difference of a weight at the end."""
+    logits_equal: bool
+    """Of what the library loaded, and of the library's model with the run's weights."""
+
+
+def walk(root: Path, config: Config) -> Trained:
+    """Raises: AtomError for what is refused."""
+    with folder_in(root, config=config) as folder:
+        model = f'huggingface = "config.json"\nsequence_tokens = {TOKENS}'
+        member = folder.found(model, more="weight_decay = 0.0")
+        member.initialise()
+        plain = library_model(config)
+        fill(plain, _first_values(member, plain))
+        pairs = list(_steps(member, plain))
+        weights = member.replica.export_parameters()
+        apart = (
+            (weights[name] - value.detach()).abs().max().item()
+            for name, value in plain.named_parameters()
+            if name in weights
+        )
+        return Trained(
+            loss=max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs),
+            weight=max(apart),
+            logits_equal=_exported_alike(folder, member, plain),
+        )
+
+
+def refusal(error: AtomError) -> str:
+    """In words, without where the library lies on this box."""
+    return _PLACE.sub("", f"{error.message}; {error.hint}")
+
+
+def library_model(config: Config) -> Any:
+    """By the library alone."""
+    parsed = transformers.AutoConfig.for_model(**config)
+    return transformers.AutoModelForCausalLM.from_config(parsed).float()
+
+
+def fill(model: Any, values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values.get(name, parameter))
+
+
+def _first_values(member: Membership, plain: Any) -> dict[str, Tensor]:
+    """Also of parameters that the loss does not use."""
+    weights = member.replica.export_parameters()
+    value_of = member.recipe.source.initial_values(member.run.run.seed)
+    return {
+        name: weights[name] if name in weights else value_of(name, tuple(value.shape))
+        for name, value in plain.named_parameters()
+    }
+
+
+def batch(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, VOCABULARY, (SEQUENCES, TOKENS), generator=generator)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _steps(member: Membership, plain: Any) -> Iterator[tuple[float, float]]:
+    """Losses of the run, and of plain PyTorch."""
+    replica, betas = member.replica, member.run.optimizer.betas
+    optimizer = torch.optim.AdamW(
+        plain.parameters(), lr=RATE, betas=betas, weight_decay=0.0, fused=True
+    )
+    plain.train()
+    for step in range(STEPS):
+        replica.reset_gradients()
+        replica.run_pass([batch(step)])
+        replica.begin_own_step()
+        replica.finish_step()
+        optimizer.zero_grad()
+        loss = plain(**batch(step), use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        yield replica.loss_sum / SEQUENCES, loss.item()
+
+
+def _exported_alike(folder: Folder, member: Membership, plain: Any) -> bool:
+    """Also whether the library found each weight that it looked for, and no other."""
+    folder.as_first_state(member)
+    export_run(folder.root / "out", folder.root / "a", Silence())
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder.root / "out", output_loading_info=True
+    )
+    fill(plain, member.replica.export_parameters())
+    with torch.no_grad():
+        ours, theirs = (
+            model.eval()(batch(STEPS)["input_ids"], use_cache=False).logits
+            for model in (loaded, plain)
+        )
+    return torch.equal(ours, theirs) and not any(told.values())
