@@ -1,13 +1,20 @@
 """Three daemons train adapters beside a published Llama, one of them late, one killed between."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from swarm_history import check_peers
-from swarm_of_processes import START_S, Peer, Swarm, endless, swarm_in
+from swarm_of_processes import START_S, Peer, Swarm, endless, environment, swarm_in
 
+from atom.base.printable import printable
+from atom.daemon.model.kept_run import HeldWeights, KeptRun
+from atom.models.source import materialised
 from atom.training.storage.run_storage import STILL, list_snapshots
 
 pytestmark = pytest.mark.timeout(9 * START_S)
@@ -36,6 +43,33 @@ def fetched(peer: Peer) -> list[int]:
     return [event["bytes"] for event in peer.events("fetched") if event["what"] == "frozen"]
 
 
+def check_sample(swarm: Swarm, root: Path) -> None:
+    """A stranger gets base and adapters from peers, and writes what they say."""
+    for peer in swarm.peers:
+        peer.control.pause()
+    command = [sys.executable, "-m", "atom", "sample", swarm.address, "A", "--tokens", "1"]
+    own = environment(root) | {"XDG_CACHE_HOME": str(root / "stranger")}
+    told = subprocess.run(
+        [*command, "--temperature", "0", "--device", "cpu"],
+        capture_output=True, check=False, timeout=2 * START_S, env={**os.environ, **own},
+    )  # fmt: skip
+    said = told.stderr.decode()
+    found = re.search(r"round ([\d,]+) of tuned; each token", said)
+    assert found is not None, said
+    round_number = int(found[1].replace(",", ""))
+    kept = {each.round: each for each in list_snapshots(swarm.founder.state / "snapshots")}
+    run = KeptRun.read(swarm.founder.state)
+    weights = HeldWeights(run.layout(run.source(None)), kept[round_number].load(), run.frozen())
+    twin = materialised(run.source(None), torch.float32, 0).eval()
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            parameter.copy_(weights.value(name, torch.float32))
+        logits = run.source(None).next_logits(twin)(torch.tensor([[65]]), torch.tensor([0]))
+    written = bytes([65, int(logits.argmax())]).decode(errors="replace")
+    assert told.stdout.decode() == f"{printable(written, chr(10) + chr(9))}\n"
+    swarm.resume()
+
+
 def trains(swarm: Swarm, peer: Peer, rounds: int = 3) -> None:
     enough = len(peer.rounds) + rounds
     swarm.until(lambda: len(peer.rounds) >= enough, f"{peer.name}'s rounds", 2 * START_S)
@@ -58,6 +92,8 @@ def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
         bob.start()
         for peer in (late, bob, founder):
             trains(swarm, peer)
+        swarm.until(lambda: len(list_snapshots(bob.state / "snapshots")) > 1, "states to offer")
+        check_sample(swarm, tmp_path)
         for peer in swarm.peers:
             peer.control.leave(None)
             assert peer.wait() == 0
