@@ -34,6 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def samples(
     tmp_path: Path, rows: dict[str, Any], answers: bool = True, template: str | None = CHATML
 ) -> Samples:
+    tmp_path.mkdir(exist_ok=True)
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", template)
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "table")
     stored = StoredDataset(str(tmp_path / "table"), tokenizer=str(tokenizer), answers=answers)
@@ -87,6 +88,23 @@ def test_a_completion_and_its_end_are_targets(tmp_path: Path) -> None:
     stop = 258
     wanted = [*(~byte for byte in b"1+1="), *b"2", stop, *[~byte for byte in b"x" * S], *b"y", stop]
     assert in_file(made) == wanted
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_rows_of_null_are_left_out(tmp_path: Path, answers: bool) -> None:
+    pairs = {"prompt": ["1" * S, None, "2"], "completion": ["2", "3", None]}
+    byte, stop = (~ord("1"), [258]) if answers else (ord("1"), [])
+    assert in_file(samples(tmp_path / "pairs", pairs, answers)) == [*[byte] * S, ord("2"), *stop]
+    chats = samples(tmp_path / "chats", {"messages": [None, *ROWS]}, answers)
+    assert in_file(chats) == in_file(samples(tmp_path / "whole", {"messages": ROWS}, answers))
+
+
+def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path: Path) -> None:
+    """Llama's does: the text would be another one tomorrow, and on another machine."""
+    dated = "\n{% macro day() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ day() }} " + CHATML
+    made = samples(tmp_path, {"messages": ROWS}, answers=False, template=dated)
+    text = load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json").decode(in_file(made))
+    assert text.startswith("\n26 Jul 2024 <|im_start|>")
 
 
 def test_all_of_a_conversation_may_be_targets(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ MARK = b"\xff"
 MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 COLUMNS = ((MESSAGES,), (PROMPT, COMPLETION))
 _ANSWERING = "assistant"
+_SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
+"""Before a template, so that it writes the same text every day: the date that Llama's write where
+they know none."""
 _COUNTED_AT_ONCE = 1 << 24
 _NEEDS_ITS_OWN = (
     "conversations need the model's own tokenizer, and its chat template",
@@ -46,12 +49,11 @@ class ChatTemplate:
     def document(self, row: Mapping[str, Any], where: str, marked: bool) -> bytes:
         """`row` has one of `COLUMNS`. `marked`: cut by `MARK`, and closed by the token that ends a
         text; empty if nothing of it is an answer. Raises: DataError, naming `where`."""
-        messages = row.get(MESSAGES)
-        if messages is None:
+        if (messages := row.get(MESSAGES)) is None:
             prompt, completion = row[PROMPT], row[COMPLETION]
             if isinstance(prompt, str) and isinstance(completion, str):
                 return self._joined([prompt, completion, ""] if completion else [prompt], 1, marked)
-            messages = [*(prompt or ()), *(completion or ())]
+            messages = [*prompt, *completion]
         return self._joined(self._parts(messages, where), -1, marked)
 
     def _joined(self, parts: list[str], end: int, marked: bool) -> bytes:
@@ -87,8 +89,9 @@ class ChatTemplate:
         """`asks`: with what comes before an answer."""
         self._writer = self._writer or _writer(self._path)
         try:
+            template = _SAME_DAY + self._writer.get_chat_template()
             written = self._writer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=asks
+                chat, chat_template=template, tokenize=False, add_generation_prompt=asks
             )
         except Exception as error:  # a template raises what it likes
             what = f"{where}: the chat template cannot write it: {error}"

@@ -63,16 +63,17 @@ def _documents(stored: StoredDataset) -> Iterator[Document]:
     template: ChatTemplate | None = None
     for number, row in enumerate(_rows(stored), start=1):
         where = f"{stored.path}, row {number} of {stored.split}"
+        if None in row.values():
+            continue
         if stored.text_field not in row or stored.answers:
             template = template or ChatTemplate(stored.tokenizer)
             yield content_document(where, template.document(row, where, stored.answers))
             continue
         text = row[stored.text_field]
-        if isinstance(text, str):
-            yield row_document(where, text)
-        elif text is not None:
+        if not isinstance(text, str):
             what = f'"{stored.text_field}" holds {type(text).__name__}, not a text'
             raise DataError(f"{where}: {what}", _NAME_THE_TEXT)
+        yield row_document(where, text)
 
 
 def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
