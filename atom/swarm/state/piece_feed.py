@@ -112,9 +112,9 @@ class PieceFeed:
             lacking = {piece: now for piece in pieces if not self._store.has(piece)}
             if not self._demanded:
                 self._waiting_since = now
-            self._demanded |= lacking
-            if lacking and not self._batch.issuperset(lacking):
+            if not self._batch.issuperset(lacking.keys() - self._demanded):
                 self._break.set()
+            self._demanded |= lacking
             self._changed.notify_all()
         return not lacking
 
@@ -147,13 +147,14 @@ class PieceFeed:
             since = time.monotonic() - _FORGOTTEN_S
             self._demanded = {each: at for each, at in self._demanded.items() if at > since}
             wanted, donors = list(self._demanded)[:_BATCH], sorted(self._donors)
+            self._batch = frozenset(wanted)
         wanted += self._ahead(_BATCH - len(wanted), frozenset(wanted))
         if not wanted or not donors:
             return self._wait()
         with self._changed:
-            self._batch = frozenset(wanted)
-            if not self._batch.issuperset(self._demanded) and len(wanted) < _BATCH:
+            if self._break.is_set():
                 return  # something is demanded meanwhile
+            self._batch = frozenset(wanted)
         self._order.shuffle(donors)
         if not self._told.attempt(lambda: self._fetch(wanted, donors)):
             self._wait()
@@ -229,12 +230,15 @@ class PieceFeed:
         excess = len(kept) + count - self._needs.most
         if excess <= 0:
             return
-        with self._changed:
-            recent = set(self._recent)
-        free = [each for each in kept if each not in recent and not self._needs.is_fixed(each)]
+        free = [each for each in kept if not self._needs.is_fixed(each)]
         free.sort(key=lambda each: self._soon.get(each, math.inf), reverse=True)
-        for piece in free[: int(excess)]:
-            self._store.drop(piece)
+        for piece in free:
+            with self._changed:  # until it is gone, nobody finds it here
+                if piece not in self._recent:
+                    self._store.drop(piece)
+                    excess -= 1
+            if excess <= 0:
+                return
 
 
 class PieceBatch:

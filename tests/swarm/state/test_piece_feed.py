@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,44 @@ def test_what_comes_next_is_fetched_ahead_and_what_is_late_goes(
         await_ready(village, feed, PIECES[6:8])
         assert len(store.kept) <= 8
     assert {*PIECES[6:8]} <= {*store.kept}
+
+
+def test_what_is_found_here_stays_while_it_is_read(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is asked for at the moment when room is made: a hole reads as zeros."""
+    store = village.store("mine", PIECES)
+    feed = village.feed(store, keep_bytes=COUNT * CHUNK_BYTES)
+    found: dict[Piece, bool] = {}
+
+    def asked_for_meanwhile(piece: Piece) -> bool:
+        found[piece] = feed.need([piece])
+        return False
+
+    needs = replace(feed._needs, is_fixed=asked_for_meanwhile)
+    monkeypatch.setattr(feed, "_needs", needs)
+    feed._make_room(1)
+    assert found == dict.fromkeys(PIECES, True)
+    assert torch.equal(store.arenas["tokens"], TEXT)
+
+
+def test_asking_again_breaks_nothing_off(village: Village, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow line would never bring a piece to its end."""
+    monkeypatch.setattr(piece_feed, "_BATCH", 1)
+    feed = village.feed(village.store("mine"))
+    broken_off = list[bool]()
+
+    class AskedAgain(BlobServer):
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+            feed.need(PIECES[:3])
+            broken_off.append(feed._break.is_set())
+            return super().chunk(name, arena, chunk)
+
+    feed.know([village.donor(PIECES, AskedAgain)])
+    feed.need(PIECES[:3])
+    feed.start()
+    await_ready(village, feed, PIECES[:3])
+    assert broken_off == [False] * 3
 
 
 def test_a_full_disk_is_told_and_tried_again(
