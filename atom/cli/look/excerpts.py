@@ -4,6 +4,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -22,11 +23,10 @@ from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.source import DataError
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, SharedText
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece
-from atom.swarm.state.fetch import Wanted, Watch, fetch_pieces
-from atom.swarm.state.piece_feed import PieceBatch
-from atom.swarm.state.piece_store import PieceStore, text_blob
-from atom.swarm.stream.frames import Purpose
+from atom.swarm.state.arenas import CHUNK_BYTES, Piece
+from atom.swarm.state.fetch import Watch
+from atom.swarm.state.piece_feed import PieceBatch, fetch_batch
+from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.transport.transport import Transport
 
 MOST_TEXTS, PLACES, TOKENS, CHARACTERS = 3, 3, 120, 300
@@ -75,16 +75,9 @@ def fetch_some(
     """These, and the tokenizer. Raises: AddressError, StorageError."""
     tokenizer = store.arenas[TOKENIZER].numel()
     wanted = [(0, number) for number in range(-(-tokenizer // CHUNK_BYTES))] + pieces
-
-    def settle(manifest: BlobManifest, stop: threading.Event) -> PieceBatch:
-        store.settle(manifest)
-        return PieceBatch(store, wanted, lambda piece: None)
-
-    asked = Wanted(
-        text_blob(store.digest), peers, store.digest, store.total_bytes, purpose=Purpose.TEXT
-    )
+    batch = partial(PieceBatch, store, wanted, lambda piece: None)
     try:
-        fetch_pieces(transport, asked, settle, None, threading.Event(), Watch())
+        fetch_batch(transport, store, batch, peers, threading.Event(), Watch())
     except PeerRefused as refused:
         raise AddressError(
             f"no peer gave some of the run's text: {refused}", "try again in a moment"

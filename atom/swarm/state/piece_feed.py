@@ -10,8 +10,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from atom.base.errors import PeerRefused
@@ -161,21 +162,10 @@ class PieceFeed:
 
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
         """Raises: StorageError."""
-        store = self._store
-
-        def settle(manifest: BlobManifest, stop: threading.Event) -> PieceBatch:
-            store.settle(manifest)
-            return PieceBatch(store, pieces, self._landed)
-
         self._make_room(len(pieces))
-        known = None if store.manifest is None else PieceBatch(store, pieces, self._landed)
-        if known is not None and not known.queue.missing:
-            return
-        wanted = Wanted(
-            text_blob(store.digest), donors, store.digest, store.total_bytes, purpose=Purpose.TEXT
-        )
+        batch = partial(PieceBatch, self._store, pieces, self._landed)
         try:
-            fetch_pieces(self._transport, wanted, settle, known, self._break, self._told.watch)
+            fetch_batch(self._transport, self._store, batch, donors, self._break, self._told.watch)
         except PeerRefused as refused:
             if refused.reason is not Reason.SUPERSEDED:
                 self._wait()
@@ -263,3 +253,25 @@ class PieceBatch:
     def write(self, piece: Piece, chunk: memoryview) -> None:
         self._store.write(piece, chunk)
         self._landed(piece)
+
+
+def fetch_batch(
+    transport: Transport,
+    store: PieceStore,
+    batch: Callable[[], PieceBatch],
+    donors: Sequence[str],
+    stop: threading.Event,
+    watch: Watch,
+) -> None:
+    """`batch`: of the store, made when its manifest is known. Raises: as `fetch_pieces`."""
+
+    def settle(manifest: BlobManifest, ended: threading.Event) -> PieceBatch:
+        store.settle(manifest)
+        return batch()
+
+    known = None if store.manifest is None else batch()
+    if known is not None and not known.queue.missing:
+        return
+    name, total = text_blob(store.digest), store.total_bytes
+    wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
+    fetch_pieces(transport, wanted, settle, known, stop, watch)

@@ -60,8 +60,8 @@ class PieceStore:
         self.digest, self.shapes, self._folder = digest, tuple(shapes), folder
         self.total_bytes = sum(shape.byte_count for shape in shapes)
         self._lock = threading.Lock()
-        self._here: dict[Piece, object] = {}
-        """Checked; another object for each time that it was written."""
+        self._here: set[Piece] = set()
+        """Checked."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._paths = [_sized(folder / f"arena-{i}", shape) for i, shape in enumerate(shapes)]
@@ -122,7 +122,7 @@ class PieceStore:
             is_right = chunk_digest(self._view(piece)) == self.piece_digest(piece)
             self._found.discard(piece)
             if is_right:
-                self._here[piece] = object()
+                self._here.add(piece)
             return is_right
 
     def piece_digest(self, piece: Piece) -> bytes:
@@ -136,10 +136,9 @@ class PieceStore:
         if arena >= len(self.shapes) or number * CHUNK_BYTES >= self.shapes[arena].byte_count:
             raise PeerRefused(Reason.NOT_FOUND, f"no chunk {number} of arena {arena}")
         if self.has(piece):
-            written = self._here.get(piece)
-            raw = bytes(self._view(piece))
-            if written is not None and self._here.get(piece) is written:
-                return memoryview(raw)
+            raw = memoryview(bytes(self._view(piece)))
+            if chunk_digest(raw) == self.piece_digest(piece):  # nor did it go, nor the disk fail
+                return raw
         raise PeerRefused(Reason.PIECE_MISSING, f"chunk {number} of arena {arena}")
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
@@ -156,13 +155,13 @@ class PieceStore:
             except OSError as problem:
                 raise self._unwritten(problem) from problem
             self._found.discard(piece)
-            self._here[piece] = object()
+            self._here.add(piece)
 
     def drop(self, piece: Piece) -> None:
         """Its room on the disk is free afterwards. Raises: StorageError."""
         start, stop = self.bounds(piece)
         with self._lock:
-            self._here.pop(piece, None)
+            self._here.discard(piece)
             self._found.discard(piece)
             try:
                 with self._paths[piece[0]].open("r+b", buffering=0) as file:

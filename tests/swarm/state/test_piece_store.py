@@ -126,6 +126,15 @@ def test_a_piece_that_goes_while_it_is_read_is_not_served(
     assert caught.value.reason is Reason.PIECE_MISSING
 
 
+def test_what_the_disk_has_damaged_since_is_not_served(tmp_path: Path) -> None:
+    """Who got it would take it for a lie."""
+    store = store_in(tmp_path)
+    store.write((1, 0), raw((1, 0)))
+    with (tmp_path / "arena-1").open("r+b") as file:
+        file.write(b"other")
+    assert refusal(store.chunk, (1, 0)) is Reason.PIECE_MISSING
+
+
 def test_files_are_sparse(tmp_path: Path) -> None:
     store_in(tmp_path)
     taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
