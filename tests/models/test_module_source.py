@@ -261,7 +261,7 @@ def test_samples_are_dealt_in_order_of_positions(folder: Path) -> None:
     assert torch.equal(epoch["x"][:, 0], epoch["y"].float())
     picked = own.batch([5, 2])
     assert torch.equal(picked["y"], epoch["y"][[5, 2]])
-    held = torch.cat([own.validation_batch("", i, 2)["y"] for i in range(2)])
+    held = torch.cat([batch["y"] for batch in own.validation_batches("", 2, 2)])
     assert sorted(held.tolist()) == [8, 8, 9, 9]
 
 

@@ -250,7 +250,7 @@ def test_pieces_are_waited_for_before_they_are_read(tmp_path: Path) -> None:
         == dataset.pieces(positions)
         == {Piece(0, t // 32) for t in tokens[:, 0].tolist()}
     )
-    held = dataset.validation_batch("", 0, 3)["tokens"]
+    held = dataset.validation_batches("", 1, 3)[0]["tokens"]
     assert asked == [{Piece(0, token // 32) for token in held[:, 0].tolist()}]
     assert {*dataset.pieces_from(10)} == {Piece(0, number) for number in range(5)}
     assert next(dataset.pieces_from(10)) in dataset.pieces([10])
@@ -289,14 +289,14 @@ def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> No
     count = len(dataset.validation[""])
     assert count == 2 + 7 + 1, "of three pieces"
     seen = []
-    for index in range(4):
-        tokens, targets = dataset.validation_batch("", index, 3).values()
-        assert torch.equal(tokens, other_seed.validation_batch("", index, 3)["tokens"])
+    batches, others = (each.validation_batches("", 11, 3) for each in (dataset, other_seed))
+    for batch, other in zip(batches[:4], others[:4], strict=True):
+        tokens, targets = batch.values()
+        assert torch.equal(tokens, other["tokens"])
         assert min(tokens.min(), targets.min()).item() >= 150
         seen += tokens[:, 0].tolist()
     assert len(set(seen)) == count
-    again, first = (dataset.validation_batch("", index, 3)["tokens"] for index in (10, 0))
-    assert torch.equal(again, first)
+    assert torch.equal(batches[10]["tokens"], batches[0]["tokens"])
 
 
 def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_texts_are_mixed_by_weight_and_each_holds_its_end_back(tmp_path: Path) -
     assert int(firsts.max()) < 180
     assert set(dataset.validation) == {"high", "low", "aside"}
     for name, least, most in ("low", 80, 100), ("high", 180, 200), ("aside", 200, 250):
-        held = dataset.validation_batch(name, 0, 20)
+        (held,) = dataset.validation_batches(name, 1, 20)
         assert least <= int(held["tokens"].min())
         assert int(held["targets"].max()) < most
     assert dataset.epochs(40) == {"high": round(30 / 17, 3), "low": round(10 / 17, 3)}
@@ -347,7 +347,7 @@ def test_pieces_of_a_mixture_name_their_file(tmp_path: Path) -> None:
     dataset = replace(mixed(tmp_path), need=asked.append)
     assert [len(file.tokens) for file in dataset.files] == [100, 100, 50]
     for name, number in ("high", 0), ("low", 1), ("aside", 2):
-        dataset.validation_batch(name, 0, 20)
+        dataset.validation_batches(name, 1, 20)
         assert {piece.file for piece in asked.pop()} == {number}
     tokens = dataset.batch(range(8))["tokens"][:, 0].tolist()
     wanted = {Piece(int(token < 100), token % 100 // 32) for token in tokens}
@@ -384,7 +384,7 @@ def test_the_digest_of_plain_text_is_fixed(tmp_path: Path, cap: int | None, dige
     assert dataset.digest == digest
 
 
-def test_targets_of_all_texts_weigh_the_same_and_each_is_validated_by_its_own_share() -> None:
+def test_targets_of_all_texts_weigh_the_same() -> None:
     def text(name: str, weight: int, share: float) -> Text:
         return Text(TokenFile(torch.arange(100), name), name, weight, share)
 
@@ -392,7 +392,15 @@ def test_targets_of_all_texts_weigh_the_same_and_each_is_validated_by_its_own_sh
     made = token_samples(texts, ByteTokenizer(), Cut(0.5, 4, 1 << 12), 0)
     for part in made.train.values():
         assert part.batch([0, 1])["target_share"].tolist() == [(3 * 0.25 + 1) / 4] * 2
-    shares = {
-        name: part.batch([0])["target_share"].item() for name, part in made.validation.items()
-    }
-    assert shares == {"a": 0.25, "b": 1.0, "c": 0.5}
+
+
+def test_validation_is_the_mean_of_its_own_targets() -> None:
+    """However many those have that are trained on."""
+    tokens = torch.tensor([*range(50), *([~1, ~2, ~3, 4] * 20)])
+    text = Text(TokenFile(tokens, ""), target_share=0.9)
+    made = token_samples([text], ByteTokenizer(), Cut(0.6, 4, 1 << 12), 0)
+    batches = made.validation_batches("", 3, 2)
+    assert [batch["target_share"].tolist() for batch in batches] == [[0.25] * 2] * 3
+    none = replace(text, file=TokenFile(torch.where(tokens == 4, ~4, tokens), ""))
+    made = token_samples([none], ByteTokenizer(), Cut(0.6, 4, 1 << 12), 0)
+    assert made.validation_batches("", 1, 2)[0]["target_share"].tolist() == [1.0] * 2

@@ -9,7 +9,7 @@ A text may still be on its way. Its token file is a mapped tensor, which fills u
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -108,16 +108,22 @@ class Samples:
         shown = zip(self.train, self.sampler.epochs(cursor), strict=True)
         return {name: round(epochs, 3) for name, epochs in shown}
 
-    def validation_batch(self, name: str, index: int, sequences: int) -> Batch:
-        """The index-th validation batch of a text, of so many sequences, on every peer the same.
+    def validation_batches(self, name: str, count: int, sequences: int) -> list[Batch]:
+        """So many validation batches of a text, of so many sequences, on every peer the same.
 
-        Spread over all that is held back; starts again when that is used up. Raises: SourceError.
+        Spread over all that is held back; starts again when that is used up. Their mean loss is the
+        mean of their targets', so `target_share` is that of these batches. Raises: SourceError.
         """
-        part, first = self.validation[name], index * sequences
+        part = self.validation[name]
         order = Permutation.keyed(len(part), "validation")
-        rows = [order(at % len(part)) for at in range(first, first + sequences)]
+        rows = [order(at % len(part)) for at in range(count * sequences)]
         self.need(part.pieces(rows))
-        return self.to_batch(part.batch(rows))
+        whole = part.batch(rows)
+        if isinstance(part, Windows) and part.target_share is not None:
+            counts = whole["targets"] != IGNORED
+            whole["target_share"].fill_(counts.float().mean() if counts.any() else 1.0)
+        batches = zip(*(torch.split(value, sequences) for value in whole.values()), strict=True)
+        return [self.to_batch(dict(zip(whole, batch, strict=True))) for batch in batches]
 
     def _places(self, positions: Sequence[int]) -> list[tuple[Rows, int]]:
         parts = tuple(self.train.values())
@@ -248,18 +254,10 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
     for number, text in enumerate(texts):
         end = len(text.file.tokens) - _held_back(text, cut)
         if text.weight:
-            train[text.name] = replace(
-                _windows(text, cut, "training", range(end), number),
-                target_share=share,
-                separator=cut.separator,
-            )
+            train[text.name] = _windows(text, cut, "training", range(end), number, share)
         if not text.weight or cut.validation_fraction:
             held_back = range(end, len(text.file.tokens))
-            validation[text.name] = replace(
-                _windows(text, cut, "validation", held_back, number),
-                target_share=text.target_share,
-                separator=cut.separator,
-            )
+            validation[text.name] = _windows(text, cut, "validation", held_back, number, share)
     orders = (Order(len(part), part.piece_windows, seed) for part in train.values())
     weights = tuple(text.weight for text in texts if text.weight)
     return Samples(
@@ -294,7 +292,9 @@ def _held_back(text: Text, cut: Cut) -> int:
     return int(len(text.file.tokens) * (cut.validation_fraction if text.weight else 1))
 
 
-def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Windows:
+def _windows(
+    text: Text, cut: Cut, name: str, stretch: range, number: int, share: float | None
+) -> Windows:
     """Raises: DataError."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
     piece_tokens = cut.piece_bytes // tokens.element_size()
@@ -304,7 +304,7 @@ def _windows(text: Text, cut: Cut, name: str, stretch: range, number: int) -> Wi
             f"the token file holds, {piece_tokens}",
             f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
         )
-    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number)
+    windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share, cut.separator)
     if not len(windows):
         raise DataError(
             f"the {name} text{text.name and f' of {text.name}'} has {len(stretch)} tokens, "

@@ -155,15 +155,12 @@ class BatchLoader:
     def validation(self, micro_batches: int) -> dict[str, list[Batch]]:
         """The run's validation sets by text, so many micro-batches of each, the same on every peer.
         Raises: SourceError, PiecesMissing."""
-        sets: dict[str, list[Batch]] = {name: [] for name in self._samples.validation}
-        missing = None
-        for name, batches in sets.items():
-            for index in range(micro_batches):  # all of them: what is missing is asked for at once
-                try:
-                    batch = self._samples.validation_batch(name, index, self.micro_batch)
-                    batches.append(batch)
-                except PiecesMissing as lacking:
-                    missing = lacking
+        sets, missing = dict[str, list[Batch]](), None
+        for name in self._samples.validation:  # all: what is missing is asked for at once
+            try:
+                sets[name] = self._samples.validation_batches(name, micro_batches, self.micro_batch)
+            except PiecesMissing as lacking:
+                missing = lacking
         if missing is not None:
             raise missing
         return sets

@@ -58,7 +58,7 @@ def test_a_joiner_with_nothing_trains_on_the_same(folder: Folder) -> None:
         store.write(piece, donor.chunk(text_blob(text.digest), *piece))
     for ours, theirs in (
         (entered.samples.batch([0, 5, 3]), member.samples.batch([0, 5, 3])),
-        (entered.samples.validation_batch("", 1, 2), member.samples.validation_batch("", 1, 2)),
+        [each.samples.validation_batches("", 2, 2)[1] for each in (entered, member)],
     ):
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert bytes(store.arenas["tokenizer"].numpy().data) == member.samples.tokenizer_json
