@@ -208,7 +208,7 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
         assert seen_from_outside(a_manifest(OWNER, run_file=run_file)) == seen
 
 
-@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS])
+@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS, Purpose.TEXT])
 def test_door_and_dialler_refuse_who_is_not_on_the_list(
     make_peer: Callable[..., Peer], purpose: Purpose
 ) -> None:

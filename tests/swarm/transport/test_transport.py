@@ -83,7 +83,7 @@ def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
             ended.recv_header(10, Patience(SOON))
 
 
-@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.BLOBS, Purpose.RING])
+@pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.BLOBS, Purpose.RING, Purpose.TEXT])
 def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
     make_peer: Make, purpose: Purpose
 ) -> None:
