@@ -170,7 +170,11 @@ class Engine:
     ) -> list[Tensor]:
         """What a program that gives something else than a loss says of each micro-batch: float32,
         on the host. Raises: as `run_pass`."""
-        return self._forward(micro_batches, should_stop, RunningPass.results)
+        found = self._forward(micro_batches, should_stop, RunningPass.results)
+        for number, each in enumerate(found):
+            if not torch.isfinite(each).all():
+                raise PassVoided(Cause.LOSS, f"what micro-batch {number} gives is not finite")
+        return found
 
     def _forward(
         self,

@@ -23,7 +23,7 @@ from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
-from atom.swap.voided import PassVoided
+from atom.swap.voided import Cause, PassVoided
 
 Progress = Callable[[int, int], None]
 
@@ -76,11 +76,10 @@ def _weights(
 def _answered(engine: Engine, questions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
     """Raises: ModelError for weights that give no numbers; DeviceError."""
     try:
-        found = engine.results(questions)
+        return engine.results(questions)
     except PassVoided as void:
-        raise DeviceError(
-            f"memory ran out: {void.detail}", "fewer prompts, or --device cpu"
-        ) from void
-    if not all(bool(torch.isfinite(each).all()) for each in found):
-        raise ModelError("the model gives no finite numbers", "its training has diverged")
-    return found
+        if void.cause is Cause.MEMORY:
+            what, hint = f"memory ran out: {void.detail}", "fewer prompts, or --device cpu"
+            raise DeviceError(what, hint) from void
+        what, hint = "the model gives no finite numbers", "its training has diverged"
+        raise ModelError(what, hint) from void

@@ -126,6 +126,13 @@ def test_nothing_is_told_where_nothing_was_written(desk: Desk) -> None:
     assert not desk.told
 
 
+def test_weights_that_give_no_numbers_write_nothing(desk: Desk) -> None:
+    desk.replica.initialise(lambda name, shape: torch.full(shape, float("nan")))
+    desk.texts.round_settled()
+    assert desk.hands.work() == 0
+    assert not desk.told
+
+
 def test_a_text_is_shown_in_one_bounded_harmless_line() -> None:
     coder = ByteTokenizer()
     assert shown(coder.decode(b"a\nb\x1b[2J\xff")) == "a↵b�[2J�"
