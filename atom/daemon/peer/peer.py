@@ -252,7 +252,7 @@ class Peer:
     def _obey(self, signals: list[int]) -> None:
         while signals:
             name = Signals(signals.pop(0)).name
-            if not self._life.leaves:
+            if self._stands_by or not self._life.leaves:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
             elif name != HANG_UP and self._may_insist:

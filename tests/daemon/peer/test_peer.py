@@ -114,20 +114,22 @@ def test_prompts_that_cannot_be_asked_are_refused_at_the_start(
         found_in(tmp_path, run, more=more)
 
 
-@pytest.mark.parametrize("leaves_for_good", [False, True])
-def test_a_peer_whose_month_is_used_up_leaves_in_order(
-    tmp_path: Path, leaves_for_good: bool
-) -> None:
+@pytest.mark.parametrize("owner", ["", "asks", "signals"])
+def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: str) -> None:
     member, state, notes = found_in(tmp_path, TINY_RUN), tmp_path / "state", Notes()
     (state / "peer.toml").write_text(f'{SMALL_BOX}per_month = "1 kB"\n')
     with small_peer(state, member, notes) as peer:
-        if leaves_for_good:
+        if owner:
             peer._watch_allowance()
+        if owner == "asks":
             peer.leave(None)
+        elif owner == "signals":
+            peer._obey([signal.SIGTERM])
+            assert (peer._life.facts.leave_by or 0.0) > peer._clock.now(), "in order"
         ended = peer.run()
         assert peer.info()["traffic"]["per_month_bytes"] == 1000
         published: list[Any] = peer._directory.published  # type: ignore[attr-defined]
-    assert ended is (Ending.LEFT if leaves_for_good else Ending.MONTH_USED)
+    assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
     assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
     assert kept_traffic(state / "traffic.json", datetime.now()).why_not, "so it stands by"
