@@ -103,6 +103,13 @@ class Traffic:
         return used_text(**self.to_json())
 
 
+def most_round_bytes(carried: int, members: int, average_bytes: int) -> int:
+    """What a round may take. `carried`: in the last one, which had so many members. It may have
+    served states and text besides: no exchange takes more than that of one who owns all parts."""
+    most = 2 * members * average_bytes
+    return max(min(carried, most), AVERAGES_A_ROUND * average_bytes)
+
+
 def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -> str:
     """ "1.2 GiB today, 34.0 GiB this month of 465.7 GiB"."""
     used = f"{format_bytes(today_bytes)} today, {format_bytes(month_bytes)} this month"

@@ -13,7 +13,7 @@ from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import ALLOWANCE, CAPS, Settings
-from atom.daemon.owner.traffic import AVERAGES_A_ROUND, TrafficCounter, allowed_rounds
+from atom.daemon.owner.traffic import TrafficCounter, allowed_rounds, most_round_bytes
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
@@ -209,9 +209,10 @@ class Peer:
 
     def _watch_allowance(self) -> None:
         """Leaves while what the line may still carry this month is enough for that."""
-        use, average_bytes = self._executor.stats.use, int(self._average_bytes)
-        last = use.sent_bytes + use.received_bytes if use else 0
-        a_round = max(last, AVERAGES_A_ROUND * average_bytes)
+        use, last = self._executor.stats.use, self._executor.stats.last
+        carried = use.sent_bytes + use.received_bytes if use else 0
+        members = len(last.contributions) if last else 0
+        a_round = most_round_bytes(carried, members, int(self._average_bytes))
         allowed, room = self._settings.network.per_month_bytes, self._storage.room
         why_not = self._traffic.count(allowed, a_round, room).why_not
         if why_not and not self._life.leaves:

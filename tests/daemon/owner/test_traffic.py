@@ -14,6 +14,7 @@ from atom.daemon.owner.traffic import (
     allowed_rounds,
     kept_traffic,
     line_text,
+    most_round_bytes,
 )
 from atom.training.storage.disk import DiskRoom
 from tests.event_list import EventList
@@ -130,6 +131,15 @@ def test_two_rounds_before_its_end_a_peer_goes(
 ) -> None:
     traffic = Traffic(FRIDAY, {"2026-11-03": carried, "2026-10-31": 10**12}, 1024, per_month)
     assert traffic.why_not == why_not
+
+
+@pytest.mark.parametrize(
+    ("carried", "members", "expected"),
+    [(0, 0, 40), (30, 3, 40), (55, 3, 55), (10**9, 3, 60), (10**9, 1, 40)],
+)
+def test_a_state_that_was_served_is_no_rounds(carried: int, members: int, expected: int) -> None:
+    """Else a small allowance would not be two rounds' for ever: nothing is measured meanwhile."""
+    assert most_round_bytes(carried, members, 10) == expected
 
 
 def test_the_next_month_has_its_own() -> None:
