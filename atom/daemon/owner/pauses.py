@@ -74,16 +74,18 @@ class Pauses:
     def resume(self) -> str:
         """Also of a peer that leaves, for its next start; what keeps it paused is told in any
         case."""
-        wished, turn = self._gate.why_paused(Pause.SCHEDULE), self._gate.why_paused(Pause.TURN)
+        asked = Pause.SCHEDULE, Pause.TURN, Pause.LINE
+        wished, turn, line = map(self._gate.why_paused, asked)
         with self._lock:
             fault = self._remove_mark()
             if not self._by_owner:
-                said = f"paused {wished}: see [schedule]" if wished else "not paused"
+                why = f" {wished}: see [schedule]" if wished else line and f": {line}"
+                said = f"paused{why}" if why else "not paused"
                 return f"{said}{fault}"
             self._gate.resume(Pause.OWNER)
             self._tell()
-        but = f", but still {wished}: see [schedule]" if wished else f", but {turn}" if turn else ""
-        return f"resumed{but}{fault}"
+        other = f"still {wished}: see [schedule]" if wished else turn or line
+        return f"resumed{other and f', but {other}'}{fault}"
 
     def wish(self, reason: str, of: Pause = Pause.SCHEDULE) -> None:
         """What the owner's wishes, or the peer's line, say now: why it is to stand still; empty: it

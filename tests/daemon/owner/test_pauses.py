@@ -65,6 +65,7 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(
         (lambda pauses: (pauses.end(), pauses.give_device("the run two")), "not paused"),
         (lambda pauses: pauses.give_device("the run two"), "resumed, but the run two has"),
         (lambda pauses: pauses.wish("on battery"), "resumed, but still on battery"),
+        (lambda pauses: pauses.wish("its line costs", Pause.LINE), "resumed, but its line costs"),
     ],
 )
 def test_a_mark_that_stays_is_told_whatever_else_is(
@@ -156,6 +157,7 @@ def test_a_line_that_costs_too_much_pauses_beside_the_wishes(scene: Scene) -> No
     pauses = scene.pauses
     pauses.wish("its line costs too much", Pause.LINE)
     assert scene.reason == "its line costs too much"
+    assert pauses.resume() == "paused: its line costs too much"
     assert not pauses.wants_device
     pauses.wish("on battery")
     pauses.wish("", Pause.LINE)
