@@ -1,5 +1,9 @@
 """A store is supplied in the order of need, whatever its donors have, do or become."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -34,6 +38,7 @@ class Village:
 
     def __init__(self, root: Path) -> None:
         self.root, self._network = root, LocalNetwork()
+        self.donors = self._network.present
         self.me = self._network.add()
         self.events = EventList()
         self.lies: dict[str, Reason] = {}
@@ -189,6 +194,66 @@ def test_a_restart_fetches_what_is_missing_only(village: Village) -> None:
     feed.start()
     await_ready(village, feed, PIECES)
     assert Counting.served == COUNT
+
+
+JOINER = """
+import sys
+import threading
+from pathlib import Path
+from atom.swarm.identity import Identity
+from atom.swarm.state.fetch import Watch
+from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_store import PieceStore
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
+from tests.swarm.state.test_piece_feed import DIGEST, PIECES, SHAPES
+
+donor, address, folder = sys.argv[1:]
+transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, EventList())
+transport.set_addresses(donor, [address])
+watch = Watch(lambda done, total: print(done, flush=True))
+told = Told(watch, lambda: None, lambda write: write() is None, print)
+needs = Needs(lambda: (), lambda piece: True, None)
+feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), needs, told)
+feed.know([donor])
+feed.need(PIECES)
+feed.start()
+threading.Event().wait()
+"""
+
+
+def test_after_a_kill_in_the_middle_what_had_landed_is_used(village: Village) -> None:
+    landed, release, asked = 3, threading.Event(), list[int]()
+
+    class Halting(BlobServer):
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+            asked.append(chunk)
+            assert chunk < landed or release.wait(SOON)
+            return super().chunk(name, arena, chunk)
+
+    donor = village.donor(PIECES, Halting)
+    (address,) = ("{}:{}".format(*each.address) for each in village.donors if each.peer_id == donor)
+    arguments = donor, address, str(village.root / "mine")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", JOINER, *arguments], stdout=subprocess.PIPE, env=environment
+    ) as joiner:
+        assert joiner.stdout is not None
+        while int(joiner.stdout.readline()) < landed * CHUNK_BYTES:
+            pass
+        joiner.kill()
+    assert joiner.returncode == -signal.SIGKILL
+    release.set()
+    store = village.store("mine")
+    assert sorted(store.kept) == PIECES[:landed]
+    asked.clear()
+    feed = village.feed(store)
+    feed.know([donor])
+    feed.start()
+    await_ready(village, feed, PIECES)
+    assert set(asked) == {*range(landed, COUNT)}
+    assert torch.equal(store.arenas["tokens"], TEXT)
 
 
 def test_what_comes_next_is_fetched_ahead_and_what_is_late_goes(
