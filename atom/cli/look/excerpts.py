@@ -36,7 +36,7 @@ def show_excerpts(address: str) -> None:
     """Prints them. Raises: AddressError, StorageError."""
     manifest, leases = run_to_the_end(_looked(address))
     run, text = agreed_run(manifest), manifest.text
-    typer.echo(f"{manifest.run} trains on {run_amount(manifest) or 'what it does not say'}")
+    typer.echo(f"{manifest.run}: {run_amount(manifest) or 'how much there is, is not said'}")
     if text is None:
         typer.echo("each peer has a copy of its own: it does not travel through the swarm")
         return
