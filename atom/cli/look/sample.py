@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
@@ -17,6 +18,7 @@ from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
 from atom.config.peer_file import DEVICE_PATTERN
 from atom.config.places import default_state_directory
+from atom.config.run_file import RunFile
 from atom.daemon.fitting.answering import answering
 from atom.daemon.model.fetched_weights import fetch_weights
 from atom.daemon.model.kept_run import layout_of
@@ -24,9 +26,10 @@ from atom.daemon.model.kept_tokenizer import run_tokenizer
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.sampled import Sampled, require_text, sampled_folder, sampled_run
 from atom.daemon.state_directory import StateDirectory
+from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
 from atom.models.sampling import Sampling, continuations
-from atom.models.source import DataError, SourceError
+from atom.models.source import DataError, ModelSource, SourceError
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest
@@ -47,6 +50,13 @@ class SampleRequest:
     tokenizer: Path | None
     state: Path | None
     trust: str | None
+
+
+class _Model(NamedTuple):
+    run: RunFile
+    source: ModelSource
+    layout: ParameterLayout
+    tokenizer: Tokenizer
 
 
 def show_samples(asked: SampleRequest) -> None:
@@ -108,24 +118,12 @@ def _sampled(asked: SampleRequest, console: TerminalConsole) -> Sampled:
 
 
 def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
-    manifest, ledger, leases = run_to_the_end(_looked(asked.where, asked.state))
+    manifest = run_to_the_end(_manifest(asked))
+    end_at_once_on_signals("interrupted")
+    model = _model_of(manifest, asked.tokenizer)
+    # The chain is read last: it has to know the states that peers offer, which are their newest.
+    ledger, leases = run_to_the_end(_looked(asked))
     end_at_once_on_signals("interrupted: what was fetched is kept")
-    run = agreed_run(manifest)
-    require_text(run)
-    if run.model.module is not None:
-        raise TrustError(
-            "this run's model is code of its owner", "sample a peer's state directory instead"
-        )
-    here = StateDirectory(default_state_directory(manifest.run)).tokenizer
-    if run.data.tokenizer != "bytes" and asked.tokenizer is None and not here.exists():
-        raise StorageError(
-            "the run has a tokenizer of its own, and it is not here",
-            "name it with --tokenizer tokenizer.json: peers keep it in their state directory",
-        )
-    tokenizer = run_tokenizer(run, asked.tokenizer or here)
-    with source_errors(run):
-        source = open_source(run, None)
-    layout = layout_of(manifest, run, source)
     fetcher = ChainFetcher(manifest, identity_in(asked.state) or listed_peer(manifest))
     try:
         fetcher.know(leases)
@@ -133,19 +131,45 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
         peers = [peer for peer, lease in leases.items() if lease.state != "left"]
         fetching = partial(console.progress, "fetching the weights")
         round_number, weights = fetch_weights(
-            manifest, run, layout, states, peers, fetcher.transport, fetching
+            manifest, model.run, model.layout, states, peers, fetcher.transport, fetching
         )
     finally:
         fetcher.close()
-    return sampled_run(run, source, weights, round_number, tokenizer)
+    return sampled_run(model.run, model.source, weights, round_number, model.tokenizer)
 
 
-async def _looked(address: str, state: Path | None) -> tuple[Manifest, Ledger, dict[str, Lease]]:
-    async with onlooking(address, state) as onlooker:
+async def _manifest(asked: SampleRequest) -> Manifest:
+    async with onlooking(asked.where, asked.state) as onlooker:
+        return onlooker.manifest
+
+
+async def _looked(asked: SampleRequest) -> tuple[Ledger, dict[str, Lease]]:
+    async with onlooking(asked.where, asked.state) as onlooker:
+        ledger = await certified(onlooker)
         sight = await onlooker.first_look()
         if not sight.view.peers:
             raise AddressError("no peer of the run is alive to give its state", "try again later")
-        return onlooker.manifest, await certified(onlooker), sight.leases
+        return ledger, sight.leases
+
+
+def _model_of(manifest: Manifest, named: Path | None) -> _Model:
+    """`named`: the tokenizer, as the user says. Raises: UserError."""
+    run = agreed_run(manifest)
+    require_text(run)
+    if run.model.module is not None:
+        raise TrustError(
+            "this run's model is code of its owner", "sample a peer's state directory instead"
+        )
+    here = StateDirectory(default_state_directory(manifest.run)).tokenizer
+    if run.data.tokenizer != "bytes" and named is None and not here.exists():
+        raise StorageError(
+            "the run has a tokenizer of its own, and it is not here",
+            "name it with --tokenizer tokenizer.json: peers keep it in their state directory",
+        )
+    tokenizer = run_tokenizer(run, named or here)
+    with source_errors(run):
+        source = open_source(run, None)
+    return _Model(run, source, layout_of(manifest, run, source), tokenizer)
 
 
 def _print(
