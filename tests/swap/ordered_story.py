@@ -143,6 +143,7 @@ class Story:
         yield from (self._train, self._evaluate, self._train, self._pause, self._step)
         yield from (self._pause, self._train, self._step_of_all)
         for share in CANCELLED:
+            yield from (partial(self._cancel, share), self._train, self._train)
             yield from (partial(self._cancel, share), self._train, self._step)
         yield from (self._fail, self._train, self._fail, self._train, self._step)
         yield from (self._replica.finish_step, self._tell_state, self._load)

@@ -26,10 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Part
-from atom.swap import streams
+from atom.swap import host_sums, streams
 from atom.swap.device import RandomState
 from atom.swap.host_kernels import HostKernels
-from atom.swap.host_sums import HostSum
 from atom.swap.streams import CudaDevice
 
 KERNELS = {"add": 1, "add_rounded": 1, "sum_of_squares": 0}
@@ -70,7 +69,9 @@ class Event:
         self._machine.synchronize(self)
 
     def elapsed_time(self, later: "Event") -> float:
-        return self._machine.elapsed_ms(self, later)
+        self._machine.require_passed(self)
+        self._machine.require_passed(later)
+        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +96,8 @@ def nothing() -> None:
     """What runs where all has been done already."""
 
 
-@dataclass(frozen=True)
-class Operation:
-    """On a stream; without one, what its thread has done itself."""
-
-    stream: Stream | None
-    name: str
-    touches: Sequence[Touch]
-    run: Callable[[], None] = nothing
-
-
 class Machine:
-    """Does all at once, and looks at nothing."""
+    """What every machine has: streams, memories and operations."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -114,25 +105,32 @@ class Machine:
         self._memories: dict[int, Memory] = {}
         self._here = threading.local()
 
-    def issue(self, operation: Operation) -> None:
-        operation.run()
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """What follows on the stream is behind it."""
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """What follows on the stream comes after the event."""
-
-    def synchronize(self, awaited: Stream | Event) -> None:
-        """What follows on this thread does."""
-
-    def elapsed_ms(self, earlier: Event, later: Event) -> float:
-        return 0.0
+    def issue(
+        self,
+        stream: Stream | None,
+        name: str,
+        touches: Sequence[Touch],
+        run: Callable[[], None] = nothing,
+    ) -> None:
+        """An operation on a stream; without one, what this thread does itself."""
+        raise NotImplementedError
 
     @property
     def found(self) -> bool:
         """Is anything wrong by now?"""
         return False
+
+    def record(self, event: Event, stream: Stream) -> None:
+        raise NotImplementedError
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        raise NotImplementedError
+
+    def synchronize(self, awaited: Stream | Event) -> None:
+        raise NotImplementedError
+
+    def require_passed(self, event: Event) -> None:
+        """Its time is read."""
 
     def freed(self, memory: Memory) -> None:
         """It has died."""
@@ -172,7 +170,7 @@ class Machine:
     def touched(self, name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
         """By this thread: memory of the host."""
         with self.lock:
-            self.issue(Operation(None, name, self._touches(read, written)))
+            self.issue(None, name, self._touches(read, written))
 
     def kernel(
         self, name: str, read: list[Tensor], written: list[Tensor], run: Callable[[], Any]
@@ -184,7 +182,7 @@ class Machine:
         found, stream = list[Any](), self.current_stream()
         with self.lock:
             touches = self._touches(read, written)
-            self.issue(Operation(stream, name, touches, lambda: found.append(run())))
+            self.issue(stream, name, touches, lambda: found.append(run()))
             if not written:  # the host wants the result
                 self.synchronize(stream)
         return found[0] if found else None
@@ -263,8 +261,7 @@ class Machine:
             for place, value in zip(places, _tensors(numbers), strict=bool(places)):
                 place.copy_(value)
 
-        touches = self._touches(read, [*written, *made])
-        self.issue(Operation(stream, str(func), touches, run))
+        self.issue(stream, str(func), self._touches(read, [*written, *made]), run)
         if written and self._host_waits(func, args, kwargs):
             self.synchronize(stream)
         if written or made:
@@ -347,13 +344,13 @@ class _Watched(TorchDispatchMode):
 class HostedDevice(CudaDevice):
     """Its device memory is the host's."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine | None = None) -> None:
         super().__init__()
         self._machine = machine
         self._device = torch.device("cpu")
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        with self._machine.on_device():
+        with self._machine.on_device() if self._machine else nullcontext():
             return super().slot_memory(elements, dtype)
 
     def seed(self, seed: int) -> RandomState:
@@ -366,8 +363,8 @@ class HostedDevice(CudaDevice):
 
 
 @contextmanager
-def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
-    """Streams and events are the machine's."""
+def played(machine: Machine) -> Iterator[None]:
+    """Streams, events, threads and operations are the machine's."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "Stream": machine.new_stream,
@@ -380,17 +377,10 @@ def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(streams, "require_gpu", lambda index, precision: None)
         patch.setattr(streams, "give_back_cache", lambda: None)
+        stays = property(lambda part: machine.is_on_device(part.destination))
+        patch.setattr(host_sums.HostSum, "stays", stays)
         patch.setattr(streams, "register", lambda memory: True)
         patch.setattr(streams, "unregister", machine.unregistered)
-        yield patch
-
-
-@contextmanager
-def played(machine: Machine) -> Iterator[None]:
-    """Threads and operations are the machine's as well."""
-    with hosted(machine) as patch:
-        stays = property(lambda part: machine.is_on_device(part.destination))
-        patch.setattr(HostSum, "stays", stays)
         _watch_loops(patch, machine)
         _watch_threads(patch, machine)
         with _Watched(machine):

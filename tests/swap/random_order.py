@@ -7,11 +7,11 @@ takes. So a copy may come long before or long after what it was issued with, as 
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from played_gpu import Event, Machine, Operation, Stream, nothing
+from played_gpu import Event, Machine, Stream, Touch, nothing
 from torch.utils._python_dispatch import _disable_current_modes
 
 HASTES = (0.0, 0.3, 0.8, 0.97)
@@ -47,9 +47,15 @@ class RandomOrder(Machine):
         self._queues: dict[Stream, deque[Queued]] = {}
         self._eagerness: dict[Stream, float] = {}
 
-    def issue(self, operation: Operation) -> None:
-        if operation.stream is not None:
-            self._queue(operation.stream, Queued(operation.run))
+    def issue(
+        self,
+        stream: Stream | None,
+        name: str,
+        touches: Sequence[Touch],
+        run: Callable[[], None] = nothing,
+    ) -> None:
+        if stream is not None:
+            self._queue(stream, Queued(run))
         while self._lot.random() < self._haste and self._run_one():
             pass
 
@@ -65,13 +71,12 @@ class RandomOrder(Machine):
 
     def synchronize(self, awaited: Stream | Event) -> None:
         with self.lock:
-            while not self._is_done(awaited):
-                assert self._run_one(), "streams wait for each other"
-
-    def _is_done(self, awaited: Stream | Event) -> bool:
-        if isinstance(awaited, Stream):
-            return not self._queues.get(awaited)
-        return all(mark.passed for mark in awaited.records)
+            if isinstance(awaited, Stream):
+                while self._queues.get(awaited):
+                    assert self._run_one(), "streams wait for each other"
+            else:
+                while not all(mark.passed for mark in awaited.records):
+                    assert self._run_one(), "streams wait for each other"
 
     def _queue(self, stream: Stream, operation: Queued) -> None:
         if stream not in self._queues:

@@ -12,11 +12,12 @@ may lie in the same place.
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from played_gpu import Event, Machine, Memory, Operation, Stream, Touch
+from played_gpu import Event, Machine, Memory, Stream, Touch, nothing
 
 ATOM = str(Path(__file__).parents[2] / "atom")
 
@@ -103,14 +104,19 @@ class Order(Machine):
     def found(self) -> bool:
         return bool(self.races or self.unready)
 
-    def issue(self, operation: Operation) -> None:
-        thread, stream = self._thread(), operation.stream
+    def issue(
+        self,
+        stream: Stream | None,
+        name: str,
+        touches: Sequence[Touch],
+        run: Callable[[], None] = nothing,
+    ) -> None:
+        thread = self._thread()
         actor = thread if stream is None else self._issued_to(stream)
         time, issued = actor.step(), _frames()
-        for touch in operation.touches:
-            access = Access(actor, time, touch, operation.name, thread.name, issued)
-            self._look_at(access, actor.clock)
-        operation.run()
+        for touch in touches:
+            self._look_at(Access(actor, time, touch, name, thread.name, issued), actor.clock)
+        run()
 
     def _issued_to(self, stream: Stream) -> Actor:
         """What is issued comes behind all that the issuing thread knows."""
@@ -157,13 +163,11 @@ class Order(Machine):
             passed = self._issued_to(awaited).clock if of_stream else self._passed(awaited)
             self._thread().learn(passed)
 
-    def elapsed_ms(self, earlier: Event, later: Event) -> float:
+    def require_passed(self, event: Event) -> None:
         with self.lock:
-            for event in (earlier, later):
-                clock, passed = self._thread().clock, self._passed(event)
-                if not passed or any(time > clock.get(actor, 0) for actor, time in passed.items()):
-                    self.unready += [str(frame) for frame in _frames()[:1]]
-            return 0.0
+            clock, passed = self._thread().clock, self._passed(event)
+            if not passed or any(time > clock.get(actor, 0) for actor, time in passed.items()):
+                self.unready += [str(frame) for frame in _frames()[:1]]
 
     def _passed(self, event: Event) -> Clock:
         """What is sure to have passed when this thread's wait for the event is over: it may not
