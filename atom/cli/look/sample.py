@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import typer
 
@@ -26,7 +25,6 @@ from atom.daemon.model.kept_tokenizer import run_tokenizer
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.sampled import Sampled, require_text, sampled_folder, sampled_run
 from atom.daemon.state_directory import StateDirectory
-from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
 from atom.models.sampling import Sampling, continuations
 from atom.models.source import DataError, ModelSource, SourceError
@@ -50,13 +48,6 @@ class SampleRequest:
     tokenizer: Path | None
     state: Path | None
     trust: str | None
-
-
-class _Model(NamedTuple):
-    run: RunFile
-    source: ModelSource
-    layout: ParameterLayout
-    tokenizer: Tokenizer
 
 
 def show_samples(asked: SampleRequest) -> None:
@@ -120,7 +111,8 @@ def _sampled(asked: SampleRequest, console: TerminalConsole) -> Sampled:
 def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     manifest = run_to_the_end(_manifest(asked))
     end_at_once_on_signals("interrupted")
-    model = _model_of(manifest, asked.tokenizer)
+    run, source, tokenizer = _model_of(manifest, asked.tokenizer)
+    layout = layout_of(manifest, run, source)
     # The chain is read last: it has to know the states that peers offer, which are their newest.
     ledger, leases = run_to_the_end(_looked(asked))
     end_at_once_on_signals("interrupted: what was fetched is kept")
@@ -131,11 +123,11 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
         peers = [peer for peer, lease in leases.items() if lease.state != "left"]
         fetching = partial(console.progress, "fetching the weights")
         round_number, weights = fetch_weights(
-            manifest, model.run, model.layout, states, peers, fetcher.transport, fetching
+            manifest, run, layout, states, peers, fetcher.transport, fetching
         )
     finally:
         fetcher.close()
-    return sampled_run(model.run, model.source, weights, round_number, model.tokenizer)
+    return sampled_run(run, source, weights, round_number, tokenizer)
 
 
 async def _manifest(asked: SampleRequest) -> Manifest:
@@ -152,7 +144,7 @@ async def _looked(asked: SampleRequest) -> tuple[Ledger, dict[str, Lease]]:
         return ledger, sight.leases
 
 
-def _model_of(manifest: Manifest, named: Path | None) -> _Model:
+def _model_of(manifest: Manifest, named: Path | None) -> tuple[RunFile, ModelSource, Tokenizer]:
     """`named`: the tokenizer, as the user says. Raises: UserError."""
     run = agreed_run(manifest)
     require_text(run)
@@ -169,7 +161,7 @@ def _model_of(manifest: Manifest, named: Path | None) -> _Model:
     tokenizer = run_tokenizer(run, named or here)
     with source_errors(run):
         source = open_source(run, None)
-    return _Model(run, source, layout_of(manifest, run, source), tokenizer)
+    return run, source, tokenizer
 
 
 def _print(
