@@ -97,7 +97,7 @@ def nothing() -> None:
 
 
 class Machine:
-    """What every machine has: streams, memories and operations."""
+    """Streams, memories and operations. By itself it does all at once, and looks at nothing."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -113,7 +113,7 @@ class Machine:
         run: Callable[[], None] = nothing,
     ) -> None:
         """An operation on a stream; without one, what this thread does itself."""
-        raise NotImplementedError
+        run()
 
     @property
     def found(self) -> bool:
@@ -121,13 +121,13 @@ class Machine:
         return False
 
     def record(self, event: Event, stream: Stream) -> None:
-        raise NotImplementedError
+        """What follows on the stream is behind it."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        raise NotImplementedError
+        """What follows on the stream comes after the event."""
 
     def synchronize(self, awaited: Stream | Event) -> None:
-        raise NotImplementedError
+        """What follows on this thread does."""
 
     def require_passed(self, event: Event) -> None:
         """Its time is read."""
