@@ -109,5 +109,5 @@ class RunText:
         """For `atom export`, once it is here."""
         if self._tokenizer and all(map(self._store.has, self._tokenizer)):
             raw = bytes(bytes_of(self._store.arenas[TOKENIZER]))
-            path = self._box.state.tokenizer
-            self._room.attempt(TEXT, lambda: write_atomically(path, raw))
+            if self._room.attempt(TEXT, lambda: write_atomically(self._box.state.tokenizer, raw)):
+                self._tokenizer = []  # once is enough

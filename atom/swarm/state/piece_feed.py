@@ -129,7 +129,7 @@ class PieceFeed:
         what = "1 piece" if lacking == 1 else f"{lacking:,} pieces"
         if not donors:
             return f"{what} of the text are missing, and nobody is here to give them"
-        return f"waits for {what} of the text, from whoever of {donors:,} has them"
+        return f"waits for {what} of the text; peers that may have them: {donors:,}"
 
     # ---- the thread
 
