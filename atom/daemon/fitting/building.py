@@ -62,17 +62,6 @@ class Callbacks:
     """How far a long step is."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A replica that is not initialised yet."""
-
-    replica: Replica
-    micro_batch_s: float | None
-    """Seconds that a micro-batch is expected to take here; None: they are not measured."""
-    prompts: Prompts | None = None
-    """Of the texts that the replica is to write."""
-
-
 def build_replica(
     recipe: Recipe,
     samples: Samples,
@@ -81,12 +70,14 @@ def build_replica(
     folder: Path,
     callbacks: Callbacks,
     prompts: Prompts | None = None,
-) -> Built:
-    """Checks the program against eager, cuts it for this device, allocates the replica.
+) -> Replica:
+    """Checks the program against eager, cuts it for this device, allocates the replica, which is
+    not initialised yet.
 
-    Leaves the generated source in `folder`. `dropout_seed`: of this peer. Raises: ConfigError,
-    ModelError; DeviceError for memory that is too small, ShortageError if other programs have it:
-    but for what they take meanwhile, before anything is allocated.
+    Leaves the generated source in `folder`. `dropout_seed`: of this peer. `prompts`: of the texts
+    that it is to write. Raises: ConfigError, ModelError; DeviceError for memory that is too small,
+    ShortageError if other programs have it: but for what they take meanwhile, before anything is
+    allocated.
     """
     set_arithmetic(peer.device)
     run, graph, note = recipe.run, recipe.graph, callbacks.note
@@ -117,8 +108,7 @@ def build_replica(
     if device.unlocked_bytes:
         told = format_bytes(device.unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
-    measured = profile.source == "measured"
-    return Built(replica, choice.seconds_per_micro_batch if measured else None, prompts)
+    return replica
 
 
 def _cut_alike(other: Graph | None, graph: Graph, choice: Choice) -> Program | None:

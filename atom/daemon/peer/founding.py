@@ -17,7 +17,7 @@ from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Console, Silence
-from atom.daemon.fitting.building import Built, Callbacks, build_replica
+from atom.daemon.fitting.building import Callbacks, build_replica
 from atom.daemon.model.model_source import (
     agreed_run,
     open_samples,
@@ -61,10 +61,11 @@ from atom.swarm.records.manifest import (
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.piece_store import PieceStore
 from atom.training.replica.replica import Replica
+from atom.training.replica.round_texts import Prompts
 from atom.training.storage.disk import write_tensors
 from atom.training.storage.run_storage import STILL, write_snapshot
 
-_Made = tuple[Recipe, Samples, Built]
+_Made = tuple[Recipe, Samples, Replica, Prompts | None]
 """What a run becomes on this machine."""
 TakeDevice = Callable[[], None]
 """Returns when the device may be set up: another run may have its turn."""
@@ -82,7 +83,9 @@ class Membership:
     """The manifest with its owner's signature, to be published again and again."""
     recipe: Recipe
     samples: Samples
-    built: Built
+    replica: Replica
+    prompts: Prompts | None
+    """Of the texts that the replica is to write."""
     code: bytes | None = None
     """The run's own code, to be served to others."""
     console: Console = _SILENCE
@@ -95,10 +98,6 @@ class Membership:
     @property
     def run(self) -> RunFile:
         return self.recipe.run
-
-    @property
-    def replica(self) -> Replica:
-        return self.built.replica
 
     @property
     def run_id(self) -> bytes:
@@ -207,7 +206,7 @@ def _founded(
     made: _Made, run_text: str, code: OwnCode | None, weights: Path | None, box: Box
 ) -> Membership:
     """Round 0, and the manifest that names it."""
-    recipe, samples, built = made
+    recipe, samples, replica, _ = made
     given = None
     if recipe.run.model.weights == "hub":
         weights = _weights_of_hub(recipe, box.console)
@@ -215,8 +214,8 @@ def _founded(
         given = given_values(recipe.source, weights)
         refuse_unused(recipe, weights)
     for fill in (fill_frozen, initialise):
-        fill(built.replica, recipe, box.console.progress, given)
-    run, state, frozen = recipe.run, built.replica.state_arenas(), built.replica.frozen
+        fill(replica, recipe, box.console.progress, given)
+    run, state, frozen = recipe.run, replica.state_arenas(), replica.frozen
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
@@ -334,5 +333,5 @@ def _make(
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     callbacks = Callbacks(console.note, console.progress)
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
-    built = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks, prompts)
-    return recipe, samples, built
+    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks, prompts)
+    return recipe, samples, replica, prompts

@@ -29,8 +29,7 @@ from atom.daemon.peer.lifecycle import (
 )
 from atom.daemon.peer.news import News
 from atom.daemon.peer.run_text import RunText
-from atom.daemon.peer.slow_joining import RoundNow, line_cost
-from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
+from atom.daemon.peer.slow_line import SlowLine, at_work, line_cost, seen_after
 from atom.daemon.peer.status import EndedAttempts, Status
 from atom.daemon.peer.wiring import (
     round_terms,
@@ -125,7 +124,7 @@ class Peer:
             events, Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
             60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
-        self._texts = RoundTexts(member.built.prompts, replica, self._worker, clock, self._on_text)
+        self._texts = RoundTexts(member.prompts, replica, self._worker, clock, self._on_text)
         self._executor = RoundExecutor(
             context, run, codec, inbox.put, self._on_round_begun, self._texts.round_settled
         )
@@ -431,14 +430,11 @@ class Peer:
 
     def _line_cost(self, is_new: bool) -> str:
         """See `line_cost`: by the last round that is known."""
-        stats = self._executor.stats
-        use, last = stats.use, stats.last
+        use, last = self._executor.stats.use, self._executor.stats.last
         if use is None or last is None:
             return ""
-        passes_s, overlapped = use.utilisation * use.seconds, self._replica.overlaps
-        now = RoundNow(len(last.contributions), use.seconds, passes_s, last.sequences, overlapped)
-        given, network = last.given_by(self._me), self._settings.network
-        return line_cost(network, self._average_bytes, now, given, is_new)
+        given, moved = last.given_by(self._me), (self._average_bytes, self._replica.overlaps)
+        return line_cost(self._settings.network, *moved, last.sequences, given, use, is_new)
 
     def _allowance_words(self) -> str:
         """By the last round that is known; empty: there is no allowance, or nothing is known."""

@@ -31,12 +31,11 @@ from atom.daemon.peer.box import (
     open_box,
     read_manifest,
 )
-from atom.daemon.peer.founding import Membership, enter_run, found_run, run_of
+from atom.daemon.peer.founding import enter_run, found_run, run_of
 from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
 from atom.daemon.peer.lifecycle import Ending, ending_note
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
-from atom.daemon.peer.slow_joining import round_now, slow_joining
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -119,7 +118,6 @@ def run_join(
             manifest, record, code, box, lambda: turns.begin(console.note), options.weights
         )
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
-        _say_if_slow(box, member, thread)
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = JoinAddress(entrance, address.run, manifest.owner)
         peer = Peer(box, member, thread, turns, extensions.wishes, ours)
@@ -189,16 +187,6 @@ def _enter_dht(
     stack.callback(thread.close)
     box.console.progress("entering the DHT", 1, 1, "nodes")
     return thread
-
-
-def _say_if_slow(box: Box, member: Membership, thread: DirectoryThread) -> None:
-    """Whether this peer would slow the run down."""
-    leases = thread.ask(thread.directory.read_leases).values()
-    now = round_now(member.run, leases, box.identity.peer_id)
-    micro_batch_s = member.built.micro_batch_s
-    elements = member.replica.elements
-    if words := slow_joining(member.run, box.peer.network, elements, micro_batch_s, now):
-        box.console.note(words)
 
 
 def _raise_file_limit() -> None:

@@ -108,7 +108,7 @@ def test_prompts_that_cannot_be_asked_are_refused_at_the_start(
 ) -> None:
     more = f"[sample]\nprompts = {prompts}\n"
     if not words:
-        assert found_in(tmp_path, run, more=more).built.prompts is not None
+        assert found_in(tmp_path, run, more=more).prompts is not None
         return
     with pytest.raises(ConfigError, match=words):
         found_in(tmp_path, run, more=more)
