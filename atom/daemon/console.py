@@ -43,16 +43,3 @@ def ending_signals(handler: Any) -> Iterator[None]:
     finally:
         for number, answer in before.items():
             signal.signal(number, answer)
-
-
-class Silence:
-    """Says nothing: for tests and embedding."""
-
-    def join_address(self, address: str) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
-        pass

@@ -12,11 +12,11 @@ import transformers
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.daemon.console import Silence
 from atom.daemon.model.exporting import export_run
 from atom.daemon.peer.founding import Membership
 from tests.architectures.configs import TOKENS, VOCABULARY, Config
 from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.silence import Silence
 
 STEPS, SEQUENCES, RATE = 3, 4, 1e-2
 BOUND = 1e-6

@@ -1,9 +1,8 @@
 """From a recipe to a replica in memory: measured, cut for this box's device, allocated. Knows no
 peers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
-from atom.daemon.console import Progress
+from atom.daemon.console import Console
 from atom.daemon.fitting.device_choice import (
     choice_text,
     cut_arenas,
@@ -52,23 +51,13 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.replica.round_texts import Prompts
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """What a caller wants to be told."""
-
-    note: Callable[[str], None]
-    """One line of what is being done."""
-    progress: Progress
-    """How far a long step is."""
-
-
 def build_replica(
     recipe: Recipe,
     samples: Samples,
     peer: PeerFile,
     dropout_seed: int,
     folder: Path,
-    callbacks: Callbacks,
+    console: Console,
     prompts: Prompts | None = None,
 ) -> Replica:
     """Checks the program against eager, cuts it for this device, allocates the replica, which is
@@ -80,18 +69,18 @@ def build_replica(
     allocated.
     """
     set_arithmetic(peer.device)
-    run, graph, note = recipe.run, recipe.graph, callbacks.note
+    run, graph, note = recipe.run, recipe.graph, console.note
     cap_bytes = peer.host.memory_bytes
     have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
     require_host_memory(need_bytes, have_bytes, cap_bytes)
-    verify_recipe(recipe, samples, note, callbacks.progress)
+    verify_recipe(recipe, samples, note, console.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     kind = device.torch_device
     evaluation = evaluation_graph(recipe) if run.validation is not None else None
 
     def measuring(done: int, total: int) -> None:
         # A note has said what is done and why: a line of progress beside it must not say it again.
-        callbacks.progress("layers measured", done, total, "layers")
+        console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
     choice = _choose(recipe, profile, peer, kind, have_bytes, has_kernels(kind, note))

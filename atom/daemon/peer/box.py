@@ -17,14 +17,12 @@ from atom.base.events import EventLog, EventSink
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
-from atom.daemon.console import Console, Silence
+from atom.daemon.console import Console
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed, Manifest, decode_manifest
-
-_SILENCE = Silence()
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def open_box(
     run_name: str,
     peer_file: Path | None,
     state: Path | None,
-    console: Console = _SILENCE,
+    console: Console,
     listen: str | None = None,
 ) -> Box:
     """Reads the peer file, claims the state directory; without a peer file, the one that is kept

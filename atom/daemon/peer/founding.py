@@ -16,8 +16,8 @@ from atom.base.errors import (
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.daemon.console import Console, Silence
-from atom.daemon.fitting.building import Callbacks, build_replica
+from atom.daemon.console import Console
+from atom.daemon.fitting.building import build_replica
 from atom.daemon.model.model_source import (
     agreed_run,
     open_samples,
@@ -71,9 +71,6 @@ TakeDevice = Callable[[], None]
 """Returns when the device may be set up: another run may have its turn."""
 
 
-_SILENCE = Silence()
-
-
 @dataclass(frozen=True)
 class Membership:
     """The run's side: what everybody agreed on, and our replica of it."""
@@ -86,9 +83,9 @@ class Membership:
     replica: Replica
     prompts: Prompts | None
     """Of the texts that the replica is to write."""
-    code: bytes | None = None
+    code: bytes | None
     """The run's own code, to be served to others."""
-    console: Console = _SILENCE
+    console: Console
     """Who is told how far the first weights are."""
     weights: Path | None = None
     """A folder with what the run began from, that its owner names."""
@@ -331,7 +328,6 @@ def _make(
                 "ask the run's owner to found it anew: peers could train beside different weights",
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
-    callbacks = Callbacks(console.note, console.progress)
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
-    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks, prompts)
+    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, console, prompts)
     return recipe, samples, replica, prompts

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from atom.base.errors import ConfigError, DeviceError, ModelError, StorageError
-from atom.daemon.console import Silence
 from atom.daemon.fitting import answering as placed
 from atom.daemon.fitting.answering import answering
 from atom.daemon.model.exporting import export_run
@@ -18,6 +17,7 @@ from atom.daemon.model.sampled import Sampled, sampled_folder
 from atom.models.sampling import Sampling, continuations, question
 from atom.models.source import SourceError, materialised
 from tests.daemon.model.kept_runs import CODE, CONFIG, WORDS, Folder, folder_in
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 
 LOGITS = """

@@ -18,6 +18,7 @@ from atom.daemon.usable_memory import UsableMemory
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 from atom.swarm.exchange.codec import codec_named
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 
 GIB = 2**30
@@ -45,7 +46,7 @@ class Folder:
                 host=f'[host]\nmemory = "{host}"' if host else "",
             )
         )
-        self.boxes.append(open_box("budgets", peer, self.root / name))
+        self.boxes.append(open_box("budgets", peer, self.root / name, Silence()))
         return self.boxes[-1]
 
     def found(self, name: str, device: str = "", host: str = "") -> Membership:

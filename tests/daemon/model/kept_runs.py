@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atom.config.load import load_run_file
 from atom.config.run_file import RunFile
-from atom.daemon.console import Console, Silence
+from atom.daemon.console import Console
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
@@ -17,6 +17,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import encode_manifest
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TEXT, TINY_DATA, TINY_PEER, TINY_TEXT, run_text
 
 WORDS = 'module = "own_models:words"\nsequence_tokens = 8'

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from atom.base.errors import ConfigError, MismatchError
-from atom.daemon.console import Silence
 from atom.daemon.model.exporting import export_run
 from atom.swarm.state.arenas import state_digest
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 
 ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2\ntargets = ["q_proj", "mlp.*"]'

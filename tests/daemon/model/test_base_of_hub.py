@@ -11,9 +11,9 @@ import transformers
 
 from atom.base.errors import AddressError, ConfigError, MismatchError
 from atom.config.load import normalised_run_text, run_from_text
-from atom.daemon.console import Silence
 from atom.daemon.model.model_source import agreed_run
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 from tests.hub_stand_in import REVISION, Hub, played_hub
 

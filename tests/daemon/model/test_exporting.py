@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
-from atom.daemon.console import Silence
 from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
@@ -29,6 +28,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.peer.small_peer import Notes
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 
 TOKENS = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(1))

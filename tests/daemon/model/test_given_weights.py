@@ -13,7 +13,6 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, MismatchError
 from atom.config.load import run_from_text
-from atom.daemon.console import Silence
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.weight_files import given_values
@@ -23,6 +22,7 @@ from atom.models.source import ModelSource, SourceError
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 
 Weights = dict[str, Tensor]

@@ -11,7 +11,6 @@ import torch
 
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
 from atom.config.load import run_from_text
-from atom.daemon.console import Silence
 from atom.daemon.model import recipe as recipes
 from atom.daemon.model.model_source import pin_source
 from atom.daemon.peer.founding import Membership, enter_run, run_of
@@ -25,6 +24,7 @@ from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.worker import BatchLoader
 from tests.daemon.model import kept_runs
 from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport

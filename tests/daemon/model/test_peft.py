@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from atom.daemon.console import Silence
 from atom.daemon.model.exporting import ADAPTER as WHOLE
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
@@ -20,6 +19,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.model.test_adapters import ADAPTERS, a_base, logits
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 from tests.models.test_partly_trained import ADAPTERS as SMALL
 from tests.models.test_partly_trained import GPT2, MODELS

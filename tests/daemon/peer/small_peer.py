@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from atom.daemon.console import Console, Silence
+from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.peer.box import StartOptions, open_box
@@ -16,6 +16,7 @@ from atom.daemon.peer.peer import Peer
 from atom.swarm.addresses import EXAMPLE_MULTIADDR, EXAMPLE_PEER, JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.lease import Lease
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from tests.manual_clock import ManualClock
 

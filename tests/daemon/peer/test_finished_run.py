@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.daemon.console import Silence
 from atom.daemon.control import ControlClient
 from atom.daemon.peer import setup
 from atom.daemon.peer.box import JoinOptions, StartOptions, open_box, read_manifest
@@ -19,6 +18,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
 from tests.daemon.peer.small_peer import Notes, found_in, small_peer
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_RUN
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_the_end_of_this_very_run_goes_on(finished: Finished) -> Non
 def test_a_manifest_that_cannot_be_read_is_said_by_who_takes_the_run_up(
     finished: Finished,
 ) -> None:
-    box = open_box("tiny", None, finished.state)
+    box = open_box("tiny", None, finished.state, Silence())
     try:
         manifest, _ = read_manifest(box, "tiny") or pytest.fail("it is kept")
         box.state.manifest.unlink()

@@ -10,6 +10,7 @@ from atom.cli.shell.failures import ExitCode, exit_code_of
 from atom.daemon.peer.box import check_member, open_box, own_peer_id
 from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.manifest import listed_peers
+from tests.daemon.silence import Silence
 
 
 def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
@@ -33,7 +34,7 @@ def test_the_id_is_the_one_that_the_daemon_will_have(
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{node}/run/tiny/owner/{owner}"
     assert own_peer_id(address, None, None) == mine
     assert own_peer_id("other", None, None) != mine, "each run has its own"
-    box = open_box("tiny", None, None)
+    box = open_box("tiny", None, None, Silence())
     try:
         assert box.identity.peer_id == mine
         assert own_peer_id("tiny", None, None) == mine, "also while the daemon runs"

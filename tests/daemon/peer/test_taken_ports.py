@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ConfigError, PortInUseError
-from atom.daemon.console import Silence
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.setup import run_join, run_start
 from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
+from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_RUN
 
 

@@ -15,10 +15,10 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from atom.base.errors import ConfigError, StorageError
 from atom.config.load import parse_peer_text
-from atom.daemon.console import Silence
 from atom.extras.monitors.metrics import Metrics
 from atom.extras.monitors.monitors import open_monitors
 from atom.extras.monitors.trackers import TRACKERS, WAITING, Tracker
+from tests.daemon.silence import Silence
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]
