@@ -18,18 +18,16 @@ ATOM = ROOT / "atom"
 COLUMN = ["base", "config", "graph", "swap", "placement", "optim", "training", "daemon", "cli"]
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
-    "wire": set(),
     "models": set(),
     "config": {"base"},
     "graph": {"base"},
     "swap": {"base", "graph"},
     "placement": {"base", "graph", "swap"},
     "optim": {"base", "graph", "swap"},
-    "swarm": {"base", "wire", "config"},
+    "swarm": {"base", "config"},
     "training": {"base", "config", "models", "graph", "swap", "optim", "swarm"},
     "daemon": {
-        "base", "wire", "config", "models", "graph", "swap", "placement", "optim", "swarm",
-        "training",
+        "base", "config", "models", "graph", "swap", "placement", "optim", "swarm", "training",
     },
     "cli": {
         "base", "config", "models", "placement", "swarm", "training", "daemon", "extras",
@@ -112,7 +110,7 @@ NOT_WITH_TORCH_ALONE = {
 
 
 def sources() -> list[Path]:
-    return sorted(p for p in ATOM.rglob("*.py") if "/wire/" not in p.as_posix())
+    return sorted(ATOM.rglob("*.py"))
 
 
 @cache
