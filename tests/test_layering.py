@@ -86,7 +86,6 @@ DOORS: dict[str, tuple[str, ...]] = {
         "atom/swarm/dht/storage.py",
         "atom/swarm/dht/p2pd.py",
     ),
-    "grpc": ("atom/daemon/control.py",),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),
     "prometheus_client": ("atom/extras/monitors/metrics.py",),
@@ -104,7 +103,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 }
 TORCH_ALONE = ("graph", "swap", "placement", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
-    "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
+    "hivemind", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
     "rich", "typer", "safetensors",
 }  # fmt: skip
 
