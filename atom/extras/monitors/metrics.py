@@ -2,21 +2,13 @@
 
 Names follow Prometheus' rules: base units in the name, `_total` on counters. Labels have few
 values, whatever strangers send: states, named reasons, our own names of events.
-
-The web server takes little of the daemon it lives in, whoever knocks. prometheus_client's own has a
-thread and a socket for each connection, for as long as its client likes: some thousand that say
-nothing, and the daemon has none left for its peers.
 """
 
 import errno
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from socketserver import ThreadingMixIn
-from threading import Lock, Thread
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,7 +16,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    make_wsgi_app,
+    start_http_server,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -37,71 +29,8 @@ from atom.extras.turns.claims import STANDINGS
 from atom.extras.turns.taking import own_row
 from atom.swarm.records.lease import PeerState
 
-MAX_CONNECTIONS = 64
 SILENCE_S = 2.0
 """After which a connection that says nothing ends: a scrape takes milliseconds."""
-
-
-class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Answers every GET with what `app` says, from threads of its own. The oldest of
-    `MAX_CONNECTIONS` is hung up on for one more: no place is held by a byte now and then."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, app: Callable[..., Any]) -> None:
-        """Listens from now on. Raises: OSError."""
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family = found[0][0]
-        self._lock, self._open = Lock(), list[Any]()
-        super().__init__((host, port), _Handler)
-        self.set_app(app)
-        Thread(target=self.serve_forever, name="metrics", daemon=True).start()
-
-    def close(self) -> None:
-        """No further connection is answered."""
-        self.shutdown()
-        self.server_close()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            if len(self._open) >= MAX_CONNECTIONS:
-                with suppress(OSError):
-                    self._open.pop(0).shutdown(socket.SHUT_RDWR)
-            self._open.append(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock, suppress(ValueError):
-            self._open.remove(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is nothing to tell the volunteer of."""
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = SILENCE_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes come every few seconds."""
-
-
-def listen(host: str, port: int, app: Callable[..., Any]) -> ScrapeServer:
-    """Raises: PortInUseError; AddressError for an address or port this process cannot have."""
-    try:
-        return ScrapeServer(host, port, app)
-    except OSError as problem:
-        what = f"metrics cannot be served on {host} port {port}: "
-        if problem.errno == errno.EADDRINUSE:
-            hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
-            raise PortInUseError(f"{what}another program listens there", hint) from None
-        raise AddressError(
-            what + (problem.strerror or str(problem)),
-            "use an address of this machine and a port above 1023: [metrics] host and port in"
-            " a peer file",
-        ) from None
-
-
 _REASONS = frozenset(reason.value for reason in Reason)
 _REDUCE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -225,10 +154,25 @@ class Metrics:
             if fields["reduce_seconds"]:
                 self._reduce.observe(fields["reduce_seconds"])
 
-    def serve(self, host: str, port: int) -> ScrapeServer:
-        """Answers scrapes from now on. Raises: PortInUseError; AddressError for an address or port
-        this process cannot have."""
-        return listen(host, port, make_wsgi_app(self.registry))
+    def serve(self, host: str, port: int) -> WSGIServer:
+        """Answers scrapes from now on; of a client that hangs up nobody hears. Raises:
+        PortInUseError; AddressError for an address or port this process cannot have."""
+        try:
+            server, _ = start_http_server(port, host, self.registry)
+        except OSError as problem:
+            what = f"metrics cannot be served on {host} port {port}: "
+            if problem.errno == errno.EADDRINUSE:
+                hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
+                raise PortInUseError(f"{what}another program listens there", hint) from None
+            raise AddressError(
+                what + (problem.strerror or str(problem)),
+                "use an address of this machine and a port above 1023: [metrics] host and port in"
+                " a peer file",
+            ) from None
+        changed: Any = server
+        changed.RequestHandlerClass.timeout = SILENCE_S
+        changed.handle_error = lambda request, client_address: None
+        return server
 
     def show(self, info: Info) -> Callable[[], None]:
         """Adds what the daemon knows to every scrape, until what is returned is called.

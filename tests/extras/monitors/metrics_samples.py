@@ -56,7 +56,8 @@ def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]
     try:
         yield metrics, scrape
     finally:
-        server.close()
+        server.shutdown()
+        server.server_close()
 
 
 def a_whole_scrape() -> str:

@@ -231,18 +231,3 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting(
     monkeypatch.undo()
     tracker.close()
     assert taken == list(range(1, WAITING + 2))
-
-
-def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ValueError("no such label")
-
-    said = Said()
-    monkeypatch.setattr(Metrics, "emit", broken)
-    with ExitStack() as stack:
-        sinks, _ = open_monitors(parse_peer_text("[metrics]\nport = 0\n", tmp_path), stack, said)
-        for sink in (*sinks, *sinks):
-            sink.emit("left")
-    assert said.notes == [
-        "nothing more for the metrics that count events until the next start: no such label"
-    ]
