@@ -37,7 +37,7 @@ def shown(visit: Callable[[Page, str, ShownSwarm], Awaitable[None]]) -> None:
 async def served(swarm: ShownSwarm, port: int = 0) -> AsyncIterator[str]:
     """The page's URL, until the dashboard ends with the block."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    feed = SwarmFeed(swarm.look, swarm.view, 2000, swarm)
+    feed = SwarmFeed(swarm, swarm.seen, 2000)
     where = ListenAddress(LOOPBACK, port)
     server = asyncio.create_task(serve(feed, where, url.set_result, every_s=0.05))
     try:

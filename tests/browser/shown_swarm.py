@@ -13,7 +13,7 @@ _NOW = a_lease().issued_at + 0.4
 
 
 class ShownSwarm:
-    """What a `SwarmFeed` looks at, and the chain that it reads."""
+    """What a `SwarmFeed` looks at."""
 
     def __init__(self) -> None:
         self.note = ""
@@ -23,21 +23,21 @@ class ShownSwarm:
             for peer, state in zip(_PEERS, states, strict=True)
         )
         void = (VoidAttempt(8, _PEERS[1], "ring-broken"), VoidAttempt(6, _PEERS[0], "no-quorum"))
-        self.view = SwarmView(
+        self.seen = SwarmView(
             "shakespeare", 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0], void
         )
         self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
         for _ in range(7):
             self._append()
 
-    async def look(self) -> SwarmView:
-        return self.view
+    async def view(self) -> SwarmView:
+        return self.seen
 
     async def read(self) -> None: ...
 
     def commit(self) -> None:
         """One round."""
-        self.view = replace(self.view, round=self.view.round + 1)
+        self.seen = replace(self.seen, round=self.seen.round + 1)
         self._append()
 
     def _append(self, rounds_later: int = 1) -> None:

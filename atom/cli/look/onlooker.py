@@ -107,7 +107,7 @@ class Onlooker:
             raise no_answer(problem)
         return sight
 
-    # ---- the chain (`atom.extras.dashboard.feed.Chain`)
+    # ---- the chain (with `view`: an `atom.extras.dashboard.feed.Swarm`)
 
     @property
     def ledger(self) -> Ledger:

@@ -52,7 +52,7 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
     try:
         async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
             first = await onlooker.first_look()
-            feed = SwarmFeed(onlooker.view, first.view, first.rounds, onlooker)
+            feed = SwarmFeed(onlooker, first.view, first.rounds)
             group.create_task(feed.follow())
             await show(feed, console)
     except ExceptionGroup as several:
@@ -170,7 +170,7 @@ def _host(text: str | None) -> str:
 async def _serve(address: str, state: Path | None, where: ListenAddress) -> None:
     async with onlooking(address, state) as onlooker:
         first = await onlooker.first_look()
-        await serve(SwarmFeed(onlooker.view, first.view, first.rounds, onlooker), where, _say)
+        await serve(SwarmFeed(onlooker, first.view, first.rounds), where, _say)
 
 
 def _say(url: str) -> None:

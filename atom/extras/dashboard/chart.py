@@ -1,35 +1,11 @@
-"""The losses that an onlooker has seen since it began to look, as nobody on the DHT keeps older
-sights; and a curve of them as SVG. Colours come from the style. Pure."""
+"""Losses by round as a curve, in SVG. Colours come from the style. Pure."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-MAX_POINTS = 10_000
-
 Point = tuple[int, float]
 """(round, mean loss of that round)."""
-
-
-class LossHistory:
-    """One loss per round, rounds ascending; a chain that went back drops the rounds after it."""
-
-    def __init__(self, max_points: int = MAX_POINTS) -> None:
-        self._max_points = max_points
-        self._points: list[Point] = []
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        return tuple(self._points)
-
-    def add(self, round_number: int, loss: float | None) -> None:
-        """Takes what was seen; nothing for a round without a loss, or one that is no number."""
-        if loss is None or not math.isfinite(loss):
-            return
-        while self._points and self._points[-1][0] >= round_number:
-            self._points.pop()
-        self._points.append((round_number, loss))
-        del self._points[: -self._max_points]
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

@@ -133,18 +133,14 @@ def _sample(view: SwarmView) -> str:
 
 
 def _loss(seen: Seen) -> str:
-    certified = seen.ledger is not None and seen.ledger.rounds
-    since = "of the whole run" if certified else "since the dashboard started"
-    title = f'<h2>loss by round <span class="quiet">{since}</span></h2>'
+    title = "<h2>loss by round</h2>"
     if len(seen.losses) < 2:
-        return f'{title}<p class="quiet">the curve begins with the second round seen</p>'
+        return title + _quietly(seen.ledger_note or "the curve begins with the second round")
     return title + loss_chart(seen.losses)
 
 
 def _rounds(seen: Seen) -> str:
     title = '<h2>rounds <span class="quiet">the newest, from the certified chain</span></h2>'
-    if seen.ledger is None:
-        return title + _quietly(seen.ledger_note or "the chain was not read")
     why, void = _quietly(seen.ledger_note), seen.view.void_attempts
     if why and not (seen.ledger.rounds or void):
         return title + why
@@ -156,14 +152,13 @@ def _contributions(seen: Seen) -> str:
         '<h2>contributions <span class="quiet">sequences in committed rounds of the whole run, '
         "certified by its voters</span></h2>"
     )
-    if seen.ledger is None or (seen.ledger_note and not seen.ledger.rounds):
+    if seen.ledger_note and not seen.ledger.rounds:
         return title + _quietly("not known without the chain: see rounds")
     return title + _as_of(seen) + contributions_table(seen.ledger, seen.view)
 
 
 def _as_of(seen: Seen) -> str:
     """What was read last time may be old: then every table says how old."""
-    assert seen.ledger is not None
     read, now = seen.ledger.head.round, seen.view.round
     if not seen.ledger_note or read >= now:
         return ""

@@ -1,14 +1,11 @@
 """The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
 
-import asyncio
-import contextlib
 import errno
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -33,8 +30,6 @@ _HEADERS = {
 }
 _FAREWELL_S = 0.5
 """For answers that are under way when we end."""
-MAX_CONNECTIONS = 256
-"""At a time. The oldest ends for one more: a page that is open connects again."""
 _SILENCE_S = 15.0
 """How long a connection may stand without a request."""
 _STATIC = files("atom.extras.dashboard") / "static"
@@ -64,9 +59,8 @@ async def serve(
     )
     await runner.setup()
     try:
-        async with _listening(runner, where) as url:
-            ready(url)
-            await feed.follow(every_s)
+        ready(await _listening(runner, where))
+        await feed.follow(every_s)
     finally:
         await runner.cleanup()
 
@@ -80,7 +74,6 @@ def _application(feed: SwarmFeed, where: ListenAddress) -> web.Application:
         [
             web.get("/", _serving(lambda: page(feed.seen), "text/html")),
             web.get("/content", _serving(lambda: content(feed.seen), "text/html")),
-            web.get("/swarm.json", _serving_json(feed)),
             *(
                 web.get(f"/{name}", _serving(partial(_STATIC.joinpath(name).read_text), kind))
                 for name, kind in _STATIC_KINDS.items()
@@ -101,29 +94,14 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-@contextlib.asynccontextmanager
-async def _listening(runner: web.AppRunner, where: ListenAddress) -> AsyncIterator[str]:
-    """Listens meanwhile, at the URL that it gives. Raises: PortInUseError, UserError."""
-    assert runner.server is not None, "it was set up"
-    loop, let_in = asyncio.get_running_loop(), partial(_let_in, runner.server)
+async def _listening(runner: web.AppRunner, where: ListenAddress) -> str:
+    """The URL at which it listens from now on. Raises: PortInUseError, UserError."""
     try:
-        listener = await loop.create_server(let_in, where.host, where.port)
+        await web.TCPSite(runner, where.host, where.port).start()
     except OSError as error:
         raise _refused(where, error) from None
-    try:
-        host, port = listener.sockets[0].getsockname()[:2]
-        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    finally:
-        listener.close()
-
-
-def _let_in(server: web.Server) -> asyncio.BaseProtocol:
-    """One more connection. Some thousand that say nothing, and there would be no socket left to
-    open the page by, nor to ask a peer for its chain."""
-    for oldest in server.connections[: 1 - MAX_CONNECTIONS]:
-        if isinstance(oldest.transport, asyncio.Transport):
-            oldest.transport.abort()  # its end does not wait for a client that reads nothing
-    return server()
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _refused(where: ListenAddress, error: OSError) -> UserError:
@@ -142,20 +120,6 @@ def _refused(where: ListenAddress, error: OSError) -> UserError:
 def _serving(text: Callable[[], str], content_type: str) -> _Handler:
     async def handle(_: web.Request) -> web.Response:
         return web.Response(text=text(), content_type=content_type, charset="utf-8")
-
-    return handle
-
-
-def _serving_json(feed: SwarmFeed) -> _Handler:
-    async def handle(_: web.Request) -> web.Response:
-        seen = feed.seen
-        body: dict[str, Any] = seen.view.to_json()
-        body |= {"rounds": seen.rounds, "losses": seen.losses, "problem": seen.problem}
-        body |= {"contributions": {}, "chain_problem": seen.ledger_note}
-        if seen.ledger is not None:
-            shares = seen.ledger.by_share()
-            body["contributions"] = {peer: share.sequences for peer, share in shares}
-        return web.json_response(body)
 
     return handle
 

@@ -12,10 +12,14 @@ from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import curve, footer, plain_line, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
+from atom.swarm.chain.commit import Head
+from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import EndedAttempt, PeerState, SampleText
 from tests.cli.swarm_sights import sight
 
 FALLING = tuple((number, 5.0 / number) for number in range(1, 30))
+START = Head(b"h" * 32, 0, 0, 0, (), ())
+LEDGER = Ledger(START, tuple(Round(number, loss, 8, 1, 0, 0) for number, loss in FALLING))
 
 
 def lines(renderable: object, width: int, height: int) -> list[str]:
@@ -25,7 +29,7 @@ def lines(renderable: object, width: int, height: int) -> list[str]:
 
 
 def drawn(shown: Sight, width: int, height: int, problem: str = "") -> list[str]:
-    seen = Seen(shown.view, shown.rounds, FALLING, problem)
+    seen = Seen(shown.view, shown.rounds, LEDGER, problem)
     return lines(screen(seen, width, height), width, height)
 
 
@@ -38,9 +42,9 @@ def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
     view = sight(
         ended_attempts=(EndedAttempt(7, Reason.EARLY), EndedAttempt(8, Reason.RING_BROKEN))
     ).view
-    told = footer(Seen(view, None, ()))
+    told = footer(Seen(view, None, LEDGER))
     assert "round 8: no result, ring-broken" in lines(told, 80, 1)[0]
-    assert "Ctrl-C" in lines(footer(Seen(replace(view, round=8), None, ())), 80, 1)[0]
+    assert "Ctrl-C" in lines(footer(Seen(replace(view, round=8), None, LEDGER)), 80, 1)[0]
 
 
 @pytest.mark.parametrize("height", [12, 40])

@@ -32,6 +32,10 @@ def a_view(*peers: Lease, **changes: Any) -> SwarmView:
     return replace(view, **changes)
 
 
+def no_ledger() -> Ledger:
+    return Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
+
+
 def a_ledger() -> Ledger:
     """Three rounds of two peers; the second went on without a quorum."""
     rounds = (
@@ -44,4 +48,4 @@ def a_ledger() -> Ledger:
 
 
 def seen(view: SwarmView, rounds: int | None = None, problem: str = "") -> Seen:
-    return Seen(view, rounds, ((6, 2.75), (7, 2.5)), problem)
+    return Seen(view, rounds, a_ledger(), problem)

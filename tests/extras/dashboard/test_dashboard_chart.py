@@ -1,34 +1,13 @@
 """Losses as seen, thinned and drawn."""
 
-import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.extras.dashboard.chart import (
-    LossHistory,
-    loss_chart,
-    thinned,
-)
+from atom.extras.dashboard.chart import loss_chart, thinned
 from atom.swarm.records.lease import MAX_LOSS
-
-
-def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:
-    history = LossHistory()
-    for round_number, loss in [(1, 5.0), (2, 4.0), (2, 4.5), (3, 3.0), (4, None), (2, 4.25)]:
-        history.add(round_number, loss)
-    assert history.points == ((1, 5.0), (2, 4.25))
-
-
-def test_what_is_no_number_is_not_kept_and_of_many_the_newest_are() -> None:
-    history = LossHistory(max_points=3)
-    for round_number in range(10):
-        history.add(round_number, 1.0)
-    history.add(10, math.nan)
-    history.add(11, -math.inf)
-    assert [round_number for round_number, _ in history.points] == [7, 8, 9]
 
 
 @given(st.integers(2, 2000), st.integers(3, 100))
