@@ -93,7 +93,7 @@ def info(
     state: DaemonStateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the daemon is doing, and with what; if several run, a row for each.
+    """Show what the daemon is doing, and with what; if several run, --state says which.
 
     With ADDRESS instead some lines of what that run trains on, without joining it.
 

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,13 +15,7 @@ from rich.text import Text
 
 from atom.base.errors import ControlError, StorageError
 from atom.cli.shell.signals import refuse_folders, write_whole
-from atom.cli.shell.terminal import (
-    columns_of,
-    fitting,
-    print_plainly,
-    stderr_console,
-    stdout_console,
-)
+from atom.cli.shell.terminal import stderr_console, stdout_console
 from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.chrome_trace import chrome_trace
@@ -36,20 +30,15 @@ _DEAF_HINT = (
 )
 TRACE_DEADLINE_S = 300.0
 _ASK_AGAIN_S = 0.2
-_COLUMNS = ("run", "state", "round", "turn", "--state")
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
-    """Of the daemon; if several run and none is named, a row for each. Of a named directory without
-    one, what it keeps. Raises: ControlError, StorageError."""
+    """Of the daemon; of a named directory without one, what it keeps. Raises: ControlError,
+    StorageError."""
     if state is not None and (kept := StateDirectory(state)).manifest.exists() and not kept.in_use:
         _show_kept(state, as_json)
         return
-    several = [folder.root for folder in find_daemons(state)]
-    if len(several) > 1:
-        _show_several(several, as_json)
-        return
-    info = control_client(several[0]).info()
+    info = control_client(state).info()
     from atom.cli.box.info_page import rows  # brings the DHT's side along
 
     _show(info, rows, as_json)
@@ -77,44 +66,6 @@ def _show(
         return
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
-
-
-def _show_several(roots: Sequence[Path], as_json: bool) -> None:
-    """As JSON: {"daemons": [info, …]}. Who is frozen, or ends just now, does not answer."""
-    infos: dict[Path, dict[str, Any] | None] = {}
-    for root in roots:
-        try:
-            infos[root] = control_client(root).info()
-        except ControlError:
-            infos[root] = None
-    if as_json:
-        typer.echo(json.dumps({"daemons": [info for info in infos.values() if info]}, indent=2))
-        return
-    rows = [_row(root, info) for root, info in infos.items()]
-    table = fitting(_COLUMNS, rows, None, words=_COLUMNS)
-    console = stdout_console()
-    if not console.is_terminal or columns_of(table) <= console.width:
-        print_plainly(table, whole=True)
-        return
-    for row in rows:  # folders are there to be copied, and not to be cut
-        console.print(", ".join(row.values()), markup=False, soft_wrap=True)
-
-
-def _row(root: Path, info: Mapping[str, Any] | None) -> dict[str, str]:
-    if info is None:
-        return dict.fromkeys(_COLUMNS, "-") | {"state": "no answer", "--state": str(root)}
-    if "round" not in info:  # it stands by
-        told = {"run": info["run"], "state": info["state"], "--state": str(root)}
-        return dict.fromkeys(_COLUMNS, "-") | told
-    rows, place = info["device_turns"]["runs"], info["state_directory"]
-    turns = [row["turn"] for row in rows if row["state_directory"] == place]
-    return {
-        "run": info["run"],
-        "state": info["state"],
-        "round": f"{info['round']:,}",
-        "turn": turns[0] if turns else "-",
-        "--state": str(root),
-    }
 
 
 def reload_settings(state: Path | None) -> None:
@@ -184,21 +135,8 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
 
     Raises: ControlError if there is none, or more than one.
     """
-    running = find_daemons(state, home)
-    if len(running) > 1:
-        names = ", ".join(folder.root.name for folder in running)
-        raise ControlError(
-            f"{len(running)} daemons run on this machine: {names}",
-            _which_one(folder.root for folder in running),
-        )
-    return running[0].control_socket
-
-
-def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDirectory]:
-    """Where the daemon in `state` runs, else all of those under the usual place. Raises:
-    ControlError if there is none."""
     if state is not None:
-        return [_named(StateDirectory(state))]
+        return _named(StateDirectory(state)).control_socket
     home = base_folder("data") if home is None else home
     folders = _state_directories(home)
     running = [folder for folder in folders if _listens(folder)]
@@ -206,7 +144,13 @@ def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDire
         for folder in folders:
             _refuse_deaf(folder)
         raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
-    return running
+    if len(running) > 1:
+        names = ", ".join(folder.root.name for folder in running)
+        raise ControlError(
+            f"{len(running)} daemons run on this machine: {names}",
+            _which_one(folder.root for folder in running),
+        )
+    return running[0].control_socket
 
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
