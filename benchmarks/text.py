@@ -51,7 +51,7 @@ def measure(folder: Path, count: int, bits_per_s: float) -> None:
     tokens = torch.from_file(str(path), shared=True, size=count, dtype=torch.uint16)
     digest = state_digest({"tokens": tokens})
     line = Bandwidth(bits_per_s)
-    server = BlobServer({text_blob(digest): {"tokens": tokens}}.get, throttle=line.throttle)
+    server = BlobServer({text_blob(digest): {"tokens": tokens}}.get)
     server.manifest(text_blob(digest))  # hashed before anybody asks, as by a founder who is there
     donor, me = peer(line, server), peer(Bandwidth(), None)
     me.set_addresses(donor.peer_id, ["{}:{}".format(*donor.address)])

@@ -1,6 +1,9 @@
 """A donor that never falls silent, and takes its time."""
 
-from atom.swarm.stream.bandwidth import TransferThrottle
+from collections.abc import Callable
+
+from atom.swarm.stream.bandwidth import Bandwidth, Rank, TransferThrottle
+from atom.swarm.stream.frames import Channel
 
 
 class Trickle(TransferThrottle):
@@ -17,3 +20,14 @@ class Trickle(TransferThrottle):
         count = min(most, self._part_bytes)
         self._next_at = now + count / self._bytes_per_s
         return count
+
+    def through(self, serve: Callable[[Channel], None]) -> Callable[[Channel], None]:
+        """Serves blobs like that."""
+        bandwidth = Bandwidth()
+        bandwidth.sending.behind[Rank.STATE] = self
+
+        def slowly(channel: Channel) -> None:
+            channel.bandwidth = bandwidth
+            serve(channel)
+
+        return slowly

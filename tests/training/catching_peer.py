@@ -11,12 +11,12 @@ from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
-from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage, write_snapshot
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
+from tests.swarm.trickle import Trickle
 from tests.training.small_history import ROUNDS, initialise, new_replica, run
 
 PAGE_COMMITS = 2
@@ -99,11 +99,11 @@ class Peer:
             self._network.add(), self.results.usual_bytes, state_bytes, self.downloads, watch
         )
 
-    def door(self, blobs: BlobServer, throttle: TransferThrottle | None = None) -> str:
+    def door(self, blobs: BlobServer, trickle: Trickle | None = None) -> str:
         """The peer that serves this."""
         if blobs not in self._doors:
-            blobs.throttle = throttle or blobs.throttle
-            self._doors[blobs] = self._network.add(blobs.serve).peer_id
+            serve = trickle.through(blobs.serve) if trickle else blobs.serve
+            self._doors[blobs] = self._network.add(serve).peer_id
         return self._doors[blobs]
 
     def run(self, *donors: BlobServer, discard: bool = False) -> str:

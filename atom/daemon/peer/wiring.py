@@ -57,7 +57,7 @@ def transport_of(
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, listed)
     known = KnownPeers()
-    server = BlobServer(storage.content, known, bandwidth.throttle, storage.digest_of)
+    server = BlobServer(storage.content, known, storage.digest_of)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)

@@ -6,7 +6,6 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 """
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple, Protocol
@@ -26,7 +25,6 @@ from atom.swarm.state.arenas import (
     describe,
 )
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.transport.limits import KnownPeers
 
@@ -37,8 +35,6 @@ BYTES_ARENA = "bytes"
 _IDLE_S = 15.0
 """So long after its last request a channel is kept."""
 _SEND_SILENCE_S = 15.0
-_LOOK_S = 0.01
-"""Between looks whether rings leave room."""
 _MANIFESTS = 1024
 """Of more contents than a peer keeps: whoever asks for many has none forgotten."""
 
@@ -80,7 +76,6 @@ class BlobServer:
         self,
         find: Callable[[str], Content | PartialContent | None],
         known: KnownPeers | None = None,
-        throttle: TransferThrottle | None = None,
         digest_of: Callable[[str], bytes] = lambda name: b"",
     ) -> None:
         """`find`: the content of that name; None: there is none. Called from many threads, for each
@@ -89,7 +84,6 @@ class BlobServer:
         self._find = find
         self._known = known or KnownPeers()
         self._digest_of = digest_of
-        self.throttle = throttle or TransferThrottle()
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
         self._serving = defaultdict[Purpose, list[str]](list)
@@ -177,7 +171,7 @@ class BlobServer:
         request = schema.decode(BlobRequest, raw, MAX_REQUEST_BYTES)
         patience = Patience(_SEND_SILENCE_S)
         try:
-            self._send(channel, memoryview(self._look_up(request)), patience)
+            channel.send_frame(Kind.BLOB, self._look_up(request), patience=patience)
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
 
@@ -185,14 +179,3 @@ class BlobServer:
         if request.manifest:
             return schema.encode(self.manifest(request.name))
         return self.chunk(request.name, request.arena, request.chunk)
-
-    def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
-        """One frame, in parts that wait for rings: a slow donor must not look silent."""
-        channel.send_header(Kind.BLOB, len(answer), patience)
-        while answer and not channel.closed.is_set():
-            size = self.throttle.take(len(answer), time.monotonic())
-            if size:
-                channel.send_all(answer[:size], patience)
-                answer = answer[size:]
-            else:
-                channel.closed.wait(_LOOK_S)

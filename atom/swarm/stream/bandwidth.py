@@ -1,4 +1,5 @@
-"""A volunteer's bandwidth: caps shared by all channels, and rounds before state transfers.
+"""A volunteer's bandwidth: caps shared by all channels, and what goes first in each direction:
+exchanges, then states and results, then a run's text.
 
 Bytes go in small slices, so that a slow link shows steady progress instead of silence, and a
 capped reader slows the sender down through TCP itself.
@@ -7,21 +8,30 @@ capped reader slows the sender down through TCP itself.
 import math
 import threading
 from collections.abc import Iterator
+from enum import IntEnum
 
 SLICE_BYTES, SMALLEST_SLICE_BYTES = 16 * 1024, 1024
 TURN_S = 0.015
 """Of a slow line, for one slice: with 64 streams in turn none is silent for a second."""
 PART_BYTES = 256 * 1024
-"""That a state transfer sends at a time, at most."""
-RING_SHARE = 0.25
-"""Bytes that transfers may send for each byte of a running ring. Below it a joiner of a swarm that
-does nothing but average would never catch up: four donors' shares carry one result per round."""
+"""That is sent or received at a time, at most."""
+SHARE_BEHIND = 0.25
+"""Bytes that may pass for each byte of what goes first. Below it a joiner of a swarm that does
+nothing but average would never catch up: four donors' shares carry one result per round."""
 _QUIET_S = 0.25
-"""For so long after its last bytes a ring that has not ended counts as running."""
+"""For so long after its last bytes what goes first counts as under way."""
 _HEARTBEAT_BYTES = 1024
-"""Sent at once: no more says that a ring waits, not that it is at work."""
+"""No more says that an exchange waits, not that it is at work."""
 _MOST_CREDIT_BYTES = 1024 * 1024
 _SMALLEST_PART_BYTES = 8 * 1024
+
+
+class Rank(IntEnum):
+    """What goes before what. Anything else waits for nobody."""
+
+    EXCHANGE = 1
+    STATE = 2
+    TEXT = 3
 
 
 class TokenBucket:
@@ -72,45 +82,66 @@ class TokenBucket:
 
 
 class TransferThrottle:
-    """While a ring sends, state transfers get a share of what it sends. One per peer, over all its
-    connections. Pure arithmetic on a given time. Thread-safe.
+    """While something goes first, others get a share of what that gets through. Pure arithmetic on
+    a given time. Thread-safe.
 
-    The link's speed need not be known: what the ring gets through is what the link has to give.
-    When the ring has ended, or is silent, transfers have the link to themselves.
+    The line's speed need not be known: what goes first takes what the line has to give. When it has
+    ended, or is silent, the others have the line to themselves.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running_until = -math.inf
+        self._first_until = -math.inf
         self._credit_bytes = 0.0
 
-    def ring_sent(self, count: int, now: float) -> None:
+    def passes(self, count: int, now: float) -> None:
+        """So much of what goes first."""
         with self._lock:
             if count > _HEARTBEAT_BYTES:
-                self._running_until = now + _QUIET_S
-            self._credit_bytes = min(self._credit_bytes + RING_SHARE * count, _MOST_CREDIT_BYTES)
+                self._first_until = now + _QUIET_S
+            self._credit_bytes = min(self._credit_bytes + SHARE_BEHIND * count, _MOST_CREDIT_BYTES)
 
-    def ring_ended(self) -> None:
-        """Nothing of it is to come. Who missed it fetches its result now, and is in the next one if
-        that is quick: a wait here is a wait each round, and others may need less to begin one."""
+    def ended(self) -> None:
+        """Nothing of it is to come. Who missed an exchange fetches its result now, and is in the
+        next one if that is quick: a wait here is a wait each round, and others may need less to
+        begin one."""
         with self._lock:
-            self._running_until = -math.inf
+            self._first_until = -math.inf
 
     def take(self, most: int, now: float) -> int:
-        """How many bytes, of `most` that it has, a transfer sends next; 0: it asks again later.
+        """How many bytes, of `most`, pass next; 0: ask again later.
 
-        Beside a ring no more than the credit, or a little, as a debt: other transfers wait until a
-        debt is paid off, and would look dead to their peers.
+        Behind something no more than the credit, or a little, as a debt: others wait until a debt
+        is paid off, and would look dead to their peers.
         """
-        most = min(most, PART_BYTES)
         with self._lock:
-            if now > self._running_until:
+            if now > self._first_until:
                 return most
             if self._credit_bytes <= 0:
                 return 0
             count = min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), most)
             self._credit_bytes -= count
             return count
+
+
+class Precedence:
+    """Of all channels, in one direction. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.behind = {rank: TransferThrottle() for rank in (Rank.STATE, Rank.TEXT)}
+
+    def take(self, rank: Rank, most: int, now: float) -> int:
+        """How many bytes of that rank, of `most`, pass next; 0: ask again later."""
+        most = min(most, PART_BYTES)
+        count = self.behind[rank].take(most, now) if rank in self.behind else most
+        for other, throttle in self.behind.items():
+            if other > rank:
+                throttle.passes(count, now)
+        return count
+
+    def exchange_ended(self) -> None:
+        for throttle in self.behind.values():
+            throttle.ended()
 
 
 class Bandwidth:
@@ -124,8 +155,7 @@ class Bandwidth:
         self._lock = threading.Lock()
         self.sent_bytes = self.received_bytes = 0
         """By all channels so far, without handshakes and what TLS adds."""
-        self.throttle = TransferThrottle()
-        """Lets rings go before state transfers."""
+        self.sending, self.receiving = Precedence(), Precedence()
         self.change(upload_bits_per_s, download_bits_per_s)
 
     def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:

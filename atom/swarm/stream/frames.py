@@ -8,18 +8,19 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.stream.bandwidth import Bandwidth
+from atom.swarm.stream.bandwidth import Bandwidth, Precedence, Rank
 
 _HEADER = struct.Struct(">IB")
 _SMALL_BYTES = 4096
 _SLICE_S = 0.05  # how soon a set `stop` is noticed
+_LOOK_S = 0.01  # between looks whether what goes first leaves room
 SLOWEST_BYTES_PER_S = 64 * 1024.0
 """About half a megabit: a slower member makes everybody wait for hours."""
 
@@ -36,6 +37,9 @@ class Purpose(IntEnum):
     """ "Can you dial me?" """
     TEXT = 7
     """As blobs, with places of its own: who needs a result never waits for those who want text."""
+
+
+_RANKS = {Purpose.RING: Rank.EXCHANGE, Purpose.BLOBS: Rank.STATE, Purpose.TEXT: Rank.TEXT}
 
 
 class Kind(IntEnum):
@@ -125,8 +129,8 @@ class Stream(Protocol):
 
 
 class Channel:
-    """Frames over a stream to one authenticated peer, within the volunteer's caps. What is sent in
-    an exchange goes before state transfers."""
+    """Frames over a stream to one authenticated peer, within the volunteer's caps, and after what
+    goes first."""
 
     def __init__(self, stream: Stream, on_close: Callable[["Channel"], None] | None = None) -> None:
         self.stream = stream
@@ -153,22 +157,38 @@ class Channel:
         """A part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
         if (bandwidth := self.bandwidth) is None:
             return self.stream.send_all(view, patience)
-        if self.purpose is Purpose.RING:
-            self._was_in_ring = True
-            bandwidth.throttle.ring_sent(len(view), time.monotonic())
-        for part in bandwidth.upload.slices(view):
-            self.closed.wait(bandwidth.upload.take(len(part), time.monotonic()))
-            self.stream.send_all(part, patience)
-            bandwidth.carried(sent=len(part))
+        for part in self._in_turn(bandwidth.sending, view, patience):
+            for piece in bandwidth.upload.slices(part):
+                self.closed.wait(bandwidth.upload.take(len(piece), time.monotonic()))
+                self.stream.send_all(piece, patience)
+                bandwidth.carried(sent=len(piece))
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Fills `view`, a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
         if (bandwidth := self.bandwidth) is None:
             return self.stream.recv_into(view, patience)
-        for part in bandwidth.download.slices(view):
-            self.stream.recv_into(part, patience)
-            bandwidth.carried(received=len(part))
-            self.closed.wait(bandwidth.download.take(len(part), time.monotonic()))
+        for part in self._in_turn(bandwidth.receiving, view, patience):
+            for piece in bandwidth.download.slices(part):
+                self.stream.recv_into(piece, patience)
+                bandwidth.carried(received=len(piece))
+                self.closed.wait(bandwidth.download.take(len(piece), time.monotonic()))
+
+    def _in_turn(
+        self, precedence: Precedence, view: memoryview, patience: Patience
+    ) -> Iterator[memoryview]:
+        """Parts of it, each when it may pass. Raises: TimeoutError, Interrupted."""
+        rank = _RANKS.get(self.purpose)
+        self._was_in_ring |= rank is Rank.EXCHANGE
+        while view:
+            now, size = time.monotonic(), len(view)
+            if rank is not None and not self.closed.is_set():
+                size = precedence.take(rank, size, now)
+            if size:
+                yield view[:size]
+                view = view[size:]
+            else:
+                patience.wait_s(now)
+                self.closed.wait(_LOOK_S)
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
         """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
@@ -226,6 +246,7 @@ class Channel:
             self.closed.set()
         self.stream.close()
         if self.bandwidth is not None and self._was_in_ring:
-            self.bandwidth.throttle.ring_ended()
+            self.bandwidth.sending.exchange_ended()
+            self.bandwidth.receiving.exchange_ended()
         if self._on_close is not None:
             self._on_close(self)

@@ -15,7 +15,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
 from atom.swarm.state.blobs import BlobServer, plain_bytes
-from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers
@@ -36,7 +35,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def served(
-    stack: ExitStack, manifest: Manifest, rounds: int, throttle: TransferThrottle | None = None
+    stack: ExitStack, manifest: Manifest, rounds: int, trickle: Trickle | None = None
 ) -> Lease:
     """A peer with a chain of so many rounds; its lease."""
     first, commits = first_head(manifest), []
@@ -46,7 +45,8 @@ def served(
     pages = {f"chain/{since}": plain_bytes(page_of(commits, since)) for since in range(rounds + 1)}
     listed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), listed)
-    handlers = Handlers(on_blobs=BlobServer(pages.get, throttle=throttle).serve)
+    serve = BlobServer(pages.get).serve
+    handlers = Handlers(on_blobs=trickle.through(serve) if trickle else serve)
     transport = Transport(local, ("127.0.0.1", 0), EventFan(), handlers=handlers)
     transport.start()
     stack.callback(transport.close)

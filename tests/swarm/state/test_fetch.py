@@ -23,7 +23,6 @@ from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, PieceQueue, state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
-from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
@@ -90,12 +89,9 @@ class Town:
         self.events = EventList()
         self.lies: dict[str, Reason] = {}
 
-    def donor(
-        self, server: BlobServer | None = None, throttle: TransferThrottle | None = None
-    ) -> str:
-        server = server or Scripted()
-        server.throttle = throttle or server.throttle
-        return self._network.add(server.serve).peer_id
+    def donor(self, server: BlobServer | None = None, trickle: Trickle | None = None) -> str:
+        serve = (server or Scripted()).serve
+        return self._network.add(trickle.through(serve) if trickle else serve).peer_id
 
     def address_of(self, donor: str) -> str:
         [there] = [each for each in self._network.present if each.peer_id == donor]
@@ -183,7 +179,7 @@ def test_a_donor_that_is_stuck_or_trickles_holds_nobody_up_for_long(
     """One that trickles never falls silent, and would take minutes for a piece."""
     monkeypatch.setattr(fetch_module, "SILENCE_S", 0.3 if is_silent else 5.0)
     slow = (
-        town.donor(Scripted(town.stuck)) if is_silent else town.donor(throttle=Trickle(64 * 1024.0))
+        town.donor(Scripted(town.stuck)) if is_silent else town.donor(trickle=Trickle(64 * 1024.0))
     )
     good = town.donor()
     assert town.fetch([slow, good]) == {good: STATE_BYTES}
@@ -223,7 +219,7 @@ def test_when_nobody_is_left_the_last_reason_is_told(
     assert refusal(lambda: town.fetch([stuck], stop=stop)) is Reason.SUPERSEDED
     much = town.donor()
     assert refusal(lambda: town.fetch([much], most_bytes=CHUNK_BYTES)) is Reason.TOO_LARGE
-    slow = town.donor(throttle=Trickle(1024.0 * 1024))
+    slow = town.donor(trickle=Trickle(1024.0 * 1024))
     quick = Pace(0.5, 1e9)
     assert (
         refusal(lambda: town.fetch([slow], most_bytes=STATE_BYTES, pace=quick)) is Reason.TOO_SLOW
@@ -329,7 +325,7 @@ def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> No
 
 def test_plain_bytes_must_come_at_the_pace_of_all_that_came(town: Town) -> None:
     donor = town.donor(
-        BlobServer({"page": plain_bytes(b"x" * 1000)}.get), throttle=Trickle(4000.0, 100)
+        BlobServer({"page": plain_bytes(b"x" * 1000)}.get), trickle=Trickle(4000.0, 100)
     )
     with asking(town.me, donor, Pace(3.0, 2000.0)) as ask:
         for _ in range(3):

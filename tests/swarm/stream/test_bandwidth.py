@@ -1,22 +1,26 @@
 """Caps hold, rings go first, and nobody starves."""
 
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from atom.swarm.state.fetch import SILENCE_S
 from atom.swarm.stream.bandwidth import (
     PART_BYTES,
-    RING_SHARE,
+    SHARE_BEHIND,
     SLICE_BYTES,
     SMALLEST_SLICE_BYTES,
     Bandwidth,
+    Precedence,
+    Rank,
     TokenBucket,
     TransferThrottle,
 )
-from atom.swarm.stream.frames import Channel, Patience, Purpose
+from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream
 from tests.swarm.stream_pairs import stream_pair
 
@@ -101,7 +105,7 @@ def running_ring(until: float) -> TransferThrottle:
     """A fast one, for a second up to then."""
     throttle = TransferThrottle()
     for step in range(101):
-        throttle.ring_sent(10_000_000, until - 1.0 + step / 100)
+        throttle.passes(10_000_000, until - 1.0 + step / 100)
     return throttle
 
 
@@ -114,23 +118,23 @@ def test_beside_a_ring_transfers_get_their_share_and_none_looks_dead(
 ) -> None:
     """They always want to send, and wait in turn."""
     throttle, now, longest, sent = TransferThrottle(), 100.0, 0.0, 0
-    throttle.ring_sent(PART_BYTES, now)  # it runs already
+    throttle.passes(PART_BYTES, now)  # it runs already
     heard = [now] * uploads
     for _ in range(3000):
-        throttle.ring_sent(int(rate / 100), now)
+        throttle.passes(int(rate / 100), now)
         for upload in sorted(range(uploads), key=heard.__getitem__):
             if count := throttle.take(PART_BYTES, now):
                 sent, heard[upload] = sent + count, now
             longest = max(longest, now - heard[upload])
         now += 0.01
     assert longest < most_s
-    assert 0.9 * RING_SHARE * rate * 30 < sent < 1.1 * RING_SHARE * rate * 30 + PART_BYTES
+    assert 0.9 * SHARE_BEHIND * rate * 30 < sent < 1.1 * SHARE_BEHIND * rate * 30 + PART_BYTES
 
 
 def test_a_ring_that_only_breathes_is_no_ring() -> None:
     throttle = TransferThrottle()
     for step in range(50):
-        throttle.ring_sent(5, 100.0 + step / 10)
+        throttle.passes(5, 100.0 + step / 10)
         assert throttle.take(PART_BYTES, 100.0 + step / 10) == PART_BYTES
 
 
@@ -139,24 +143,56 @@ def test_who_missed_a_ring_has_its_result_as_soon_as_it_has_ended() -> None:
     one if it had to wait, where the others begin the next round in less."""
     throttle, now = TransferThrottle(), 100.0
     for _ in range(20):
-        throttle.ring_sent(PART_BYTES // 16, now)
-        throttle.ring_ended()
+        throttle.passes(PART_BYTES // 16, now)
+        throttle.ended()
         assert throttle.take(PART_BYTES // 16, now + 0.001) == PART_BYTES // 16
         now += 0.2
 
 
-@pytest.mark.parametrize("purpose", [Purpose.RING, Purpose.BLOBS])
-def test_a_ring_goes_first_from_its_first_bytes_until_its_channel_is_closed(
-    purpose: Purpose,
+def waits(precedence: Precedence, rank: Rank) -> bool:
+    """After a little that passes on credit."""
+    return 0 in [precedence.take(rank, PART_BYTES, time.monotonic()) for _ in range(9)]
+
+
+@pytest.mark.parametrize("second", Rank)
+@pytest.mark.parametrize("first", Rank)
+def test_an_exchange_goes_before_states_and_both_before_a_text(first: Rank, second: Rank) -> None:
+    precedence = Precedence()
+    precedence.take(first, PART_BYTES, time.monotonic())
+    assert waits(precedence, second) is (second > first)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("purpose", [Purpose.RING, Purpose.BLOBS, Purpose.TEXT, Purpose.MESSAGES])
+def test_what_goes_first_does_in_its_direction_until_its_channel_is_closed(
+    purpose: Purpose, sends: bool
 ) -> None:
-    bandwidth = Bandwidth()
-    unclaimed, channel = (capped(stream, bandwidth, purpose) for stream in stream_pair())
-
-    def waits() -> bool:
-        return 0 in [bandwidth.throttle.take(PART_BYTES, time.monotonic()) for _ in range(9)]
-
-    channel.send_all(memoryview(bytes(PART_BYTES // 4)), PATIENCE)
+    bandwidth, (stream, far) = Bandwidth(), stream_pair()
+    unclaimed, channel = (capped(each, bandwidth, purpose) for each in (stream_pair()[0], stream))
+    raw = memoryview(bytearray(PART_BYTES // 4))
+    if sends:
+        channel.send_all(raw, PATIENCE)
+    else:
+        far.send_all(raw, PATIENCE)
+        channel.recv_into(raw, PATIENCE)
     unclaimed.close()
-    assert waits() is (purpose is Purpose.RING)
+    ways = [bandwidth.sending, bandwidth.receiving]
+    used, idle = ways if sends else reversed(ways)
+    assert waits(used, Rank.TEXT) is (purpose in (Purpose.RING, Purpose.BLOBS))
+    assert not waits(idle, Rank.TEXT)
     channel.close()
-    assert not waits()
+    assert waits(used, Rank.TEXT) is (purpose is Purpose.BLOBS), "it may have others"
+
+
+def test_who_waits_for_its_turn_can_be_told_to_stop() -> None:
+    stop, bandwidth = threading.Event(), Bandwidth()
+    channel = capped(stream_pair()[0], bandwidth, Purpose.TEXT)
+
+    class Stopping(TransferThrottle):
+        def take(self, most: int, now: float) -> int:
+            stop.set()
+            return 0
+
+    bandwidth.receiving.behind[Rank.TEXT] = Stopping()
+    with pytest.raises(Interrupted):
+        channel.recv_into(memoryview(bytearray(9)), replace(PATIENCE, stop=stop))
