@@ -176,9 +176,11 @@ def plan(
     request = PlanRequest(Path(run), peer, memory, assume, bits_per_s, sharing, measure_again)
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import what_is_trained
+        from atom.daemon.model.model_source import agreed_run
 
-        its, there = run_to_the_end(what_is_trained(run))
-        request = replace(request, run=its, peers=peers or there + 1)
+        swarm, there = run_to_the_end(what_is_trained(run))
+        its = agreed_run(swarm)
+        request = replace(request, run=its, text=swarm.text, peers=peers or there + 1)
     show_plan(request, as_json, source)
 
 

@@ -55,10 +55,12 @@ class StateDirectory:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the disk, taken by states, checkpoints, results and what is being fetched: by what the
-        plan of a run counts. A daemon may be at work: what is gone meanwhile is not counted."""
+        """Of the disk, taken by states, checkpoints, results, text and what is being fetched: by
+        what the plan of a run counts. What goes meanwhile, as a daemon is at work, is not counted.
+        """
         total = 0
-        for folder in (self.snapshots, self.checkpoints, self.results, self.downloads):
+        folders = self.snapshots, self.checkpoints, self.results, self.tokens, self.downloads
+        for folder in folders:
             for path in folder.rglob("*"):
                 with suppress(OSError):
                     total += path.lstat().st_blocks * 512

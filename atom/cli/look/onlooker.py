@@ -20,8 +20,6 @@ from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
 from atom.config.model_and_data import Data
 from atom.config.places import default_state_directory
-from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import agreed_run
 from atom.daemon.owner.traffic import line_text
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import parse_join_address
@@ -171,12 +169,11 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
         await directory.close()
 
 
-async def what_is_trained(address: str) -> tuple[RunFile, int]:
-    """In the run that `address` names, and by how many peers. Raises: AddressError; ConfigError;
-    MismatchError."""
+async def what_is_trained(address: str) -> tuple[Manifest, int]:
+    """In the run that `address` names, and by how many peers. Raises: AddressError."""
     async with onlooking(address) as onlooker:
         view = (await onlooker.first_look()).view
-        return agreed_run(onlooker.manifest), sum(peer.state != "left" for peer in view.peers)
+        return onlooker.manifest, sum(peer.state != "left" for peer in view.peers)
 
 
 async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:

@@ -117,6 +117,8 @@ def _fit(plan: Plan) -> RenderableType:
     if disk.checkpoint_bytes:
         kept += f", {format_bytes(disk.checkpoint_bytes)} checkpoints"
     kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since"
+    if disk.text_bytes:
+        kept += f", {format_bytes(disk.text_bytes)} text of the run"
     if disk.joiners_bytes:
         kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, where there is room"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]

@@ -44,6 +44,7 @@ from atom.daemon.model.run_optimizer import (
     state_form,
     update_rule,
 )
+from atom.daemon.model.shared_text import most_kept_bytes
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
@@ -56,6 +57,7 @@ from atom.placement.choosing import choose
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.exchange.codec import codec_named
+from atom.swarm.records.manifest import SharedText
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
@@ -76,6 +78,8 @@ class PlanRequest:
     peers: int = DEFAULT_PEERS
     measure_again: bool = False
     """Whatever is kept of this device."""
+    text: SharedText | None = None
+    """Of a swarm, as its manifest names it."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class DiskPlan:
     """Weights that the peer file asks to keep, and those being written."""
     result_bytes: int
     """Averages since it, and of a round meanwhile."""
+    text_bytes: int
+    """Of what comes through the swarm."""
     joiners_bytes: int
     """Used besides where there is room: older states, and averages since then."""
     have_bytes: int
@@ -109,7 +115,7 @@ class DiskPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.snapshot_bytes + self.checkpoint_bytes + self.result_bytes
+        return self.snapshot_bytes + self.checkpoint_bytes + self.result_bytes + self.text_bytes
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         program=program,
         profile=profile,
         host=HostPlan(tuple(arenas), have_bytes),
-        disk=disk_plan(run, graph, peer, _root(run, peer)),
+        disk=disk_plan(run, graph, peer, _root(run, peer), request.text),
         device=device,
         schedule=rate_settings(run),
         per_month_bytes=peer.network.per_month_bytes,
@@ -322,7 +328,9 @@ def number_bytes(run: RunFile) -> float:
     return codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20
 
 
-def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
+def disk_plan(
+    run: RunFile, graph: Graph, peer: PeerFile, root: Path, text: SharedText | None
+) -> DiskPlan:
     """What there will be in the state directory `root`, and what room there is for it."""
     codec = codec_named(run.swarm.codec)
     result_bytes = codec.wire_bytes(graph.layout.trained_elements)
@@ -339,6 +347,7 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     return DiskPlan(
         snapshot_bytes=2 * state_bytes + 2 * own_bytes + frozen_bytes,
         checkpoint_bytes=(checkpoints + 1) * weight_bytes if checkpoints else 0,
+        text_bytes=0 if text is None else most_kept_bytes(text, peer),
         result_bytes=(run.snapshot.every_rounds + 1) * result_bytes,
         joiners_bytes=(kept - 1) * (state_bytes + run.snapshot.every_rounds * result_bytes),
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,

@@ -117,6 +117,12 @@ def fixed_pieces(samples: Samples) -> frozenset[arenas.Piece]:
     return frozenset(map(piece_of, found))
 
 
+def most_kept_bytes(text: SharedText, peer: PeerFile) -> int:
+    """Of its disk."""
+    total = sum(shape.byte_count for shape in shapes_of(text))
+    return min(peer.data.keep_bytes or total, total)
+
+
 def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
     """What a joiner hears of the text before anything is fetched. `folder`: as of `open_store`.
 
@@ -134,7 +140,7 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
             f"what is held back for validation is always kept: say at least {format_bytes(least)}",
         )
     kept = _kept_bytes(_place(manifest.text, folder))
-    wanted = max(min(keep or total, total) - kept, 0)
+    wanted = max(most_kept_bytes(manifest.text, peer) - kept, 0)
     free = shutil.disk_usage(nearest_folder(folder)).free
     if wanted > free:
         raise StorageError(

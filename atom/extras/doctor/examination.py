@@ -165,7 +165,7 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
         need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
-        room = disk_plan(run, graph, peer, folder)
+        room = disk_plan(run, graph, peer, folder, manifest.text)
     except UserError as problem:
         return unchecked(topic, problem.message)
     takes = f"{format_bytes(need)} of host memory"

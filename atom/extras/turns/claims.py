@@ -165,6 +165,14 @@ def living(folder: Path, own: Path) -> dict[str, Claim]:
     return found
 
 
+def claims_in(folder: Path) -> Iterator[Claim]:
+    """Of a device's living daemons, as far as they can be read now."""
+    for path in list(folder.glob(f"*{CLAIM}")):
+        with contextlib.suppress(OSError):
+            if is_held(path) and (claim := _read(path)) is not None:
+                yield claim
+
+
 def neighbours(machine: Path) -> frozenset[int]:
     """Process ids of all this user's daemons on this machine, our own among them. `machine`: the
     folder with a folder per device."""

@@ -3,7 +3,7 @@ rules say."""
 
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,16 @@ from atom.base.events import EventSink
 from atom.config.peer_file import Device
 from atom.config.places import base_folder
 from atom.daemon.extensions import Seat, Trainer, Turns
-from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, ClaimFile, may_take, must_give
+from atom.extras.turns.claims import (
+    HAS_IT,
+    NOT_NOW,
+    WAITS,
+    Claim,
+    ClaimFile,
+    claims_in,
+    may_take,
+    must_give,
+)
 
 LOOK_S = 0.5
 IDLE_S = 5.0
@@ -59,7 +68,8 @@ class DeviceTurns(Turns):
         self.look()
         self._thread.start()
         if not self._begun.is_set():
-            note(f"{self._holder()} has the device ({self._device}): waiting for a turn")
+            holder = _holder_of(self._claims.values())
+            note(f"{holder} has the device ({self._device}): waiting for a turn")
             self._begun.wait()
         if self._failure is not None:
             raise self._failure
@@ -156,10 +166,6 @@ class DeviceTurns(Turns):
         there.events.emit("turn-ended", seconds=seconds, with_round=round_ended, sequences=counted)
         return True
 
-    def _holder(self) -> str:
-        has_it = (claim for claim in self._claims.values() if claim.turn == HAS_IT)
-        return _named(next(has_it, None))
-
     def _blind(self, problem: OSError) -> None:
         """Better to share the device unfairly than not to train. Counted from the first look that
         failed: a machine that slept may find somebody else looking when it wakes."""
@@ -199,6 +205,16 @@ def machine_folder() -> Path:
     return base_folder("state") / "turns" / (platform.node() or "here")
 
 
+def awaited_turn(place: Path) -> str | None:
+    """Whose turn the daemon with that state directory waits for, before it is set up; None: it is
+    in no queue."""
+    for device in sorted(machine_folder().glob("*/")):
+        claims = list(claims_in(device))
+        if any(claim.place == str(place) and claim.turn == WAITS for claim in claims):
+            return f"{_holder_of(claims)} has the device ({device.name})"
+    return None
+
+
 def device_name(kind: str) -> str:
     """The same for all programs of this machine, whichever GPUs they see: "cpu", "GPU-…". What the
     replica will refuse counts as the processor here."""
@@ -212,6 +228,10 @@ def own_row(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Of what `atom info` shows, the row of that daemon; None: it has not looked yet."""
     rows, place = info["device_turns"]["runs"], info["state_directory"]
     return next((row for row in rows if row["state_directory"] == place), None)
+
+
+def _holder_of(claims: Iterable[Claim]) -> str:
+    return _named(next((claim for claim in claims if claim.turn == HAS_IT), None))
 
 
 def _named(claim: Claim | None) -> str:

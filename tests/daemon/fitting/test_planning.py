@@ -14,6 +14,7 @@ from atom.daemon.fitting.device_choice import cut_arenas, has_kernels
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_shapes
 from atom.swap.device_slots import staging_bytes
+from atom.swarm.records.manifest import SharedText, TextFile
 
 PEERS = Path(__file__).parents[3] / "peers"
 RUN = """
@@ -245,8 +246,13 @@ def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Pa
     of_file = plan(tmp_path)
     text = (tmp_path / "run.toml").read_text()
     run = parse_run_text(text).changed("model", vocabulary_size=256)
-    told = plan_run(PlanRequest(run, assume="rtx3060-12g"), lambda _: None)
+    shared = SharedText(bytes(32), 256, 0, (TextFile("uint8", 5 * 10**9, ""),))
+    told = plan_run(PlanRequest(run, assume="rtx3060-12g", text=shared), lambda _: None)
     assert (told.model, told.parameters) == (of_file.model, of_file.parameters)
+    assert told.disk.total_bytes - of_file.disk.total_bytes == 5 * 10**9
+    (tmp_path / "small.toml").write_text('[data]\nkeep = "2 GB"')
+    small = PlanRequest(run, tmp_path / "small.toml", assume="rtx3060-12g", text=shared)
+    assert plan_run(small, lambda _: None).disk.text_bytes == 2 * 10**9
 
 
 def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:
