@@ -1,19 +1,17 @@
-"""What a daemon says while nobody types: that it is there, rounds, who comes and goes, pauses.
-Pure. Rounds and other peers are told of every half a minute at most, however many there were."""
+"""What a daemon says while nobody types: that it is there, rounds, pauses, who is waited for. Pure.
+Rounds are told of every half a minute at most, however many there were."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from atom.swarm.chain.commit import Value
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import GAP_SECONDS, Lease, PeerState
+from atom.swarm.records.lease import GAP_SECONDS
 
 EVERY_S = 30.0
 PAUSES_S = 2.0
 """Between two lines about pauses."""
 LOOK_AROUND_S = 5.0
 """Until the first line about others: a large swarm's leases take several readings."""
-LOST_S = 6.0
-"""For so long a lease that had lapsed may come back before it is told."""
 WAITING_S = 60.0
 """Until a peer that is waited for is told of: usually others go on without it before."""
 MOST_NAMES = 3
@@ -27,23 +25,17 @@ class News:
         self._due = now + LOOK_AROUND_S
         self._pauses_due = now
         self._heard_at = float("-inf")
-        self._left: frozenset[str] = frozenset()
-        """Those of the last reading that said goodbye."""
         self._has_arrived = False
         self._swarm = 0
         """Of those who were ahead, the round that they showed last."""
         self._reason = ""
         self._round: int | None = None
-        self._known: frozenset[str] | None = None
-        """The others, as they were told last; None: they were not yet."""
-        self._seen_at: dict[str, float] = {}
         self._waiting_since: float | None = None
         self._has_told_lack = False
 
-    def hear(self, leases: Mapping[str, Lease], now: float) -> None:
-        """A reading of the directory: who says goodbye is in no view any more."""
-        left = [peer for peer, lease in leases.items() if lease.state is PeerState.LEFT]
-        self._left, self._heard_at = frozenset(left), now
+    def hear(self, now: float) -> None:
+        """The directory was read."""
+        self._heard_at = now
 
     def arrival(self, ours: int, ahead: Collection[int]) -> str:
         """That this peer is there, and what it has to catch up with first; for each look until
@@ -84,7 +76,6 @@ class News:
             yield f"paused: {reason}" if reason else "resumed"
         hears = now - self._heard_at <= GAP_SECONDS  # else everybody seems to be gone
         if hears:
-            self._seen_at |= dict.fromkeys(others, now)
             yield from self._waiting(missing, now)
         if now < self._due:
             return
@@ -96,8 +87,6 @@ class News:
                 "FOLDER at the next start"
             )
         told = list(self._rounds(last))
-        if hears:
-            told += self._company(now)
         if told:
             self._due = now + EVERY_S
         yield from told
@@ -117,18 +106,6 @@ class News:
             f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all of them ours"
         )
         yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{of}"
-
-    def _company(self, now: float) -> Iterator[str]:
-        self._seen_at = {peer: at for peer, at in self._seen_at.items() if now - at < LOST_S}
-        here, left = self._seen_at.keys() - self._left, self._left
-        come = "here already" if self._known is None else "joined"
-        known = self._known or frozenset()
-        gone = known - here
-        kinds = {"left": gone & left, "no longer seen": gone - left, come: here - known}
-        words = "; ".join(f"{what}: {_names(peers)}" for what, peers in kinds.items() if peers)
-        self._known = frozenset(here)
-        if words:
-            yield f"{words}; {len(here) + 1:,} peers now" if here else f"{words}; alone now"
 
     def _waiting(self, missing: Collection[str], now: float) -> Iterator[str]:
         if not missing:

@@ -368,7 +368,7 @@ class Peer:
             syncing = self._machine.phase is Phase.SYNCING
             self._text.know(leases, None if syncing else self._machine.head)
         self._loop.read(leases)
-        self._news.hear(leases, self._clock.now())
+        self._news.hear(self._clock.now())
 
     def _beside_a_twin(self) -> None:
         """Of two processes with one key, the later one ends, for good: whichever box starts again
