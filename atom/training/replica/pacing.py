@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.batch_policy import BatchPolicy
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
@@ -57,7 +57,7 @@ def next_pass(
     own_sequences: int,
     last_pass_ended: float,
     swarm: SwarmCount,
-    policy: BatchPolicy,
+    policy: GlobalBatch,
     micro_batch: int,
     most: int,
 ) -> int:
@@ -76,7 +76,7 @@ def next_pass(
 
 
 def reading_pause(
-    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: BatchPolicy
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: GlobalBatch
 ) -> float:
     """Seconds to the next reading of the leases. While the batch is far away and a peer works off
     its own share, nothing that it does depends on news."""

@@ -29,7 +29,7 @@ from atom.training.replica.pacing import (
     usual_pass_seconds,
 )
 from atom.training.replica.replica import Replica
-from atom.training.round.batch_policy import BatchPolicy
+from atom.training.round.batch_policy import GlobalBatch
 
 Batch = dict[str, torch.Tensor]
 STARTING = "starting"
@@ -177,7 +177,7 @@ class Worker:
         self,
         replica: Replica,
         loader: BatchLoader,
-        policy: BatchPolicy,
+        policy: GlobalBatch,
         clock: Clock,
         on_pass: Callable[[], None],
         on_void: Callable[[PassVoided], None],

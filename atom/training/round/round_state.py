@@ -16,7 +16,7 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
-from atom.training.round.batch_policy import BatchPolicy
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
@@ -52,7 +52,7 @@ class RoundPatience:
 class RoundTerms:
     """The run's numbers. `branches` False: never go on without a quorum of silent voters."""
 
-    policy: BatchPolicy
+    policy: GlobalBatch
     """When a round is due."""
     last_round: int | None = None
     branches: bool = True
@@ -172,11 +172,6 @@ class RoundContext:
     def enter_phase(self, phase: Phase) -> None:
         self.phase = phase
         self.state.since = self.now
-
-    @property
-    def round_s(self) -> float:
-        """Since the head is ours."""
-        return self.now - self.state.entered
 
     def promise_patience(self, aside: AbstractSet[str] = frozenset()) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, but not for

@@ -24,7 +24,7 @@ from atom.swarm.chain import commit
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import RoundPatience, RoundTerms
-from atom.training.round.batch_policy import BatchPolicy, GlobalBatch
+from atom.training.round.batch_policy import GlobalBatch
 
 PATIENT = RoundPatience()
 HASTY = RoundPatience(
@@ -56,7 +56,6 @@ class Setting:
     all_voters: bool = True
     """Else only the first is a voter at genesis, as in a real run."""
     global_batch: int = 12
-    policy: Callable[[int], BatchPolicy] = GlobalBatch
     pass_seconds: tuple[float, ...] = (1.0,)
     """Of the first peer, the second, …, and from the first again."""
     ring_seconds: tuple[float, float] = (0.1, 1.2)
@@ -79,7 +78,7 @@ class Swarm:
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
         self.terms = RoundTerms(
-            self.setting.policy(self.setting.global_batch),
+            GlobalBatch(self.setting.global_batch),
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
@@ -96,8 +95,7 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        counts = self.setting.policy is GlobalBatch
-        self.witness = Witness(self.start, self.setting.global_batch if counts else 1)
+        self.witness = Witness(self.start, self.setting.global_batch)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)
 
