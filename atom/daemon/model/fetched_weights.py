@@ -7,7 +7,6 @@ once.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import AddressError, PeerRefused
@@ -26,16 +25,6 @@ from atom.training.state_sync import PeerDonors
 
 MOST_ASKED = 16
 """Peers that are asked which states they offer."""
-
-
-@dataclass(frozen=True)
-class Offered:
-    """The newest state that somebody offers and a commit vouches for."""
-
-    round: int
-    head: bytes
-    digest: bytes
-    peers: tuple[str, ...]
 
 
 def fetch_weights(
@@ -60,9 +49,10 @@ def fetch_weights(
     size_bytes = sum(arena.size_bytes for arena in arenas.values())
     donors = PeerDonors(transport, 0, size_bytes, folder / "states", Watch(progress))
     try:
-        offered = newest_offered(states, peers, donors.offers)
-        donors.keep_only([offered.head])
-        found = donors.state(offered.head, offered.peers, offered.digest, frozenset(WEIGHTS))
+        head, holders = newest_offered(states, peers, donors.offers)
+        round_number, digest = states[head]
+        donors.keep_only([head])
+        found = donors.state(head, holders, digest, frozenset(WEIGHTS))
         still = None
         if manifest.frozen_digest:
             elements = layout.total_elements - layout.trained_elements
@@ -73,15 +63,16 @@ def fetch_weights(
         raise AddressError(
             f"no peer gives the state: {problem}", "try again in a moment: what came is kept"
         ) from problem
-    return offered.round, HeldWeights(layout, found, still)
+    return round_number, HeldWeights(layout, found, still)
 
 
 def newest_offered(
     states: Mapping[bytes, tuple[int, bytes]],
     peers: Sequence[str],
     offers: Callable[[str], set[bytes]],
-) -> Offered:
-    """Raises: AddressError if nobody offers any of `states`."""
+) -> tuple[bytes, list[str]]:
+    """The head of the newest state that somebody offers and a commit vouches for, and who does.
+    Raises: AddressError if nobody offers any of `states`."""
     holders, problem = defaultdict[bytes, list[str]](list), "none has one yet"
     for peer in peers[:MOST_ASKED]:
         try:
@@ -95,7 +86,7 @@ def newest_offered(
             "they do after [snapshot] every_rounds of the run: try again later",
         )
     head = max(holders, key=lambda each: states[each][0])
-    return Offered(states[head][0], head, states[head][1], tuple(holders[head]))
+    return head, holders[head]
 
 
 def _folder(manifest: Manifest) -> Path:

@@ -3,6 +3,7 @@ month, or for another allowance, and answers its owner meanwhile."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +41,7 @@ class StandBy:
     def traffic(self) -> Traffic:
         """Nothing is added to it meanwhile."""
         kept = kept_traffic(self._kept, self._wall())
-        return kept.allowed(self.peer.network.per_month_bytes)
+        return replace(kept, per_month=self.peer.network.per_month_bytes)
 
     def wait(self) -> None:
         """Until there is something left, or its owner has it leave."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from atom.base.clock import BootClock, Clock
 from atom.base.units import format_bytes
@@ -27,14 +27,6 @@ AVERAGES_A_ROUND = 4
 """Of a member's line, up and down together, where lines are alike: `swarm.exchange.choice`."""
 ROUNDS_IN_RESERVE = 2
 """The one under way, and one that sees the counted work committed."""
-
-
-class Used(TypedDict):
-    """Of the line, both ways."""
-
-    today_bytes: int
-    month_bytes: int
-    per_month_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -87,11 +79,7 @@ class Traffic:
         days = self.days | {day: self.today_bytes + count}
         return replace(self, days=dict(sorted(days.items())[-MOST_DAYS:]))
 
-    def allowed(self, per_month: int | None) -> "Traffic":
-        """The same, with this allowance."""
-        return replace(self, per_month=per_month)
-
-    def to_json(self) -> "Used":
+    def to_json(self) -> dict[str, Any]:
         """JSON-serialisable."""
         return {
             "today_bytes": self.today_bytes,
