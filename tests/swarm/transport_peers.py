@@ -17,7 +17,6 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream
 from atom.swarm.transport import limits
-from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
 from tests.event_list import EventList
@@ -62,7 +61,7 @@ class Peer:
         for other in others:
             listens = other.transport.listens
             addresses = ("{}:{}".format(*other.transport.address),) if listens else ()
-            self.transport.set_contact(other.peer_id, Contact(addresses, not listens))
+            self.transport.set_addresses(other.peer_id, addresses, not listens)
 
 
 def until(find: Callable[[], Found]) -> Found:

@@ -17,11 +17,10 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, claims_better, preferred
+from atom.swarm.records.lease import Lease, Reached, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
 from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, asking, refusal_of
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.outreach import contact_of
 from atom.swarm.transport.transport import Transport
 
 DONORS = 4
@@ -143,7 +142,7 @@ class ChainFetcher:
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Where everybody is: who cannot be dialled is reached through another. Before a call."""
         for peer_id, lease in leases.items():
-            self.transport.set_contact(peer_id, contact_of(lease))
+            self.transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
 
     def close(self) -> None:
         """Ends a fetch under way."""

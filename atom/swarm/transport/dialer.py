@@ -10,9 +10,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from atom.base.errors import PeerRefused
@@ -40,16 +40,6 @@ AddressInfo = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` gives them."""
 
 
-@dataclass(frozen=True)
-class Contact:
-    """How to reach one peer."""
-
-    addresses: tuple[str, ...] = ()
-    """ "host:port", best first."""
-    dials_out: bool = False
-    """It says that nobody can dial it: it is called first."""
-
-
 def address_of(text: str) -> Way | None:
     """ "host:port" or "[v6]:port" that can be dialled; None if it is neither."""
     try:
@@ -60,23 +50,25 @@ def address_of(text: str) -> Way | None:
 
 
 class ContactBook:
-    """Contacts by peer id, with the ways to each, best first. Thread-safe."""
+    """The ways to each peer, best first, by peer id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[str, tuple[tuple[str, ...], bool]] = {}
         """As they were set."""
         self._ways: dict[str, list[Way]] = {}
 
-    def set(self, peer_id: str, contact: Contact) -> None:
-        """Replaces what was known. If it is news, its ways are: its addresses, then a call; the
-        call first, if the peer says that nobody can dial it. Malformed addresses are left out."""
+    def set(self, peer_id: str, addresses: Sequence[str], dials_out: bool = False) -> None:
+        """Replaces what was known. If it is news, its ways are: its addresses ("host:port", best
+        first), then a call; the call first, if `dials_out`: the peer says that nobody can dial it.
+        Malformed addresses are left out."""
+        contact = tuple(addresses), dials_out
         with self._lock:
             before = self._contacts.pop(peer_id, None)
             self._contacts[peer_id] = contact
             if contact != before:
-                ways = [way for way in map(address_of, contact.addresses) if way]
-                ways.insert(0 if contact.dials_out else len(ways), CALL)
+                ways = [way for way in map(address_of, addresses) if way]
+                ways.insert(0 if dials_out else len(ways), CALL)
                 self._ways[peer_id] = ways
             while len(self._contacts) > MOST_KNOWN:
                 oldest = next(iter(self._contacts))

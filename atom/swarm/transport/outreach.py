@@ -17,7 +17,6 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.records.lease import Lease, PeerState, Reached
-from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.transport import Transport
 
 WITNESSES = 3
@@ -25,11 +24,6 @@ SETTLE_S = 2.0
 """Between questions until there are enough answers."""
 AGAIN_S = 20.0
 MAX_LINES = 64
-
-
-def contact_of(lease: Lease) -> Contact:
-    """How a peer says that it can be reached."""
-    return Contact(lease.addresses, lease.reached is Reached.NO)
 
 
 class Outreach:
@@ -59,7 +53,7 @@ class Outreach:
             if peer != me and lease.state is not PeerState.LEFT
         }
         for peer_id, lease in others.items():
-            self._transport.set_contact(peer_id, contact_of(lease))
+            self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
         if others:  # a reading that found nobody says nothing about lines
             known, hidden = self._transport.known, self.reached is Reached.NO
             self._transport.keep_lines(lines_to(me, others, known) if hidden else frozenset())

@@ -17,7 +17,7 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.dialer import Contact, Dialer, Lanes
+from atom.swarm.transport.dialer import Dialer, Lanes
 from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup
 from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
@@ -30,7 +30,7 @@ _PROBE_S = 6.0
 class Transport:
     """This peer's listener and its outgoing connections, over TCP.
 
-    `start` it, and tell it how to reach others with `set_contact`.
+    `start` it, and tell it how to reach others with `set_addresses`.
     """
 
     def __init__(
@@ -104,13 +104,12 @@ class Transport:
         if not self._endpoint.threads.join(_JOIN_S):
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 
-    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Where `peer_id` listens, as "host:port"."""
-        self.set_contact(peer_id, Contact(tuple(addresses)))
-
-    def set_contact(self, peer_id: str, contact: Contact) -> None:
-        """How `peer_id` can be reached."""
-        self._dialer.contacts.set(peer_id, contact)
+    def set_addresses(
+        self, peer_id: str, addresses: Sequence[str], dials_out: bool = False
+    ) -> None:
+        """Where `peer_id` listens, as "host:port", best first. `dials_out`: it says that nobody can
+        dial it, so it is called first."""
+        self._dialer.contacts.set(peer_id, addresses, dials_out)
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         """From now on these may call us, and no other: we cannot be dialled."""

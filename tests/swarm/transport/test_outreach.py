@@ -7,7 +7,6 @@ import pytest
 from swarm_samples import a_lease
 
 from atom.swarm.records.lease import PeerState, Reached
-from atom.swarm.transport.dialer import Contact
 from atom.swarm.transport.outreach import (
     AGAIN_S,
     MAX_LINES,
@@ -60,10 +59,12 @@ class Stage:
         }
         self.leases["me"] = a_lease("me")
         self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
-        self.asked, self.contacts = "", dict[str, Contact]()
+        self.asked, self.contacts = "", dict[str, tuple[tuple[str, ...], bool]]()
         self.kept: frozenset[str] = frozenset()
         self.known = frozenset[str]()
-        self.set_contact = self.contacts.__setitem__
+
+    def set_addresses(self, peer_id: str, addresses: tuple[str, ...], dials_out: bool) -> None:
+        self.contacts[peer_id] = addresses, dials_out
 
     def start(self, name: str, work: Callable[[], None]) -> None:
         work()
@@ -126,5 +127,5 @@ def test_contacts_follow_the_leases() -> None:
     stage.leases |= {"b": gone, "e": hidden}
     stage.read(1)
     assert stage.contacts.keys() == set("acde")
-    assert stage.contacts["a"] == Contact(("a:1",), False)
-    assert stage.contacts["e"] == Contact((), True)
+    assert stage.contacts["a"] == (("a:1",), False)
+    assert stage.contacts["e"] == ((), True)

@@ -22,7 +22,6 @@ from atom.swarm.transport.dialer import (
     CALL,
     MOST_LOOKUPS,
     AddressInfo,
-    Contact,
     ContactBook,
     resolve,
 )
@@ -156,14 +155,14 @@ WAY_ONE, WAY_TWO = ("host", 1), ("::1", 7)
 def test_malformed_addresses_are_no_ways() -> None:
     book = ContactBook()
     odd = ["", "host", "host:", ":1", "host:0", "host:65536", "h:1:x", "h:²", "h\0:1"]
-    book.set("a", Contact((*odd, "h:000001" + 30 * "9", TWO)))
+    book.set("a", (*odd, "h:000001" + 30 * "9", TWO))
     assert book.ways("a") == [WAY_TWO, CALL]
 
 
 @pytest.mark.parametrize("dials_out", [False, True])
 def test_a_way_that_worked_is_the_first_and_one_that_failed_the_last(dials_out: bool) -> None:
-    book, contact = ContactBook(), Contact((ONE, TWO), dials_out)
-    book.set("a", contact)
+    book, contact = ContactBook(), ((ONE, TWO), dials_out)
+    book.set("a", *contact)
     ways = [CALL, WAY_ONE, WAY_TWO] if dials_out else [WAY_ONE, WAY_TWO, CALL]
     assert book.ways("a") == ways
     book.tried("a", CALL, worked=True)
@@ -171,9 +170,9 @@ def test_a_way_that_worked_is_the_first_and_one_that_failed_the_last(dials_out: 
     book.tried("a", WAY_TWO, worked=True)
     assert book.ways("a")[0] == WAY_TWO, "it may sit next door"
     book.tried("a", WAY_TWO, worked=False)
-    book.set("a", contact)
+    book.set("a", *contact)
     assert book.ways("a") == [*[way for way in ways if way != WAY_TWO], WAY_TWO]
-    book.set("a", Contact(("host:3", ONE)))
+    book.set("a", ("host:3", ONE))
     assert book.ways("a") == [("host", 3), WAY_ONE, CALL], "new addresses deserve a try"
 
 
@@ -183,7 +182,7 @@ def test_the_contact_heard_of_longest_ago_is_forgotten_first(
     monkeypatch.setattr(dialer, "MOST_KNOWN", 3)
     book = ContactBook()
     for name in "abcad":
-        book.set(name, Contact((ONE, TWO)))
+        book.set(name, (ONE, TWO))
     assert [name for name in "abcd" if book.ways(name) != [CALL]] == ["a", "c", "d"]
 
 
