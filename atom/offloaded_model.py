@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atom.base.units import parse_bytes
 from atom.daemon.fitting.device_choice import (
+    allowed_bytes,
     free_host_bytes,
     has_kernels,
     question,
@@ -183,7 +184,7 @@ def offload(
     whole = _WithLoss(model, loss).train()
     batch = _entries(example)
     graph = trace(whole, batch)
-    opened = open_device(device, graph.parameter_dtype)
+    opened = open_device(device, graph.parameter_dtype, allowed_bytes(capped))
     choice = _choice(graph, optimizer or AdamW(), opened, capped)
     settings = ReplicaSettings(
         rate=_schedule(learning_rate),

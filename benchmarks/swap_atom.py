@@ -39,6 +39,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice
+from atom.placement.memory import PLANNED_SHARE
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.swap.device_kernels import device_kernels
@@ -49,8 +50,6 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 
 MOST_THREADS = 8
 """That make first values, as in a daemon."""
-PLANNED_SHARE = 0.92
-"""Of the cap: the rest is the allocator's rounding and the libraries' workspaces."""
 
 
 class Atom:
@@ -61,9 +60,6 @@ class Atom:
         self.setup, self.clock, self.took = setup, BootClock(), dict[str, float]()
         self.gradients = PRECISIONS[setup.gradients]
         self._require_sequences(setup.micro_batches * setup.sequences)
-        if setup.gpu_bytes is not None and setup.device == "cuda":
-            has = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(setup.gpu_bytes / has, 1.0))
         self.device = open_device(setup)
         began = time.perf_counter()
         graph = trace(GPT3(setup.config, device="meta", dtype=setup.dtype), setup.batches(1, 0)[0])
@@ -216,7 +212,7 @@ def open_device(setup: Setup) -> Device:
         return CpuDevice()
     from atom.swap.streams import CudaDevice
 
-    return CudaDevice(0, setup.dtype)
+    return CudaDevice(0, setup.dtype, setup.gpu_bytes)
 
 
 def _staying(program: Program, trained: float | None) -> Arrangement:

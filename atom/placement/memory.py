@@ -14,6 +14,10 @@ from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
 from atom.swap.timeline import Durations, Shares
 
+PLANNED_SHARE = 0.9
+"""Of what PyTorch may take of a GPU, that a plan fills. The rest is for the libraries' workspaces
+and for gaps between what is allocated."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -206,9 +210,9 @@ class Cut:
     def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
         return cls(tuple(ends), pieces_of(chain, ends), machine, limits)
 
-    def fits(self, arrangement: Arrangement, share: float = 1.0) -> bool:
-        """Whether the host, and this share of the device's memory, have room for it."""
-        room = share * self.limits.device_bytes - self._at_work(arrangement).total_bytes
+    def fits(self, arrangement: Arrangement) -> bool:
+        """Whether the host and the device have room for it."""
+        room = self.limits.device_bytes - self._at_work(arrangement).total_bytes
         # What lies between sub-models takes longest to find: only if it can matter.
         if room < 0 or self._boundary_bytes(arrangement) > room:
             return False

@@ -16,9 +16,6 @@ from atom.swap.schedule import Shape
 
 PATIENCE = 8
 """After so many sub-models that do not fit, no more are tried."""
-TRAINED_SHARE = 0.9
-"""Of the device's memory, up to which layers are trained there: a pass takes a few percent more
-than is reckoned (2.7B under 6 GB: 6 %), and one that runs out of memory is void."""
 
 
 def arrangements(cut: Cut) -> list[Arrangement]:
@@ -68,7 +65,7 @@ def _trained(arrangement: Arrangement, cut: Cut) -> Arrangement:
     for group in _sharing(cut):
         resident, trained = arrangement.resident | group, arrangement.trained | group
         wider = replace(arrangement, resident=resident, trained=trained)
-        if cut.fits(wider, TRAINED_SHARE):
+        if cut.fits(wider):
             arrangement = wider
         elif (misses := misses + 1) == PATIENCE:
             break

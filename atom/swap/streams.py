@@ -25,6 +25,8 @@ nothing here allocates. Loads are issued by their own thread: a thread that laun
 keep a fast link busy as well.
 """
 
+import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,6 +42,9 @@ from atom.swap.host_memory import (
     unregister,
 )
 from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
+
+ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""PyTorch's names for what its user sets."""
 
 
 class StreamTimes:
@@ -101,7 +106,8 @@ class StreamTimes:
 
 
 class CudaDevice:
-    """One GPU, by index. Used by one engine thread at a time.
+    """One GPU, by index. Used by one engine thread at a time. `memory_bytes`: the most that
+    PyTorch's allocator may take of it; None: all.
 
     Raises: DeviceError when there is no such GPU, or it lacks `precision`.
     """
@@ -110,10 +116,12 @@ class CudaDevice:
         self,
         index: int = 0,
         precision: torch.dtype = torch.float32,
+        memory_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         require_gpu(index, precision)
         self._device = torch.device("cuda", index)
+        set_allocator(self._device, memory_bytes)
         self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -356,6 +364,17 @@ class CudaDevice:
         self._staging.clear()
         while self._registered:
             unregister(self._registered.pop())
+
+
+def set_allocator(device: torch.device, memory_bytes: int | None) -> None:
+    """PyTorch's, of this process: what it takes of a GPU may grow where it lies, so that pieces
+    given up become one again; else a tenth and more is lost in gaps. Not where somebody has set it
+    already, nor in WSL, whose driver refuses that (pytorch/pytorch#192330)."""
+    if not (ALLOCATOR_SETTINGS & os.environ.keys() or "microsoft" in platform.release().lower()):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    has_bytes = torch.cuda.get_device_properties(device).total_memory
+    share = 1.0 if memory_bytes is None else min(memory_bytes / has_bytes, 1.0)
+    torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def give_back_cache() -> None:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from foretold import MOST_MICRO_BATCHES, STEPS, graph_of, profile_of
 from planned import Planner
-from swap_atom import PLANNED_SHARE
 from swap_cases import BY_NAME, CASES, Case, Kind, Target
 from swap_sides import BOUND, MEMORY
 
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import store_bytes
 from atom.placement.choice import HostStep
+from atom.placement.memory import PLANNED_SHARE
 from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import StateForm
 

@@ -10,7 +10,7 @@ from replicas import ROUNDS, batches, new_replica, train
 
 from atom.swap.device import Device
 from atom.swap.host_memory import register
-from atom.swap.streams import give_back_cache
+from atom.swap.streams import CudaDevice, give_back_cache
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import same
 
@@ -61,6 +61,27 @@ def test_a_pause_gives_the_memory_back(device: Device) -> None:
     assert time.monotonic() - began < GIVEN_BACK_WITHIN_S
     assert torch.cuda.memory_reserved() < before
     assert torch.cuda.memory_reserved() <= LEFT_BYTES
+
+
+def test_what_the_allocator_takes_grows_in_place(device: Device) -> None:
+    """Pieces that were given up become one again: there is room for all of them together."""
+    give_back_cache()
+    pieces = [device.slot_memory(2**24, torch.float32) for _ in range(4)]
+    assert all(each["is_expandable"] for each in torch.cuda.memory_snapshot())
+    before = torch.cuda.memory_reserved()
+    pieces.clear()
+    pieces.append(device.slot_memory(2**26, torch.float32))
+    assert torch.cuda.memory_reserved() == before
+
+
+def test_more_than_the_cap_is_not_taken() -> None:
+    capped = CudaDevice(0, memory_bytes=2**26)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            capped.slot_memory(2**25, torch.float32)
+    finally:
+        capped.close()
+        CudaDevice(0).close()
 
 
 def test_a_registration_that_the_driver_refuses_harms_nothing_else(device: Device) -> None:

@@ -1,6 +1,5 @@
 """What is trained on the device: what fits, where it costs the pass nothing, from the first on."""
 
-import math
 import random
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from small_chains import MACHINE, plenty, random_chain
 from atom.placement.choice import HostStep
 from atom.placement.choosing import NEARLY, Question, choose, enough_bytes
 from atom.placement.memory import Cut, Limits
-from atom.placement.residency import TRAINED_SHARE, arrangements
+from atom.placement.residency import arrangements
 
 STATE_BYTES = 20
 
@@ -22,7 +21,6 @@ def test_leftover_memory_trains_as_many_as_fit_and_slows_no_pass(seed: int) -> N
     elements = sum({n: e for o in chain.operations for n, e in o.parameters.items()}.values())
     least = enough_bytes(Question(chain, MACHINE, limits))
     most = max(least, plenty(chain, limits)) + STATE_BYTES * elements
-    most = math.ceil(most / TRAINED_SHARE)
     trained = []
     for step in range(5):
         having = replace(limits, device_bytes=least + (most - least) * step // 4)
@@ -32,8 +30,7 @@ def test_leftover_memory_trains_as_many_as_fit_and_slows_no_pass(seed: int) -> N
         )
         arrangement, pieces = choice.arrangement, choice.cut.pieces
         assert plain.memory.trained_bytes == 0
-        share = TRAINED_SHARE if choice.trained_elements else 1.0
-        assert choice.memory.total_bytes <= share * having.device_bytes
+        assert choice.memory.total_bytes <= having.device_bytes
         assert choice.memory.trained_bytes == STATE_BYTES * choice.trained_elements
         assert arrangement.trained <= arrangement.resident
         assert (

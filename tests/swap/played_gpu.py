@@ -377,6 +377,7 @@ def played(machine: Machine) -> Iterator[None]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(streams, "require_gpu", lambda index, precision: None)
         patch.setattr(streams, "give_back_cache", lambda: None)
+        patch.setattr(streams, "set_allocator", lambda device, memory_bytes: None)
         stays = property(lambda part: machine.is_on_device(part.destination))
         patch.setattr(host_sums.HostSum, "stays", stays)
         patch.setattr(streams, "register", lambda memory: True)

@@ -5,9 +5,12 @@ what an engine needs of it is.
 """
 
 import math
+import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +26,7 @@ from atom.swap.engine import Engine
 from atom.swap.host_sums import Gate, HostSum, add_admitted
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut, GradientSum
-from atom.swap.streams import CudaDevice, StreamTimes, has_code
+from atom.swap.streams import CudaDevice, StreamTimes, has_code, set_allocator
 from atom.swap.timeline import Recording
 from atom.swap.voided import PassVoided
 from tests.manual_clock import ManualClock
@@ -94,6 +97,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
     monkeypatch.setattr(streams, "give_back_cache", lambda: None)
+    monkeypatch.setattr(streams, "set_allocator", lambda device, memory_bytes: None)
     monkeypatch.setattr(streams, "register", lambda memory: True)
     monkeypatch.setattr(streams, "unregister", lambda memory: None)
     device = HostedDevice()
@@ -389,6 +393,32 @@ def test_a_gpu_that_pytorch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(DeviceError, match=r"GTX 1080 Ti \(sm_61\)") as refused:
         CudaDevice()
     assert "12.6" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kernel", "environment", "grows"),
+    [
+        ("6.8.0-49-generic", {}, True),
+        ("5.15.167.4-microsoft-standard-WSL2", {}, False),
+        ("6.8.0-49-generic", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, False),
+    ],
+)
+def test_the_allocator_grows_where_it_can_and_keeps_to_its_cap(
+    kernel: str, environment: dict[str, str], grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, caps = list[str](), list[float]()
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(platform, "release", lambda: kernel)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    has = SimpleNamespace(total_memory=8 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: has)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: caps.append(share)
+    )
+    for memory_bytes in (2 * 2**30, None, 16 * 2**30):
+        set_allocator(torch.device("cuda", 0), memory_bytes)
+    assert settings == ["expandable_segments:True"] * 3 * grows
+    assert caps == [0.25, 1.0, 1.0]
 
 
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110a", "sm_120", "compute_120"]

@@ -12,6 +12,7 @@ from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 from atom.daemon.fitting.device_choice import (
+    allowed_bytes,
     choice_text,
     cut_arenas,
     free_host_bytes,
@@ -74,7 +75,8 @@ def build_replica(
     have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
     require_host_memory(need_bytes, have_bytes, cap_bytes)
     verify_recipe(recipe, samples, note, console.progress)
-    device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
+    allowed = allowed_bytes(peer.device.memory_bytes)
+    device = open_device(peer.device.kind, PRECISIONS[run.model.precision], allowed)
     kind = device.torch_device
     evaluation = evaluation_graph(recipe) if run.validation is not None else None
 

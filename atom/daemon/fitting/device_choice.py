@@ -1,5 +1,6 @@
 """How this box's device would take a run's model: what it allows, and what is chosen."""
 
+import math
 import os
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, store_bytes
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question
-from atom.placement.memory import Limits
+from atom.placement.memory import PLANNED_SHARE, Limits
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import beside_bytes
@@ -32,9 +33,6 @@ from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 
-GPU_SHARE = 0.9
-"""Of the device memory that is free or ours, or of an assumed device's, where the peer file names
-no cap: the rest is the driver's and the display's."""
 HOST_SHARE = 0.5
 """Where the device is the host: of the memory left beside the replica. The rest is for people."""
 BOUNDARY_SHARE = 0.8
@@ -179,12 +177,17 @@ def set_arithmetic(device: Device) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+def allowed_bytes(planned_bytes: int | None) -> int | None:
+    """What PyTorch may take of a GPU, of which so much is planned; None: all."""
+    return None if planned_bytes is None else math.ceil(planned_bytes / PLANNED_SHARE)
+
+
 def usable_device_bytes(device: torch.device, host_left_bytes: int, alone: bool = False) -> int:
-    """Where the peer file says nothing. On a CPU, of what the peer leaves of the host. `alone`:
-    were no other program there; on a CPU `host_left_bytes` says so."""
+    """Where the peer file says nothing: of a GPU, what is free or ours; on a CPU, what the peer
+    leaves of the host. `alone`: were no other program there; on a CPU `host_left_bytes` says so."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int((total if alone else free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
+        return int((total if alone else free + torch.cuda.memory_reserved(device)) * PLANNED_SHARE)
     return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
 
 

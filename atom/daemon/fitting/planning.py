@@ -20,7 +20,6 @@ from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.fitting.device_choice import (
-    GPU_SHARE,
     cut_arenas,
     free_host_bytes,
     has_kernels,
@@ -54,6 +53,7 @@ from atom.models.own_code import OwnCode
 from atom.optim.rate import RateSettings, learning_rate
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose
+from atom.placement.memory import PLANNED_SHARE
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.exchange.codec import codec_named
@@ -269,7 +269,7 @@ def _device(
                 f"{format_bytes(has)}",
                 "ask for less, or assume another device",
             )
-        return assumed.title, cap or int(has * GPU_SHARE), assume_graph(graph, request.assume)
+        return assumed.title, cap or int(has * PLANNED_SHARE), assume_graph(graph, request.assume)
     opened = open_device(peer.device.kind, graph.parameter_dtype)
     try:
         kind = opened.torch_device

@@ -154,14 +154,15 @@ def _counted(value_of: InitialValue, total: int, progress: Progress) -> InitialV
     return told
 
 
-def open_device(kind: str, precision: torch.dtype) -> Device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises: DeviceError."""
+def open_device(kind: str, precision: torch.dtype, memory_bytes: int | None = None) -> Device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`. `memory_bytes`: as `CudaDevice` has it. Raises:
+    DeviceError."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return CpuDevice()
     from atom.swap.streams import CudaDevice
 
     _, _, index = kind.partition(":")
-    return CudaDevice(int(index or 0), precision)
+    return CudaDevice(int(index or 0), precision, memory_bytes)
 
 
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
