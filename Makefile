@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool trackers docker walk check check-torch format bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool trackers docker walk check check-torch format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -106,6 +106,9 @@ check: $(TOOLS)
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(TOOLS)
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/atom/wire/*.proto
 
 bench: $(TOOLS)
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

@@ -1,6 +1,7 @@
 """A swarm of real daemons on shaped lines, and one that trains alone beside: run files, starting,
 the counters of the lines, and what befalls a peer."""
 
+import os
 import sys
 import tempfile
 import threading
@@ -14,6 +15,7 @@ import torch
 from home_figures import Reading, commits
 from home_scale import SmallRound
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in (".", "swarm")]
 from home_networks import Home, homes, settle
 from swarm_of_processes import Peer, Swarm, gather, swarm_in

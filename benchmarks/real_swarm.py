@@ -45,6 +45,7 @@ from real_rounds import (
 )
 from sides import machine, positive, publish
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in (".", "swarm")]
 from swarm_of_processes import Peer, Swarm, endless, gather, swarm_in
 

@@ -1,11 +1,16 @@
 """For all tests: nothing is kept in, or read from, the home of whoever runs them; one thread."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Read when gRPC is imported. Its handlers start threads in a forked child, before the program in
+# it begins: three in a hundred daemons that a test started died of it (grpc/grpc#43055).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 PEER_ID = "12D3Koo"
 """How each begins."""

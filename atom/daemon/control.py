@@ -1,21 +1,20 @@
-"""The control API, both ends: a line of JSON each way, on a Unix socket that only this user may
-open."""
+"""The control API, both ends: JSON over gRPC, on a Unix socket that only this user may open."""
 
 import json
 import os
-import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
+
+import grpc
 
 from atom.base.errors import ConfigError, ControlError, StorageError, UserError
 from atom.base.files import remove_leftover
 
 
 class Controllable(Protocol):
-    """What a daemon lets its owner do. Called from threads of the server's."""
+    """What a daemon lets its owner do. Called from gRPC's threads."""
 
     def info(self) -> Mapping[str, Any]: ...
     def pause(self) -> str: ...
@@ -33,6 +32,7 @@ class Controllable(Protocol):
 
 
 COMMANDS = ("info", "pause", "resume", "leave", "reload", "trace")
+_SERVICE = "atom.Control"
 _TIMEOUT_S = 10.0
 _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
@@ -41,70 +41,55 @@ class ControlServer:
     """Serves a `Controllable` on `socket_path` (mode 0600)."""
 
     def __init__(self, target: Controllable, socket_path: Path) -> None:
-        self._target, self._path = target, socket_path
-        self._socket: socket.socket | None = None
+        self._path = socket_path
+        pool = futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="control")
+        self._server = grpc.server(pool)
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(_answering(getattr(target, name)))
+            for name in COMMANDS
+        }
+        handler = grpc.method_handlers_generic_handler(_SERVICE, methods)
+        self._server.add_generic_rpc_handlers((handler,))
 
     def start(self) -> None:
         """Listens. The state directory's lock says that a socket left behind is nobody's.
 
         Raises: StorageError where what lies there is another user's.
         """
-        listening, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)
         try:
             self._path.unlink(missing_ok=True)
-            listening.bind(str(self._path))
-            listening.listen()
         except OSError as problem:
-            listening.close()
             raise StorageError(
-                f"cannot listen on {self._path}: {problem.strerror or problem}",
+                f"cannot listen on {self._path}: {problem.strerror}",
                 "choose a state directory with a shorter path: --state DIR",
             ) from problem
+        mask = os.umask(0o177)
+        try:
+            self._server.add_insecure_port(f"unix:{self._path}")
+            self._server.start()
         finally:
             os.umask(mask)
-        self._socket = listening
-        self._in_thread(self._accept, listening)
 
     def close(self) -> None:
-        if self._socket is not None:
-            with self._socket as listening:
-                listening.shutdown(socket.SHUT_RDWR)  # wakes accept
-            remove_leftover(self._path)
-
-    def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            self._in_thread(self._serve, connection)
-
-    def _in_thread(self, work: Callable[[socket.socket], None], on: socket.socket) -> None:
-        threading.Thread(target=work, args=(on,), name="control", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(_TIMEOUT_S)
-        with connection, suppress(OSError):  # whoever asks may be gone
-            with connection.makefile("rb") as file:
-                asked = file.readline()
-            connection.sendall(json.dumps(_answer(self._target, asked)).encode())
+        self._server.stop(grace=0.5).wait()
+        remove_leftover(self._path)
 
 
-def _answer(target: Controllable, asked: bytes) -> dict[str, Any]:
-    """`asked`: a command and its arguments. What comes of it, or what is wrong."""
-    try:
-        command, *arguments = json.loads(asked)
-        if command not in COMMANDS:
-            return {"unknown": command}
-        return {"result": getattr(target, command)(*arguments)}
-    except UserError as problem:
-        return {"refused": (type(problem).__name__, problem.message, problem.hint)}
-    except Exception as fault:  # noqa: BLE001 - a command that fails must not end the daemon
-        return {"failed": f"{type(fault).__name__}: {fault}"}
+def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
+    """A command as a gRPC method: a list of arguments → its result, or what a UserError says."""
+
+    def answer(request: bytes, context: Any) -> bytes:
+        try:
+            reply: dict[str, Any] = {"result": command(*json.loads(request))}
+        except UserError as problem:
+            reply = {"refused": (type(problem).__name__, problem.message, problem.hint)}
+        return json.dumps(reply).encode()
+
+    return answer
 
 
 class ControlClient:
-    """A `Controllable` in another process; one connection per command.
+    """A `Controllable` in another process; one call per command.
 
     Raises: ControlError if no daemon answers; UserError, as the daemon refused it.
     """
@@ -113,7 +98,8 @@ class ControlClient:
         self._path = socket_path
 
     def info(self) -> dict[str, Any]:
-        return dict(self._call("info"))
+        info: dict[str, Any] = self._call("info")
+        return info
 
     def pause(self) -> str:
         return str(self._call("pause"))
@@ -125,37 +111,39 @@ class ControlClient:
         return str(self._call("leave", deadline_s))
 
     def reload(self) -> list[dict[str, Any]]:
-        return list(self._call("reload"))
+        changed: list[dict[str, Any]] = self._call("reload")
+        return changed
 
     def trace(self, ticket: int = 0) -> tuple[int, list[dict[str, Any]], str]:
         ticket, spans, summary = self._call("trace", ticket)
         return ticket, spans, summary
 
-    def _call(self, *asked: Any) -> Any:
+    def _call(self, command: str, *arguments: Any) -> Any:
+        # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
+        options = [("grpc.max_receive_message_length", -1)]
         try:
-            reply = json.loads(self._said_to(json.dumps(asked).encode() + b"\n"))
-        except (OSError, ValueError) as problem:
-            raise ControlError(
-                f"no daemon answers on {self._path}",
-                "is one running? name its state directory with --state DIR",
-            ) from problem
-        match reply:
-            case {"refused": [kind, message, hint]}:
-                raise _REFUSALS.get(kind, ConfigError)(message, hint)
-            case {"failed": detail}:
-                raise ControlError(f"the daemon failed at it: {detail}", "this is a bug")
-            case {"unknown": _}:
-                raise ControlError(
-                    "the daemon is of another version, which does not know this command",
-                    "`atom leave`, then start it again with this one",
-                )
+            with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
+                ask: Any = channel.unary_unary(f"/{_SERVICE}/{command}")
+                reply = json.loads(ask(json.dumps(arguments).encode(), timeout=_TIMEOUT_S))
+        except grpc.RpcError as problem:
+            raise _named(problem, self._path) from problem
+        if "refused" in reply:
+            kind, message, hint = reply["refused"]
+            raise _REFUSALS.get(kind, ConfigError)(message, hint)
         return reply["result"]
 
-    def _said_to(self, asked: bytes) -> bytes:
-        """Raises: OSError."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.connect(str(self._path))
-            connection.sendall(asked)
-            with connection.makefile("rb") as answer:
-                return answer.read()
+
+def _named(problem: Exception, path: Path) -> ControlError:
+    """One that answers with a fault, or does not know the command, is there."""
+    if isinstance(problem, grpc.Call):
+        if problem.code() is grpc.StatusCode.UNKNOWN:
+            return ControlError(f"the daemon failed at it: {problem.details()}", "this is a bug")
+        if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ControlError(
+                "the daemon is of another version, which does not know this command",
+                "`atom leave`, then start it again with this one",
+            )
+    return ControlError(
+        f"no daemon answers on {path}",
+        "is one running? name its state directory with --state DIR",
+    )

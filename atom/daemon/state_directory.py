@@ -17,6 +17,8 @@ from atom.base.files import (
 from atom.swarm.identity import Identity
 
 _MAX_SOCKET_PATH_BYTES = 100
+_SIGNS_OF_A_TARGET = frozenset("%#?,")
+"""gRPC reads "unix:PATH" as an address: of a path with one of these it takes another one."""
 _SOCKETS_ASIDE = Path("/tmp")
 """Not TMPDIR's: a daemon and who asks it may have two of those, and one may be as long."""
 
@@ -68,11 +70,12 @@ class StateDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """Beside the rest, unless a Unix socket cannot have that path. The same by whichever links
-        the directory is named."""
+        """Beside the rest, unless a Unix socket cannot have that path, or gRPC reads another. The
+        same by whichever links the directory is named."""
         root = os.path.realpath(self.root)
         path = Path(root) / "control.sock"
-        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        fits = len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
+        if fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)):
             return path
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         return _SOCKETS_ASIDE / f"atom-{os.getuid()}-{name}.sock"
@@ -144,7 +147,7 @@ class StateDirectory:
 
 
 def _is_text(path: Path) -> bool:
-    """Names on a disk may be any bytes; PyTorch takes none but these."""
+    """Names on a disk may be any bytes; PyTorch and gRPC take none but these."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:

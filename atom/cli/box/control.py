@@ -83,7 +83,7 @@ def reload_settings(state: Path | None) -> None:
 
 def control_client(state: Path | None) -> Any:
     """To the daemon in `state`, else to the only one there is. Raises: ControlError."""
-    from atom.daemon.control import ControlClient
+    from atom.daemon.control import ControlClient  # gRPC: a quarter of a second
 
     return ControlClient(find_daemon(state))
 

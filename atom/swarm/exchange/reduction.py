@@ -5,22 +5,21 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm import schema
-from atom.swarm.chain.commit import OptionalPeerId
 from atom.swarm.exchange.codec import EXACT, Codec, NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
-from atom.swarm.stream.handshake import ReasonName, named_reason
+from atom.swarm.stream.handshake import named_reason
+from atom.wire.transport_pb2 import Broken
 
 LARGEST_PART = 1e30
 """Of any number in one member's sums: a thousand such do not overflow."""
@@ -40,22 +39,14 @@ class ExchangeBroken(PeerRefused):
         self.told = told
 
 
-class Broken(NamedTuple):
-    """A member gives up and says whom it blames, so that its neighbours do not blame it."""
-
-    suspect: OptionalPeerId
-    """Empty: nobody that it knows."""
-    reason: ReasonName
-
-
 def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
     """Tells a neighbour why we hang up, if it still listens."""
     if not isinstance(failure, ExchangeBroken):
         failure = ExchangeBroken(me, Reason.RING_BROKEN)
-    words = schema.encode(Broken(failure.suspect or "", failure.reason.value))
+    words = Broken(suspect=failure.suspect or "", reason=failure.reason.value)
     with contextlib.suppress(OSError):
         patience = Patience.within(LAST_WORDS_S)
-        channel.send_frame(Kind.BROKEN, words, patience=patience)
+        channel.send_frame(Kind.BROKEN, words.SerializeToString(), patience=patience)
 
 
 def hear_broken(channel: Channel, members: Sequence[str]) -> ExchangeBroken:
@@ -65,9 +56,10 @@ def hear_broken(channel: Channel, members: Sequence[str]) -> ExchangeBroken:
 
 
 def parse_broken(raw: bytes, members: Sequence[str]) -> ExchangeBroken:
-    """Last words as a failure of our own; a suspect that is no member counts as none. Raises:
-    PeerRefused for what is malformed."""
-    words = schema.decode(Broken, raw, MAX_BROKEN_BYTES)
+    """Last words as a failure of our own; a suspect that is no member counts as none."""
+    words = Broken()
+    with contextlib.suppress(DecodeError):
+        words.ParseFromString(raw)
     suspect = words.suspect if words.suspect in members else None
     reason = named_reason(words.reason, Reason.RING_BROKEN)
     return ExchangeBroken(suspect, reason, "told by another", told=True)

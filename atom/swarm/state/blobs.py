@@ -8,9 +8,10 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
@@ -27,8 +28,9 @@ from atom.swarm.state.arenas import (
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.transport.limits import KnownPeers
+from atom.wire import transport_pb2 as wire
 
-MAX_REQUEST_BYTES, MAX_NAME_CHARACTERS = 1024, 128
+MAX_REQUEST_BYTES = 1024
 UPLOADS, UPLOADS_PER_PEER = 16, 4
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
@@ -40,14 +42,6 @@ _MANIFESTS = 1024
 
 Content = Mapping[str, Tensor]
 """Arenas by name, contiguous and on the host. Nobody writes into them any more."""
-
-
-class BlobRequest(NamedTuple):
-    name: Annotated[str, lambda text: len(text) <= MAX_NAME_CHARACTERS]
-    manifest: bool = False
-    """Else one chunk of it."""
-    arena: int = 0
-    chunk: int = 0
 
 
 class PartialContent(Protocol):
@@ -167,15 +161,19 @@ class BlobServer:
             return free
 
     def _answer(self, channel: Channel) -> None:
-        raw = channel.recv_frame(Kind.BLOB_REQUEST, MAX_REQUEST_BYTES, Patience(_IDLE_S))
-        request = schema.decode(BlobRequest, raw, MAX_REQUEST_BYTES)
+        request = wire.BlobRequest()
+        try:
+            raw = channel.recv_frame(Kind.BLOB_REQUEST, MAX_REQUEST_BYTES, Patience(_IDLE_S))
+            request.ParseFromString(raw)
+        except DecodeError as error:
+            raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
         patience = Patience(_SEND_SILENCE_S)
         try:
             channel.send_frame(Kind.BLOB, self._look_up(request), patience=patience)
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
 
-    def _look_up(self, request: BlobRequest) -> bytes | memoryview:
+    def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
         if request.manifest:
             return schema.encode(self.manifest(request.name))
         return self.chunk(request.name, request.arena, request.chunk)

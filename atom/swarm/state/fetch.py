@@ -22,7 +22,6 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.events import EventFan, EventSink
 from atom.base.reasons import Reason
-from atom.swarm import schema
 from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
@@ -34,11 +33,11 @@ from atom.swarm.state.arenas import (
     chunk_digest,
     decode_manifest,
 )
-from atom.swarm.state.blobs import BlobRequest
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import OFFENCES, Unreachable
 from atom.swarm.transport.transport import Transport
+from atom.wire import transport_pb2 as wire
 
 T = TypeVar("T", bound=Target)
 SILENCE_S = 5.0
@@ -178,14 +177,14 @@ class Donor:
 
     def manifest(self, max_bytes: int) -> BlobManifest:
         """Raises: PeerRefused, OSError."""
-        self._ask(BlobRequest(self._name, manifest=True))
+        self._ask(wire.BlobRequest(name=self._name, manifest=True))
         hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
         patience = replace(self._patience, silence_s=hashing_s)
         return decode_manifest(self.take_whole(MAX_MANIFEST_BYTES, patience), max_bytes)
 
     def ask(self, piece: Piece) -> None:
         """Answers come in the order of requests."""
-        self._ask(BlobRequest(self._name, False, *piece))
+        self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
 
     def take(self, into: memoryview) -> None:
         """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""
@@ -200,8 +199,8 @@ class Donor:
         within = patience or self._patience
         return self._channel.recv_rest(self._answer_length(max_bytes, within), within)
 
-    def _ask(self, request: BlobRequest) -> None:
-        raw = schema.encode(request)
+    def _ask(self, request: wire.BlobRequest) -> None:
+        raw = request.SerializeToString()
         self._channel.send_frame(Kind.BLOB_REQUEST, raw, patience=self._patience)
 
     def _answer_length(self, limit: int, patience: Patience) -> int:

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from atom.base.reasons import Reason
-from atom.swarm import schema
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import BlobRequest, BlobServer, plain_bytes
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.handshake import Refused
 from atom.swarm.transport.limits import KnownPeers
+from atom.wire import transport_pb2 as wire
 from tests.swarm.refusals import refusal
 from tests.swarm.stream_pairs import stream_pair
 
@@ -78,13 +77,13 @@ def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> N
             asking, serving = (Channel(stream) for stream in stream_pair())
             callers.append(asking)
             serving.peer_id = waiting.pop(0)
-            request = schema.encode(BlobRequest(serving.peer_id))
+            request = wire.BlobRequest(name=serving.peer_id).SerializeToString()
             asking.send_frame(Kind.BLOB_REQUEST, request, patience=Patience(SOON))
             with contextlib.suppress(OSError):
                 server.serve(serving)
             if callers:
                 raw = callers.pop().recv_frame(Kind.REFUSED, 1024, Patience(SOON))
-                assert schema.decode(Refused, raw, 1024).reason == "busy"
+                assert wire.Refused.FromString(raw).reason == "busy"
 
     server = BlobServer(served_meanwhile, known)
     for _ in range(2):  # who has left has made room

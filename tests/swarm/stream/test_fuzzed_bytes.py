@@ -30,14 +30,8 @@ from atom.swarm.state.arenas import (
     decode_manifest,
 )
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.handshake import (
-    PROTOCOL_VERSION,
-    Hello,
-    Local,
-    Refused,
-    greet,
-    receive,
-)
+from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
+from atom.wire import transport_pb2 as wire
 from tests.swarm.chain_samples import COMMIT
 from tests.swarm.refusals import refusal
 from tests.swarm.stream_pairs import stream_pair
@@ -47,16 +41,15 @@ TRIES = 200
 MOST_BYTES = 8 * 1024 * 1024
 LOCAL = Local(OWNER, b"r" * 32, b"i" * 16)
 CERTIFICATE = b"certificate"
-VERSION, NEWER = PROTOCOL_VERSION.to_bytes(2, "big"), (PROTOCOL_VERSION + 1).to_bytes(2, "big")
-CHALLENGE = VERSION + bytes(32)
-HELLO = VERSION + schema.encode(Hello(
+CHALLENGE = wire.Challenge(version=PROTOCOL_VERSION, nonce=bytes(32)).SerializeToString()
+HELLO = wire.Hello(
+    version=PROTOCOL_VERSION,
     run_id=LOCAL.run_id,
     peer_id=OWNER.peer_id,
     incarnation=LOCAL.incarnation,
     purpose=Purpose.MESSAGES,
-    tag=b"",
     signature=bytes(64),
-))  # fmt: skip
+).SerializeToString()
 
 BLOB = schema.encode(
     BlobManifest((ArenaManifest("weights", "float32", 1000, chunk_digest(bytes(4000))),))
@@ -151,15 +144,18 @@ def test_a_proof_is_worth_nothing_on_another_connection(monkeypatch: pytest.Monk
 
 
 def test_another_version_is_refused_by_both_ends() -> None:
-    for said in (said_to_the_door, said_to_the_caller):
-        assert refusal(said, NEWER + b"whatever") is Reason.WRONG_VERSION
+    newer = PROTOCOL_VERSION + 1
+    hello = wire.Hello(version=newer).SerializeToString()
+    assert refusal(said_to_the_door, hello) is Reason.WRONG_VERSION
+    challenge = wire.Challenge(version=newer).SerializeToString()
+    assert refusal(said_to_the_caller, challenge) is Reason.WRONG_VERSION
 
 
 def test_a_refusal_says_nothing_to_our_terminal() -> None:
     here, there = spoken(Kind.CHALLENGE, CHALLENGE)
     here.purpose = Purpose.MESSAGES
-    said = schema.encode(Refused(Reason.BUSY.value, "\x1b[2Jall is well"))
-    there.send_frame(Kind.REFUSED, said, patience=Patience(1.0))
+    said = wire.Refused(reason=Reason.BUSY.value, detail="\x1b[2Jall is well")
+    there.send_frame(Kind.REFUSED, said.SerializeToString(), patience=Patience(1.0))
     with pytest.raises(PeerRefused, match="all is well") as refused:
         greet(here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
     assert refused.value.reason is Reason.BUSY
