@@ -94,8 +94,9 @@ class OffloadedModel:
             raise ValueError("no micro-batch")
         replica = self._replica
         replica.reset_gradients()
-        for some in _groups(batches, replica.micro_batches):
-            replica.run_pass([_entries(batch) for batch in some])
+        groups = _groups(batches, replica.micro_batches)
+        for number, some in enumerate(groups, start=1):
+            replica.run_pass([_entries(batch) for batch in some], last=number == len(groups))
         replica.begin_own_step()
         return replica.loss_sum / replica.sequences
 

@@ -124,7 +124,7 @@ class Atom:
         starts = range(0, len(batches), self.at_once)
         for first in starts:
             some = batches[first : first + self.at_once]
-            replica.run_pass(some)
+            replica.run_pass(some, last=first == starts[-1])
         loss = replica.loss_sum / replica.sequences
         self._require_sequences(replica.sequences)
         replica.begin_own_step()

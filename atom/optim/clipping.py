@@ -8,16 +8,21 @@ additions follow, which every IEEE machine rounds alike:
     lane[l] of block b = Σ over rows r of x[b·BLOCK + r·LANES + l]², in the order of r
     block b            = the lanes, added in halves: lane[l] += lane[l + n/2], n = LANES … 2
     sum                = the blocks, in order
+
+So a block may be summed as soon as its gradients are final, under the backward of those that
+follow, and the norm is there when the last of them have landed.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from atom.optim.gradients import FlatNumbers, require_flat
 from atom.swap.host_kernels import host_kernels
+from atom.swap.host_sums import HostSum, on_threads
 
 LANES = 2**15  # float64 sums that do not wait for each other
 BLOCK_ELEMENTS = LANES * 2**7
@@ -27,7 +32,7 @@ MOST_THREADS = 8  # each has 16 MiB at work, where numbers have to be decoded
 def gradient_norm(gradient: FlatNumbers, known: Mapping[int, float] | None = None) -> float:
     """Euclidean norm of flat numbers on the host, float32 or bfloat16; inf or nan if one is not
     finite. On as many threads as PyTorch may use. `known`: sums of blocks that are somewhere else,
-    by the number of their first element.
+    or have been summed, by the number of their first element.
 
     The same bits for any number of them, on any machine. Raises: ValueError for another shape or
     type; MismatchError when the kernel has not been compiled.
@@ -45,6 +50,35 @@ def gradient_norm(gradient: FlatNumbers, known: Mapping[int, float] | None = Non
 
     with ThreadPoolExecutor(threads, "atom-norm") as pool:
         return _root_of_sum(pool.map(summed, starts))
+
+
+class LandingSquares:
+    """Each block's sum of squares, once all that a pass adds to it has landed."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        """`flat`: where gradients land."""
+        self.known = dict[int, float]()
+        """As `gradient_norm` takes it."""
+        self._flat, self._there = flat, Counter[int]()
+
+    def landed(self, sums: Iterable[HostSum]) -> None:
+        """See `atom.swap.host_sums.Gate`."""
+        memory = self._flat.untyped_storage().data_ptr()
+        here = (s for s in sums if s.destination.untyped_storage().data_ptr() == memory)
+        ended = ((s.first, s.first + s.destination.numel()) for s in here if s.last)
+        whole = [start for each in ended for start, missing in self._missing(*each) if not missing]
+        squares = on_threads(self._squares, whole, min(torch.get_num_threads(), MOST_THREADS))
+        self.known.update(zip(whole, squares, strict=True))
+
+    def _missing(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Of each block that these elements lie in, how many are not there yet."""
+        for start in range(first - first % BLOCK_ELEMENTS, end, BLOCK_ELEMENTS):
+            stop = min(start + BLOCK_ELEMENTS, self._flat.numel())
+            self._there[start] += min(stop, end) - max(start, first)
+            yield start, stop - start - self._there[start]
+
+    def _squares(self, start: int) -> float:
+        return _sum_of_squares(self._flat[start : start + BLOCK_ELEMENTS])
 
 
 def norm_of_pieces(pieces: Iterable[torch.Tensor]) -> float:

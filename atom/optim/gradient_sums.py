@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from atom.optim.clipping import BLOCK_ELEMENTS, LANES, gradient_norm
+from atom.optim.gradients import GradientArena
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_state import DeviceState
 from atom.swap.host_kernels import host_kernels
 
 
 class GradientSums:
-    """`FlatNumbers` of whole parameters. `flat`: all of them on the host, but for those on the
-    device. When no pass is under way."""
+    """`FlatNumbers` of whole parameters, all of which have landed. When no pass is under way."""
 
-    def __init__(self, flat: Tensor, on_device: DeviceState | None) -> None:
-        self._flat, self._on_device = flat, on_device
+    def __init__(self, arena: GradientArena) -> None:
+        self._arena, self._flat, self._on_device = arena, arena.flat, arena.on_device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -36,6 +36,7 @@ class GradientSums:
     def divide(self, by: int) -> None:
         """Rounded as IEEE 754 divides, everywhere: by a number of the host's a GPU multiplies."""
         self._flat.div_(by)
+        self._arena.squares = {}
         with self._stepping() as on_device:
             if on_device is not None:
                 sums = on_device.sums.memory
@@ -43,7 +44,7 @@ class GradientSums:
 
     def norm(self) -> float:
         """As `gradient_norm` defines it."""
-        known = dict[int, float]()
+        known = dict(self._arena.squares)
         with self._stepping() as on_device:
             for start, sums in on_device.sums.stretches() if on_device else []:
                 known |= self._known(start, sums)

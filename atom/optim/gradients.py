@@ -1,6 +1,6 @@
 """Gradients that a replica has accumulated since its state, and of how much data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,6 +63,8 @@ class GradientArena:
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
     on_device: DeviceState | None = None
     """Where some of the sums are: `flat` holds what they were when it was asked for last."""
+    squares: Mapping[int, float] = field(default_factory=dict, init=False)
+    """Of blocks of `flat`, as `gradient_norm` may know them, when all has landed."""
 
     @property
     def sums(self) -> torch.Tensor:
@@ -78,6 +80,7 @@ class GradientArena:
         return self.flat
 
     def changed(self) -> None:
+        self.squares = {}
         if self.on_device is not None:
             self.on_device.sums_to_device()
 
@@ -86,6 +89,7 @@ class GradientArena:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
         the pass costs what is unspent if `touched()` says that a part of it may be there; what was
         void stays void."""
+        self.squares = {}
         try:
             yield
         except BaseException:

@@ -23,7 +23,7 @@ from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.host_store import HostStore
-from atom.swap.host_sums import Gate, NotFinite
+from atom.swap.host_sums import Gate, HostSum, NotFinite
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
     Backward,
@@ -122,6 +122,7 @@ class Engine:
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = lambda: False,
         first: bool = False,
+        landed: Callable[[Sequence[HostSum]], None] | None = None,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
         take the place of all it held if this is the `first` pass.
@@ -131,13 +132,13 @@ class Engine:
         come out as in the uncut model after `torch.manual_seed`. The process's own generators are
         used meanwhile and put back. From the first seed comes also the noise that sums in bfloat16
         are rounded with. Returns each micro-batch's mean loss. `should_stop` is asked between
-        events.
+        events. `landed`: see `Gate`.
 
         Raises: PassCancelled; PassVoided for a loss or gradient that is not finite, or if memory
         ran out; ValueError for a micro-batch that does not fit the program, before anything is
         changed; whatever the model's own computation raises.
         """
-        self._before, self._gate = self._gate, Gate()
+        self._before, self._gate = self._gate, Gate(landed)
         with self._voided_by_memory():
             if first or self._before.failure is not None:
                 self._device.drain()  # copies go straight to where something may be added still

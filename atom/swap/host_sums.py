@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from atom.base.errors import AtomError
 from atom.swap.host_kernels import host_kernels
 
 PIECE_ELEMENTS = 2**20
+_Result = TypeVar("_Result")
 
 
 class NotFinite(AtomError):
@@ -33,7 +35,9 @@ class NotFinite(AtomError):
 class Gate:
     """One per pass. The engine shows it losses; the gradients' lane asks it, piece after piece."""
 
-    def __init__(self) -> None:
+    def __init__(self, landed: Callable[[Sequence["HostSum"]], None] | None = None) -> None:
+        """`landed`: told by the lane what has been added, after each addition."""
+        self.landed = landed
         self.expects = False
         """Gradients of the pass are on their way here."""
         self.touched = False
@@ -101,6 +105,8 @@ class HostSum:
     """What sums in bfloat16 are rounded with: see `add_rounded`."""
     first: int = 0
     """The number of the first element, which the noise depends on."""
+    last: bool = True
+    """The pass adds nothing more to this destination."""
 
     @property
     def stays(self) -> bool:
@@ -139,6 +145,8 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
                 _add(part)
             elif part.source is not part.destination:
                 part.destination.copy_(part.source)
+        if gate.landed is not None:
+            gate.landed(sums)
 
 
 def _add(part: HostSum) -> None:
@@ -192,10 +200,14 @@ def _in_pieces(add_piece: Callable[[int, int], None], elements: int, threads: in
     if threads <= 1 or len(starts) <= 1:
         add_piece(0, elements)
         return
-    pieces = _pool(threads).map(
-        lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts
-    )
-    list(pieces)  # waits, and raises what a piece raised
+    on_threads(lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts, threads)
+
+
+def on_threads(
+    work: Callable[[int], _Result], starts: Sequence[int], threads: int
+) -> list[_Result]:
+    """What `work` makes of each. Raises: what it raised."""
+    return list(_pool(threads).map(work, starts))
 
 
 @cache

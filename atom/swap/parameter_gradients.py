@@ -69,8 +69,8 @@ class ParameterGradients:
             parts = _parts(part, layout, slot, slots.carried, users)
             self._parts.append(
                 [
-                    HostSum(to, source, replace, first=start)
-                    for first, whole, replace in parts
+                    HostSum(to, source, replace, first=start, last=last)
+                    for first, whole, replace, last in parts
                     for start, to in arena(first, first + whole.numel())
                     for source in [whole[start - first : start - first + to.numel()]]
                 ]
@@ -193,10 +193,11 @@ def _parts(
     slot: Tensor,
     carried: dict[str, Tensor],
     users: _Users,
-) -> list[tuple[int, Tensor, bool]]:
+) -> list[tuple[int, Tensor, bool, bool]]:
     """By contiguous run of the arena: where it begins, the sums, whether they replace what is there
-    in a first pass. A carried sum leaves with the earliest of its users."""
-    parts, runs = [], list[tuple[int, int, int, bool]]()
+    in a first pass, and whether they are a pass's last. A carried sum leaves with the earliest of
+    its users."""
+    parts, runs = [], list[tuple[int, int, int, tuple[bool, bool]]]()
     for name, start in part.layout.offsets.items():
         spec, used = layout.by_name[name], users[name]
         if spec.frozen:
@@ -204,16 +205,16 @@ def _parts(
         elements = padded_elements(spec.numel)
         if name in carried:
             if part.sub_model.index == used[0]:
-                parts.append((spec.offset, carried[name], True))
+                parts.append((spec.offset, carried[name], True, True))
             continue
-        first = part.sub_model.index == used[-1]
+        whose = part.sub_model.index == used[-1], part.sub_model.index == used[0]
         if runs:
             arena_start, slot_start, length, before = runs[-1]
             ends = (arena_start + length, slot_start + length, before)
-            if ends == (spec.offset, start, first):
-                runs[-1] = (arena_start, slot_start, length + elements, first)
+            if ends == (spec.offset, start, whose):
+                runs[-1] = (arena_start, slot_start, length + elements, whose)
                 continue
-        runs.append((spec.offset, start, elements, first))
-    for arena_start, slot_start, length, first in runs:
-        parts.append((arena_start, slot[slot_start : slot_start + length], first))
+        runs.append((spec.offset, start, elements, whose))
+    for arena_start, slot_start, length, whose in runs:
+        parts.append((arena_start, slot[slot_start : slot_start + length], *whose))
     return parts

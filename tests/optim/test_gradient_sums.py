@@ -10,6 +10,7 @@ from atom.optim import clipping, gradient_sums
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradient_sums import GradientSums
+from atom.optim.gradients import GradientArena
 from atom.swap.device import CpuDevice
 from tests.one_step import allocate_store
 
@@ -39,11 +40,11 @@ def test_norm_and_division_do_not_depend_on_where_they_are(names: tuple[str, ...
     on_device.sums_to_device()
     for name in names:
         layout.view(store.gradients, name).fill_(float("nan"))
-    sums = GradientSums(store.gradients, on_device)
+    sums = GradientSums(GradientArena(store.gradients, on_device=on_device))
     assert sums.norm() == gradient_norm(plain)
     sums.divide(3)
     for spec in layout.specs:
         found = sums[spec.offset : spec.offset + spec.numel]
         assert torch.equal(found, plain[spec.offset : spec.offset + spec.numel] / 3)
     on_device.leave()
-    assert GradientSums(store.gradients, on_device).norm() == gradient_norm(plain / 3)
+    assert sums.norm() == gradient_norm(plain / 3)

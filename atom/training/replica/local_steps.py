@@ -210,7 +210,7 @@ class LocalSteps(UpdateRule):
         self.stepper.wait()
         gradients = self.gradients
         sums, sequences = gradients.sums, gradients.unspent
-        norm = gradient_norm(sums) / sequences
+        norm = gradient_norm(sums, gradients.squares) / sequences
         gradients.spend()
         if not math.isfinite(norm):
             return

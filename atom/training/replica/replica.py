@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
+from atom.optim.clipping import LandingSquares
 from atom.optim.gradient_sums import GradientSums
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
@@ -78,6 +79,8 @@ class Replica:
         self.watch = PassWatch(clock)
         """Looks at some of the passes, unless there is an observer for all of them."""
         self._names = [part.name for part in program.sub_models]
+        self._sequences = program.values[program.batch_inputs[0]].shape[0]
+        """Of a micro-batch."""
         self._stepper = Stepper(
             self._store,
             settings.optimizer,
@@ -136,9 +139,11 @@ class Replica:
         self,
         batches: Sequence[Batch],
         should_stop: Callable[[], bool] = lambda: False,
+        last: bool = False,
     ) -> int:
         """Forward and backward of the micro-batches; adds to the gradients. How many sequences they
-        had. May begin while a step is under way, and ends after it.
+        had. May begin while a step is under way, and ends after it. `last`: `begin_own_step`
+        follows, and has its norm sooner.
 
         A pass that raises adds nothing; if a part of it had been added already, the gradients begin
         anew, without those of earlier passes that no step has used. Weights are untouched. After
@@ -153,7 +158,7 @@ class Replica:
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
             with self.engines.using(self._stepper.rest):
-                losses = self._accumulate(batches, seeds, should_stop)
+                losses = self._accumulate(batches, seeds, should_stop, last or self._ends(batches))
         except PassVoided as void:
             raise self._learnt(void, len(batches), counted - self._arena.sequences) from void
         except (PassCancelled, DeviceTaken):
@@ -161,7 +166,7 @@ class Replica:
             raise
         self._limits = self._limits.after_sound()
         self.watch.end(self._names)
-        sequences, loss_sum = self._summed(batches, losses)
+        sequences, loss_sum = self._summed(losses)
         self._arena.count(sequences, loss_sum)
         self._rule.pass_ended()
         return sequences
@@ -171,6 +176,7 @@ class Replica:
         batches: Sequence[Batch],
         seeds: Sequence[int],
         should_stop: Callable[[], bool],
+        last: bool,
     ) -> list[float]:
         engine, arena = self.engines.training, self._arena
         if arena.unspent == 0:
@@ -179,17 +185,26 @@ class Replica:
         engine.observer = self._observer or self.watch.begin()
         first = arena.void
         with arena.accumulating(lambda: engine.touched):
-            return engine.run_pass(batches, seeds, should_stop, first)
+            if not last:
+                return engine.run_pass(batches, seeds, should_stop, first)
+            squares = LandingSquares(arena.flat)
+            arena.squares = squares.known
+            return engine.run_pass(batches, seeds, should_stop, first, squares.landed)
+
+    def _ends(self, batches: Sequence[Batch]) -> bool:
+        """Does the update rule take a step of its own after a pass of these?"""
+        until = self._rule.until_step
+        return until is not None and until <= len(batches) * self._sequences
 
     def _learnt(self, void: PassVoided, micro_batches: int, lost: int = 0) -> PassVoided:
         """The same with what is lost and what is changed because of it. Raises: DeviceError."""
         self._limits, hint = self._limits.after_void(void, micro_batches)
         return PassVoided(void.cause, void.detail, lost, hint)
 
-    def _summed(self, batches: Sequence[Batch], losses: Sequence[float]) -> tuple[int, float]:
-        """Sequences, and the loss summed over them."""
-        sizes = [self.engines.training.sequences_of(batch) for batch in batches]
-        return sum(sizes), sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+    def _summed(self, losses: Sequence[float]) -> tuple[int, float]:
+        """Sequences of micro-batches with these losses, and the loss summed over them."""
+        size = self._sequences
+        return size * len(losses), sum(loss * size for loss in losses)
 
     @property
     def breakable(self) -> bool:
@@ -273,7 +288,7 @@ class Replica:
             while len(losses) < len(batches):
                 some = batches[len(losses) : len(losses) + self.micro_batches]
                 losses += self._evaluated(some, should_stop)
-        sequences, loss_sum = self._summed(batches, losses)
+        sequences, loss_sum = self._summed(losses)
         return loss_sum / sequences
 
     def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[float]:
@@ -333,7 +348,7 @@ class Replica:
         if self._arena.void:
             self.gradient_sums()
         self._arena.landed()
-        sums, sequences = GradientSums(self._arena.flat, self._store.on_device), self.sequences
+        sums, sequences = GradientSums(self._arena), self.sequences
         if sequences & (sequences - 1):  # only a power of two can divide at the end, exactly
             sums.divide(sequences)
             sequences = 1
