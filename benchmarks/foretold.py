@@ -87,16 +87,16 @@ def _row(model: str, card: str, tokens: int) -> Row:
     return Row(
         model, card, tokens, wanted * again_s,
         _before_s(old, wanted, step) + new.norm_s(elements),
-        new.passes_s(-(-wanted // new.micro_batches), step) + new.norm_s(elements),
+        new.passes_s(-(-wanted // new.micro_batches), step, norm=True),
         new.micro_batches,
     )  # fmt: skip
 
 
 def _before_s(choice: Choice, micro_batches: int, step: HostStep) -> float:
     durations = choice.under_step(step)
-    (first_s,) = landed_s([training_pass(choice.shape)], choice.shape, durations)
+    first_s = landed_s([training_pass(choice.shape)], choice.shape, durations)
     passes = training_pass(choice.shape, choice.still_loaded)
-    (later_s,) = landed_s([passes], choice.shape, _serial(choice.cut.durations))
+    later_s = landed_s([passes], choice.shape, _serial(choice.cut.durations))
     return first_s + later_s * (-(-micro_batches // choice.micro_batches) - 1)
 
 

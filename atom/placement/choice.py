@@ -35,7 +35,7 @@ class Choice:
 
     cut: Cut
     arrangement: Arrangement
-    _landed_s: dict[HostStep | None, list[float]] = field(
+    _landed_s: dict[tuple[int, HostStep | None, bool], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -97,21 +97,34 @@ class Choice:
         out_s = max(sum(d.gradient_out_s), sum(d.sum_s))
         return max(d.load_s[0] + computing + d.gradient_out_s[0], loading, out_s)
 
-    def passes_s(self, passes: int, step: HostStep | None = None) -> float:
+    def passes_s(self, passes: int, step: HostStep | None = None, norm: bool = False) -> float:
         """Of so many passes, the first of a round, until all their gradients have landed. With a
         `step` they begin with it: each load waits until its own parameters are updated, in the
-        order of their first use."""
-        if step not in self._landed_s:
+        order of their first use. `norm`: the last one's are summed up for it as they land."""
+        more = max(passes - ALIKE, 0)
+        one_more_s = self._landed(ALIKE, step) - self._landed(ALIKE - 1, step) if more else 0.0
+        return self._landed(passes - more, step, norm) + more * one_more_s
+
+    def _landed(self, passes: int, step: HostStep | None, norm: bool = False) -> float:
+        key = passes, step, norm
+        if key not in self._landed_s:
             durations = self._durations if step is None else self.under_step(step)
             again = training_pass(self.shape, self.still_loaded)
-            schedules = [training_pass(self.shape), *(again for _ in range(1, ALIKE))]
-            self._landed_s[step] = list(landed_s(schedules, self.shape, durations))
-        known_s = self._landed_s[step]
-        more = max(passes - ALIKE, 0)
-        return known_s[passes - more - 1] + more * (known_s[-1] - known_s[-2])
+            schedules = [training_pass(self.shape), *(again for _ in range(1, passes))]
+            squares_s = self._squares_s() if norm else ()
+            self._landed_s[key] = landed_s(schedules, self.shape, durations, squares_s)
+        return self._landed_s[key]
+
+    def _squares_s(self) -> list[float]:
+        """Per sub-model, of the norm of what is on the host and lands with it last."""
+        trained = trained_parameters(self.cut.pieces, self.arrangement)
+        last = (
+            (n for name, n in new.items() if name not in trained) for new in self.cut.first_uses
+        )
+        return [self.norm_s(sum(elements)) for elements in last]
 
     def norm_s(self, elements: int) -> float:
-        """Of the norm of so many gradients that have landed, before a step may begin."""
+        """Of the norm of so many gradients that have landed."""
         size, machine = elements * self.cut.limits.gradient_element_bytes, self.cut.machine
         return size / machine.sum_bytes_per_s
 

@@ -102,8 +102,9 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     full = micro_batches / (passes * choice.micro_batches)
     if work.steps_beside:
         between = min(math.ceil((inner or sequences) / sequences * passes), passes)
-        waits = choice.passes_s(between, work.step) - choice.passes_s(between)
-        if inner is not None or work.peers == 1:
+        own = inner is not None
+        waits = choice.passes_s(between, work.step, norm=own) - choice.passes_s(between)
+        if work.peers == 1 and not own:
             waits += choice.norm_s(on_host)
     return RoundPrediction(
         passes=passes,

@@ -21,8 +21,9 @@ between events.
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from atom.swap.crossing import OUTGOING
@@ -170,17 +171,23 @@ class Recording:
 
 
 def landed_s(
-    schedules: Iterable[Iterable[Event]], shape: Shape, durations: Durations
-) -> Iterator[float]:
-    """When all is computed and has landed of the first pass of a round; of the first two; and so
-    on. The first one adds nothing on the host: it replaces what was there. It alone is held back by
-    the step."""
+    schedules: Sequence[Iterable[Event]],
+    shape: Shape,
+    durations: Durations,
+    squares_s: Sequence[float] = (),
+) -> float:
+    """When all is computed and has landed of the first passes of a round. The first one adds
+    nothing on the host: it replaces what was there. It alone is held back by the step.
+    `squares_s`: per sub-model, of what the host does besides with what lands in the last one."""
     lanes = _Lanes(shape, replace(durations, sum_s=()))
-    for schedule in schedules:
+    for number, schedule in enumerate(schedules, start=1):
+        if squares_s and number == len(schedules):
+            both = zip_longest(lanes.durations.sum_s, squares_s, fillvalue=0.0)
+            lanes.durations = replace(lanes.durations, sum_s=tuple(map(sum, both)))
         for event in schedule:
             lanes.take(event)
-        yield max(lanes.device_s, lanes.link_out_s, lanes.host_s)
         lanes.durations = replace(durations, ready_s=())
+    return max(lanes.device_s, lanes.link_out_s, lanes.host_s)
 
 
 def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> Timeline:

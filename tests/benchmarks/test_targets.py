@@ -47,9 +47,8 @@ def foretold(name: str) -> tuple[float, float]:
     pieces = choice.cut.pieces
     once_s = sum(piece.forward_s + piece.backward_s for piece in pieces)
     bound_s = wanted * (once_s + sum(piece.forward_s for piece in pieces[:-1]))
-    on_host = graph.layout.total_elements - choice.trained_elements
     passes = math.ceil(wanted / choice.micro_batches)
-    return bound_s, choice.passes_s(passes, step) + choice.norm_s(on_host)
+    return bound_s, choice.passes_s(passes, step, norm=True)
 
 
 def _gradients(case: Case) -> torch.dtype:

@@ -135,6 +135,20 @@ def test_a_pass_waits_for_the_step_as_far_as_it_must(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_a_norm_is_summed_while_gradients_land(seed: int, passes: int) -> None:
+    """But for what lands last."""
+    choice = chosen(seed)
+    machine = replace(choice.cut.machine, sum_bytes_per_s=choice.cut.machine.gradient_bytes_per_s)
+    choice = replace(choice, cut=replace(choice.cut, machine=machine))
+    first, *_ = choice.cut.first_uses
+    least_s = choice.norm_s(sum(first.values()))
+    all_s = choice.norm_s(sum(n for new in choice.cut.first_uses for n in new.values()))
+    more_s = choice.passes_s(passes, norm=True) - choice.passes_s(passes)
+    assert least_s * 0.999 <= more_s <= all_s * 1.001
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_passes_of_a_round_follow_each_other_without_waiting_for_what_lands(seed: int) -> None:
     """Each costs no more than a pass that finds nothing, and no less than its computing."""
     choice = chosen(seed)

@@ -122,7 +122,10 @@ def test_the_next_gradients_leave_while_others_are_added() -> None:
         (GradientSum(2), 10, 14), (GradientOut(1), 12, 13), (Backward(0, 0), 12, 15),
         (GradientSum(1), 14, 18), (GradientOut(0), 15, 16), (GradientSum(0), 18, 22),
     ]  # fmt: skip
-    assert list(landed_s([training_pass(Shape(3, 1))] * 2, Shape(3, 1), durations)) == [16, 37]
+    passes = [training_pass(Shape(3, 1))] * 2
+    assert [landed_s(passes[:n], Shape(3, 1), durations) for n in (1, 2)] == [16, 37]
+    more = [landed_s(passes[:n], Shape(3, 1), durations, (1.0, 2.0, 3.0)) for n in (1, 2)]
+    assert more == [17, 43], "it is done in the last pass, to what has landed"
 
 
 def test_lanes_share_the_hosts_memory() -> None:
