@@ -225,7 +225,9 @@ class Peer:
         last, use, seen = stats.last, stats.use, None
         if last is not None and use is not None and last.round != self._line.round:
             seen = seen_after(last, use, me, leases, self._average_bytes)
-        self._line.look(seen, at_work(me, leases), self._clock.now())
+        network = self._settings.network
+        caps = network.upload_bits_per_s, network.download_bits_per_s
+        self._line.look(seen, at_work(me, leases), self._clock.now(), caps)
         self._pauses.wish(self._line.aside, Pause.LINE)
 
     def close(self) -> None:

@@ -33,6 +33,8 @@ LEAST_OTHERS = 2
 """At work: one alone decides and averages nothing."""
 WORTH_SAYING = 1.01
 """Times as long; what is below is noise."""
+Caps = tuple[float | None, float | None]
+"""Of a line, up and down, in bits per second; None: no limit."""
 _WORKS = {PeerState.ACCUMULATING, PeerState.REDUCING, PeerState.STEPPING}
 
 
@@ -87,9 +89,14 @@ class SlowLine:
         self._pace_with = self._seconds_with = 0.0
         self._is_trial = False
         self._until = float("-inf")
+        self._caps: Caps = (None, None)
 
-    def look(self, seen: Seen | None, others: int, now: float) -> None:
-        """`seen`: of a round that is new; `others`: peers at work now."""
+    def look(self, seen: Seen | None, others: int, now: float, caps: Caps = (None, None)) -> None:
+        """`seen`: of a round that is new; `others`: peers at work now; `caps`: in force now. What
+        was found of a line with other caps counts no more."""
+        if caps != self._caps:
+            self._caps, self._until, self._is_trial = caps, now, False
+            self._change("")
         if seen is not None:
             self.round = seen.round
             if self.aside or seen.has_ours:
@@ -161,7 +168,8 @@ def line_cost(
     exchange_s = max(use.seconds - passes_s, 0.0)
     both = max if overlapped else float.__add__
     with_s = both(passes_s, max(exchange_s, line_s))
-    without_s = both(passes_s * sequences / others, max(exchange_s - line_s, 0.0))
+    alone_s = both(passes_s * sequences / others, max(exchange_s - line_s, 0.0))
+    without_s = alone_s if given else use.seconds
     said = []
     if is_new and with_s > WORTH_SAYING * use.seconds:
         said.append(f"a round takes {use.seconds:,.1f} s now, and about {with_s:,.1f} s with it")

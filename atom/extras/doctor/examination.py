@@ -166,8 +166,8 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
             graph = trace_run(run, open_source(run, None))
         need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
         room = disk_plan(run, graph, peer, folder, manifest.text)
-    except UserError as problem:
-        return unchecked(topic, problem.message)
+    except UserError as problem:  # it would end `atom join`, too
+        return failure(topic, problem.message, problem.hint)
     takes = f"{format_bytes(need)} of host memory"
     if need > have and not trains:
         fix = "free memory: top lists what takes it; or raise [host] memory"

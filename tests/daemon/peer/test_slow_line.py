@@ -9,6 +9,7 @@ from atom.daemon.peer.slow_line import (
     RESTS_S,
     ROUNDS,
     SETTLING,
+    Caps,
     Seen,
     SlowLine,
     line_cost,
@@ -30,6 +31,7 @@ class Swarm:
         self.with_s, self.without_s = with_s, without_s
         self.line, self.now, self.round = SlowLine(), 0.0, 0
         self.suspect, self.others = True, 2
+        self.caps: Caps = (2e6, None)
 
     def rounds(self, count: int) -> list[bool]:
         """Whether it stands aside after each."""
@@ -39,13 +41,13 @@ class Swarm:
         seconds = self.without_s if self.line.aside else self.with_s
         self.now, self.round = self.now + seconds, self.round + 1
         seen = Seen(self.round, seconds, 64 / seconds, not self.line.aside, self.suspect)
-        self.line.look(seen, self.others, self.now)
+        self.line.look(seen, self.others, self.now, self.caps)
         return bool(self.line.aside)
 
     def wait(self, seconds: float) -> bool:
         """Without a round."""
         self.now += seconds
-        self.line.look(None, self.others, self.now)
+        self.line.look(None, self.others, self.now, self.caps)
         return bool(self.line.aside)
 
 
@@ -94,6 +96,15 @@ def test_who_is_left_alone_with_one_goes_on_at_once() -> None:
     assert not swarm.wait(0.1)
     swarm.others = 2
     assert not any(swarm.rounds(100)), "and does not try again soon"
+
+
+@pytest.mark.parametrize("rounds", [TRY, 2 * TRY], ids=["tried", "judged"])
+def test_with_other_caps_it_comes_back_at_once_and_is_tried_anew(rounds: int) -> None:
+    swarm = Swarm(1.6, 0.4)
+    assert swarm.rounds(rounds)[-1]
+    swarm.caps = (20e6, None)
+    assert not swarm.wait(0.1)
+    assert swarm.rounds(TRY) == [False] * (TRY - 1) + [True]
 
 
 def test_a_trial_without_rounds_ends() -> None:
@@ -172,12 +183,13 @@ def line(upload: str) -> Network:
         ("1 Mbit/s", 42.0, False, 40, "42.0 s it takes 32.0; without this peer a round"),
         ("1 Mbit/s", 42.0, False, 40, "takes about 15.0 s"),
         ("1 Mbit/s", 11.0, False, 0, "11.0 s now, and about 42.0 s with it; "),
+        ("40 Mbit/s", 11.0, False, 0, ""),
         ("1 Mbit/s", 10.0, True, 40, "now, and about 32.0 s with it; the line"),
         ("8 Mbit/s", 14.0, False, 40, ""),
         ("8 Mbit/s", 10.0, True, 40, ""),
         ("1 Mbit/s", 42.0, False, 120, ""),
     ],
-    ids=["new", "it takes", "without", "both", "local steps", "gives more", "under", "alone"],
+    ids=["new", "it takes", "without", "both", "fast", "local steps", "gives more", "under", "alone"],
 )  # fmt: skip
 def test_what_a_capped_line_costs_the_swarm(
     upload: str, seconds: float, overlapped: bool, given: int, said: str

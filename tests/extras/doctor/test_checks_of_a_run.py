@@ -89,6 +89,19 @@ def test_a_run_fits_or_says_what_it_lacks(
         assert (lacking.level, "of disk, 0 B" in lacking.said) == (Level.FAILURE, True)
 
 
+def test_a_run_whose_model_cannot_be_made_here_is_a_failure(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    run = json.loads(manifest.run_file)
+    config = json.dumps({"model_type": "no-such"})
+    run["model"] = {"huggingface": "c", "huggingface_config": config, "sequence_tokens": 8}
+    other = replace(manifest, run_file=json.dumps(run))
+    lacking = fit(other, PeerFile(), tmp_path, trains=False)
+    assert lacking.level is Level.FAILURE
+    assert "no-such" in lacking.said
+    assert lacking.fix
+
+
 def test_the_data_that_join_will_read(manifest: Manifest, tmp_path: Path) -> None:
     lacking = data(manifest, PeerFile(), tmp_path, has_it=False)
     assert (lacking.level, lacking.fix[-27:]) == (Level.FAILURE, '[data]\npaths = ["text.txt"]')
