@@ -137,7 +137,7 @@ def sample(
         typer.Option(
             metavar="FILE",
             callback=below_home,
-            help="The run's tokenizer.json, with ADDRESS, if it has one.",
+            help="Your copy of the run's tokenizer.json, with ADDRESS; else peers give it.",
         ),
     ] = None,
     state: MemberOption = None,

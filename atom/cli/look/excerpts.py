@@ -49,7 +49,7 @@ def show_excerpts(address: str) -> None:
             typer.echo(f"{format_bytes(store.total_bytes)} come through the swarm. Some of it:")
             pieces = some_pieces(text)
             fetch_some(fetcher.transport, store, pieces, peers)
-            tokenizer = _tokenizer(run, store, Path(folder))
+            tokenizer = read_tokenizer(run, store, Path(folder))
             for excerpt in excerpts(store, pieces, tokenizer):
                 typer.echo(f"\n  {excerpt}")
     finally:
@@ -84,8 +84,8 @@ def fetch_some(
         ) from refused
 
 
-def _tokenizer(run: RunFile, store: PieceStore, folder: Path) -> Tokenizer:
-    """Raises: StorageError."""
+def read_tokenizer(run: RunFile, store: PieceStore, folder: Path) -> Tokenizer:
+    """Which has come with `fetch_some`; it is written into `folder`. Raises: StorageError."""
     path = folder / "tokenizer.json"
     path.write_bytes(store.arenas[TOKENIZER].numpy().tobytes())
     try:

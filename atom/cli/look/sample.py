@@ -11,6 +11,7 @@ import typer
 from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.base.printable import printable
 from atom.cli.look.chain_reader import ChainFetcher
+from atom.cli.look.excerpts import fetch_some, read_tokenizer
 from atom.cli.look.onlooker import certified, identity_in, listed_peer, onlooking
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
@@ -19,11 +20,12 @@ from atom.config.peer_file import DEVICE_PATTERN
 from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.fitting.answering import answering
-from atom.daemon.model.fetched_weights import fetch_weights
+from atom.daemon.model.fetched_weights import cached_folder, fetch_weights
 from atom.daemon.model.kept_run import layout_of
 from atom.daemon.model.kept_tokenizer import run_tokenizer
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.sampled import Sampled, require_text, sampled_folder, sampled_run
+from atom.daemon.model.shared_text import open_store
 from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
 from atom.models.sampling import Sampling, continuations
@@ -31,6 +33,7 @@ from atom.models.source import DataError, ModelSource, SourceError
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest
+from atom.swarm.transport.transport import Transport
 
 MOST_TEXTS = 8
 """In one pass."""
@@ -111,7 +114,7 @@ def _sampled(asked: SampleRequest, console: TerminalConsole) -> Sampled:
 def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     manifest = run_to_the_end(_manifest(asked))
     end_at_once_on_signals("interrupted")
-    run, source, tokenizer = _model_of(manifest, asked.tokenizer)
+    run, source = _model_of(manifest)
     layout = layout_of(manifest, run, source)
     # The chain is read last: it has to know the states that peers offer, which are their newest.
     ledger, leases = run_to_the_end(_looked(asked))
@@ -121,6 +124,7 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
         fetcher.know(leases)
         states = ledger.states(manifest.initial_state_digest)
         peers = [peer for peer, lease in leases.items() if lease.state != "left"]
+        tokenizer = tokenizer_of(manifest, run, asked.tokenizer, fetcher.transport, peers)
         fetching = partial(console.progress, "fetching the weights")
         round_number, weights = fetch_weights(
             manifest, run, layout, states, peers, fetcher.transport, fetching
@@ -144,24 +148,35 @@ async def _looked(asked: SampleRequest) -> tuple[Ledger, dict[str, Lease]]:
         return ledger, sight.leases
 
 
-def _model_of(manifest: Manifest, named: Path | None) -> tuple[RunFile, ModelSource, Tokenizer]:
-    """`named`: the tokenizer, as the user says. Raises: UserError."""
+def _model_of(manifest: Manifest) -> tuple[RunFile, ModelSource]:
+    """Raises: UserError."""
     run = agreed_run(manifest)
     require_text(run)
     if run.model.module is not None:
         raise TrustError(
             "this run's model is code of its owner", "sample a peer's state directory instead"
         )
+    with source_errors(run):
+        return run, open_source(run, None)
+
+
+def tokenizer_of(
+    manifest: Manifest, run: RunFile, named: Path | None, transport: Transport, peers: list[str]
+) -> Tokenizer:
+    """As the user names it, or a peer here keeps it, or the run's peers give it: then it is kept.
+    Raises: UserError."""
     here = StateDirectory(default_state_directory(manifest.run)).tokenizer
-    if run.data.tokenizer != "bytes" and named is None and not here.exists():
+    if run.data.tokenizer == "bytes" or named is not None or here.exists():
+        return run_tokenizer(run, named or here)
+    if manifest.text is None:
         raise StorageError(
             "the run has a tokenizer of its own, and it is not here",
             "name it with --tokenizer tokenizer.json: peers keep it in their state directory",
         )
-    tokenizer = run_tokenizer(run, named or here)
-    with source_errors(run):
-        source = open_source(run, None)
-    return run, source, tokenizer
+    folder = cached_folder(manifest)
+    store = open_store(manifest.text, folder)
+    fetch_some(transport, store, [], peers)
+    return read_tokenizer(run, store, folder)
 
 
 def _print(

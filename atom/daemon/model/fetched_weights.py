@@ -45,7 +45,7 @@ def fetch_weights(
 
     Raises: AddressError if nobody gives them; StorageError.
     """
-    arenas, folder = shared_state(run, layout), _folder(manifest)
+    arenas, folder = shared_state(run, layout), cached_folder(manifest)
     size_bytes = sum(arena.size_bytes for arena in arenas.values())
     donors = PeerDonors(transport, 0, size_bytes, folder / "states", Watch(progress))
     try:
@@ -89,5 +89,6 @@ def newest_offered(
     return head, holders[head]
 
 
-def _folder(manifest: Manifest) -> Path:
+def cached_folder(manifest: Manifest) -> Path:
+    """Where what was fetched of the run is kept."""
     return base_folder("cache") / "sampled" / manifest_digest(manifest).hex()[:16]

@@ -189,7 +189,7 @@ def line(upload: str) -> Network:
         ("8 Mbit/s", 10.0, True, 40, ""),
         ("1 Mbit/s", 42.0, False, 120, ""),
     ],
-    ids=["new", "it takes", "without", "both", "fast", "local steps", "gives more", "under", "alone"],
+    ids=["new", "it takes", "without", "both", "fast", "local steps", "more", "under", "alone"],
 )  # fmt: skip
 def test_what_a_capped_line_costs_the_swarm(
     upload: str, seconds: float, overlapped: bool, given: int, said: str
