@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
-from atom.daemon.owner.standing_by import STANDING_BY
 from atom.daemon.owner.traffic import used_text
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
@@ -31,14 +30,6 @@ def rows(info: Info) -> Iterator[Row]:
         if info.get(label):
             yield label.replace("_cost", ""), str(info[label])
     yield "traffic", used_text(**info["traffic"])
-    if info["state"] != STANDING_BY:
-        yield from _at_work(info)
-    yield "peer id", info["peer_id"]
-    yield "join address", info["join_address"]
-    yield "directory", info["state_directory"]
-
-
-def _at_work(info: Info) -> Iterator[Row]:
     yield from _work(info)
     yield "device", _device(info)
     yield "works", ", ".join(_wishes(info["wishes"]))
@@ -54,6 +45,9 @@ def _at_work(info: Info) -> Iterator[Row]:
     yield "other peers", _others(info["peers"], info["links"], info["peer_names"])
     yield "reachable", ": ".join((info["reachable"], ", ".join(info["data_addresses"])))
     yield "digest", info["digest"]
+    yield "peer id", info["peer_id"]
+    yield "join address", info["join_address"]
+    yield "directory", info["state_directory"]
 
 
 def _work(info: Info) -> Iterator[Row]:

@@ -3,22 +3,29 @@ month's allowance ([network] per_month) is used up.
 
 A peer leaves in order while there is room for what its leaving may take. Stopping at the last byte
 would break the exchange that it is in, and a peer that only stood still would fetch every result.
+Its next process waits for the next month before it takes any memory.
 """
 
 import json
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from atom.base.clock import BootClock, Clock
+from atom.base.errors import ConfigError
 from atom.base.units import format_bytes
+from atom.config.load import load_peer_file
+from atom.config.peer_file import PeerFile
 from atom.daemon.state_directory import write_atomically
 from atom.swarm.records.view import span_text
 from atom.training.storage.disk import DiskRoom
 
+LOOK_S = 5.0
 WRITTEN_EVERY_S = 10.0
 """A process that is killed forgets what its line carried since."""
 MOST_DAYS = 62
@@ -130,6 +137,30 @@ def kept_traffic(path: Path, now: datetime) -> Traffic:
         return Traffic(now, days, int(said["round_bytes"]), per_month and int(per_month))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Traffic(now)
+
+
+def await_allowance(
+    path: Path,
+    peer: PeerFile,
+    peer_file: Path,
+    tell: Callable[[str], None],
+    wall: Callable[[], datetime] = datetime.now,
+    sleep: Callable[[float], None] = time.sleep,
+) -> PeerFile:
+    """Returns once the line may carry something: at once, with the next month, or with another
+    allowance in the peer file, which is read again meanwhile, and returned. `path`: where the
+    line's bytes are written. `tell` hears once what is waited for."""
+    told = False
+    while True:
+        kept = replace(kept_traffic(path, wall()), per_month=peer.network.per_month_bytes)
+        if not kept.why_not:
+            return peer
+        if not told:
+            tell(kept.why_not)
+            told = True
+        sleep(LOOK_S)
+        with suppress(ConfigError):  # half of it may be written
+            peer = load_peer_file(peer_file)
 
 
 class TrafficCounter:

@@ -10,13 +10,7 @@ from atom.base.clock import Clock
 from atom.config.address import parse_host_port
 from atom.config.peer_file import Network
 from atom.daemon.state_directory import write_atomically
-from atom.swarm.addresses import (
-    MOST_ENTRANCES,
-    JoinAddress,
-    format_join_address,
-    parse_listen,
-    parse_multiaddrs,
-)
+from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import primary_host
 from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.training.storage.disk import DiskRoom
@@ -96,9 +90,3 @@ def known_contacts(path: Path) -> tuple[str, ...]:
         return parse_multiaddrs([str(text) for text in listed][:_MOST])
     except (OSError, ValueError, TypeError):
         return ()
-
-
-def kept_address(path: Path, run: str, owner: str) -> str:
-    """By which the run may be entered, as far as an earlier life knew; empty: it knew nobody."""
-    contacts = known_contacts(path)[:MOST_ENTRANCES]
-    return format_join_address(JoinAddress(contacts, run, owner)) if contacts else ""

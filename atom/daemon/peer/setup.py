@@ -12,15 +12,13 @@ from atom.base.errors import UserError
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen, run_from_text
 from atom.daemon.console import Console
-from atom.daemon.control import ControlServer
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info, Turns
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.run_optimizer import load_run
-from atom.daemon.owner.standing_by import StandBy
+from atom.daemon.owner.traffic import await_allowance
 from atom.daemon.peer.addresses import (
     announced_multiaddrs,
     data_place,
-    kept_address,
     known_contacts,
 )
 from atom.daemon.peer.box import (
@@ -70,9 +68,7 @@ def run_start(
         owner = box.identity.peer_id
         if says_finished(box, name, owner, run.run.rounds):
             return Ending.ROUNDS_REACHED
-        if (ready := _with_allowance(box, name, owner)) is None:
-            return Ending.LEFT
-        box, begin_monitors = _at_the_door(stack, ready, extensions)
+        box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
         turns = _turns(stack, box, extensions, name, owner)
         thread = _enter_dht(stack, box, name, owner, initial)
         member = found_run(options, box, run, lambda: turns.begin(console.note))
@@ -101,9 +97,7 @@ def run_join(
         stack.callback(box.state.unlock)
         if says_finished(box, address.run, address.owner, None):
             return Ending.ROUNDS_REACHED
-        if (ready := _with_allowance(box, address.run, address.owner)) is None:
-            return Ending.LEFT
-        box, begin_monitors = _at_the_door(stack, ready, extensions)
+        box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
         thread = _enter_dht(stack, box, address.run, address.owner, address.bootstrap)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
@@ -126,25 +120,17 @@ def run_join(
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
 
 
-def _with_allowance(box: Box, run: str, owner: str) -> Box | None:
-    """The box once its line may carry something: at once, or with the next month. None: its owner
-    has it leave. Raises: StorageError."""
-    facts = {
-        "run": run,
-        "peer_id": box.identity.peer_id,
-        "join_address": kept_address(box.state.known_addresses, run, owner),
-        "state_directory": str(box.state.root),
-    }
-    waiting = StandBy(facts, box.peer, box.peer_file, box.state.traffic)
-    if not (why_not := waiting.traffic.why_not):
-        return box
-    box.console.note(f"standing by: {why_not}")
-    box.events.emit("paused", reason=why_not)
-    with contextlib.closing(ControlServer(waiting, box.state.control_socket)) as control:
-        control.start()
-        waiting.wait()
-    box.events.emit("resumed")
-    return None if waiting.leaves else replace(box, peer=waiting.peer)
+def _with_allowance(box: Box) -> Box:
+    """The box once its line may carry something: at once, or with the next month."""
+
+    def tell(why_not: str) -> None:
+        box.console.note(f"standing by: {why_not}; a larger [network] per_month ends that")
+        box.events.emit("paused", reason=why_not)
+
+    peer = await_allowance(box.state.traffic, box.peer, box.peer_file, tell)
+    if peer is not box.peer:
+        box.events.emit("resumed")
+    return replace(box, peer=peer)
 
 
 def _at_the_door(

@@ -159,13 +159,3 @@ def test_it_is_printed_with_its_folder_whole(
     monkeypatch.setattr(control, "control_client", lambda state: SimpleNamespace(info=info))
     control.show_info(None, as_json=False)
     assert f"directory     {FOLDER}\n" in capsys.readouterr().out
-
-
-def test_who_stands_by_says_until_when_and_no_more() -> None:
-    known = ("run", "traffic", "peer_id", "join_address", "state_directory")
-    shown = dict(rows({key: info()[key] for key in known} | {
-        "state": "standing by", "paused": "its 9.0 GiB a month are used up",
-    }))  # fmt: skip
-    assert list(shown) == [
-        "run", "state", "paused", "traffic", "peer id", "join address", "directory",
-    ]  # fmt: skip
