@@ -116,8 +116,6 @@ class State(Section):
     """Where identity, snapshots, events and tokens are kept, relative to this file."""
     snapshots: int = Field(default=2, ge=1, le=64)
     """States kept on disk; the oldest goes first."""
-    own_minutes: int = Field(default=30, ge=1, le=10**6)
-    """How often this peer's own state is saved, of a rule that has such, at the end of a round."""
 
 
 class Checkpoints(Section):

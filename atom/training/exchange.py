@@ -16,7 +16,6 @@ from atom.swarm.exchange.allreduce import (
     all_reduce,
     open_exchange,
 )
-from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
@@ -72,7 +71,6 @@ class Exchange:
         offered: Callable[[bytes], Contribution],
         post: Callable[[Event], None],
         clock: Clock,
-        codec: Codec,
     ) -> None:
         """`offered`: what this peer gives to a round, by the head that it was counted for."""
         self._transport = transport
@@ -80,7 +78,6 @@ class Exchange:
         self._offered = offered
         self._post = post
         self._clock = clock
-        self._codec = codec
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
@@ -111,7 +108,7 @@ class Exchange:
     def fetching_pace(self) -> Pace:
         """Of what a result takes, no slower than an exchange may be."""
         pace, elements = self.speeds.pace(), self._results.elements
-        share = self._codec.wire_bytes(elements) / (4 * elements)
+        share = self._results.usual_bytes / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
     def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
@@ -164,7 +161,7 @@ class Exchange:
             rank=members.index(self._transport.peer_id),
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
-            codec=self._codec,
+            codec=self._results.codec,
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,

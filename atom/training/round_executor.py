@@ -24,7 +24,6 @@ from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
-from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.records.lease import Validation
 from atom.swarm.records.view import validation_told
@@ -62,6 +61,8 @@ PATIENCE_S, HASTE_S = 6.0, 4.0
 for a vote. The latter is less than `RoundPatience.holding`: a result that is nowhere is to be known
 for that before the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
+OWN_EVERY_S = 1800.0
+"""Between two savings of what is this peer's own, at the end of a round."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,6 @@ class TrainingContext:
     clock: Clock
     events: EventSink
     checkpoints: Checkpoints
-    own_every_s: float = 1800.0
-    """Between two savings of what is this peer's own, at the end of a round."""
 
 
 class RoundExecutor:
@@ -88,7 +87,6 @@ class RoundExecutor:
         self,
         context: TrainingContext,
         run: RunFile,
-        codec: Codec,
         post: Callable[[Event], None],
         on_round_begun: Callable[[], None],
         on_settled: Callable[[], None] = lambda: None,
@@ -110,13 +108,10 @@ class RoundExecutor:
         self._on_settled = on_settled
         self._post = post
         self._checkpoints = context.checkpoints
-        self._own_every_s = context.own_every_s
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
-        self.exchange = Exchange(
-            self._transport, self._results, self._offered, post, self._clock, codec
-        )
+        self.exchange = Exchange(self._transport, self._results, self._offered, post, self._clock)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
@@ -232,7 +227,7 @@ class RoundExecutor:
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())
-        if self._clock.now() >= self._own_saved_at + self._own_every_s:
+        if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again

@@ -138,7 +138,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "schedule.pause_for_gpu_programs": SWITCH,
     "state.directory": PATH,
     "state.snapshots": count(64),
-    "state.own_minutes": count(10**6),
     "checkpoints.every_rounds": count(2**31),
     "checkpoints.keep": (*count(1000), "3"),
     "checkpoints.best": SWITCH,

@@ -113,7 +113,7 @@ class Stage(WorkerScene):
             self.transport, self.clock, self.events, checkpoints=self.checkpoints,
         )  # fmt: skip
         self.executor = RoundExecutor(
-            context, run or a_run(), EXACT, self._post, lambda: self.on_round_begun()
+            context, run or a_run(), self._post, lambda: self.on_round_begun()
         )
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None

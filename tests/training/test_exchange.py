@@ -61,7 +61,7 @@ class Member:
         self.fault: Exception | None = None
         self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
         self.exchange = Exchange(
-            transport, self.results, self._read, self.outcomes.put, BootClock(), codec
+            transport, self.results, self._read, self.outcomes.put, BootClock()
         )
 
     def _read(self, parent: bytes) -> Contribution:

@@ -107,9 +107,7 @@ class Peer:
         self._stands_by = False
         """It leaves because its line may carry no more this month."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._state_sync = state_sync_of(
-            box, member, codec, events, self._transport, self._storage, clock
-        )
+        self._state_sync = state_sync_of(box, member, events, self._transport, self._storage, clock)
         # what trains
         self._text = None if member.text is None else RunText(
             box, member, member.text, self._transport, self._storage.room, events, clock, self.fail
@@ -122,11 +120,10 @@ class Peer:
         context = TrainingContext(
             me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
             events, Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
-            60.0 * box.peer.state.own_minutes,
         )  # fmt: skip
         self._texts = RoundTexts(member.prompts, replica, self._worker, clock, self._on_text)
         self._executor = RoundExecutor(
-            context, run, codec, inbox.put, self._on_round_begun, self._texts.round_settled
+            context, run, inbox.put, self._on_round_begun, self._texts.round_settled
         )
         self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())
         self._loop = RoundLoop(

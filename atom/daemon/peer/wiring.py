@@ -66,7 +66,6 @@ def transport_of(
 def state_sync_of(
     box: Box,
     member: Membership,
-    codec: Codec,
     events: EventSink,
     transport: Transport,
     storage: RunStorage,
@@ -74,7 +73,7 @@ def state_sync_of(
 ) -> StateSync:
     donors = PeerDonors(
         transport,
-        codec.wire_bytes(member.replica.elements),
+        storage.results.usual_bytes,
         sum(arena.size_bytes for arena in member.replica.state_form.values()),
         box.state.downloads,
         Watch(
