@@ -1,6 +1,7 @@
 """A store is supplied in the order of need, whatever its donors have, do or become."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,28 +9,39 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from atom.base.errors import StorageError
 from atom.base.reasons import Reason
+from atom.swarm import schema
 from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state import piece_feed
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, bytes_of, describe
-from atom.swarm.state.blobs import BlobServer
-from atom.swarm.state.fetch import Watch
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    ArenaManifest,
+    BlobManifest,
+    Piece,
+    bytes_of,
+    describe,
+)
+from atom.swarm.state.blobs import MAX_REQUEST_BYTES, BlobRequest, BlobServer
+from atom.swarm.state.fetch import LIES, Watch
 from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
-from atom.swarm.state.piece_store import ArenaShape, PieceStore, text_blob
+from atom.swarm.state.piece_store import PieceStore, text_blob
+from atom.swarm.stream.frames import Channel, Kind, Patience
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 
 SOON = 20.0
+PATIENCE = Patience(SOON)
 COUNT = 12
 TEXT = torch.arange(COUNT * CHUNK_BYTES // 4 - 3, dtype=torch.int32)
 MANIFEST = BlobManifest((describe("tokens", TEXT),))
 DIGEST = MANIFEST.digest()
-SHAPES = [ArenaShape("tokens", "int32", len(TEXT))]
+SHAPES = [ArenaManifest("tokens", "int32", len(TEXT), b"")]
 PIECES: list[Piece] = [(0, number) for number in range(COUNT)]
 
 
@@ -59,7 +71,10 @@ class Village:
 
     def donor(self, pieces: Collection[Piece], server: type[BlobServer] = BlobServer) -> str:
         store = self.store(f"donor-{len(self._network.present)}", pieces)
-        return self._network.add(server({text_blob(DIGEST): store}.get).serve).peer_id
+        return self.neighbour(server({text_blob(DIGEST): store}.get).serve)
+
+    def neighbour(self, serve: Callable[[Channel], None]) -> str:
+        return self._network.add(serve).peer_id
 
     def feed(self, store: PieceStore, keep_bytes: int | None = None) -> PieceFeed:
         needs = Needs(lambda: self.order, lambda piece: False, keep_bytes)
@@ -75,6 +90,10 @@ class Village:
             self.troubles.append(problem)
             return False
         return True
+
+    @property
+    def dropped(self) -> list[dict[str, Any]]:
+        return [event for event in self.events.events if event["event"] == "donor-dropped"]
 
     def close(self) -> None:
         for feed in self.feeds:
@@ -119,7 +138,7 @@ def test_peers_with_a_half_each_make_a_whole(village: Village) -> None:
     feed.start()
     await_ready(village, feed, PIECES)
     assert village.lies == {}
-    assert not any(event["event"] == "donor-dropped" for event in village.events.events)
+    assert village.dropped == []
     assert torch.equal(store.arenas["tokens"], TEXT)
 
 
@@ -194,6 +213,91 @@ def test_a_restart_fetches_what_is_missing_only(village: Village) -> None:
     feed.start()
     await_ready(village, feed, PIECES)
     assert Counting.served == COUNT
+
+
+def say(channel: Channel, kind: Kind, raw: bytes | memoryview, of: int | None = None) -> None:
+    """A frame; `of`: as long as its header says."""
+    channel.send_header(kind, len(raw) if of is None else of, PATIENCE)
+    channel.send_all(memoryview(raw), PATIENCE)
+
+
+def cut_off(channel: Channel, chunk: bytes, rest: threading.Event) -> None:
+    say(channel, Kind.BLOB, chunk[: CHUNK_BYTES // 2], of=len(chunk))
+    raise ConnectionError("fell over")
+
+
+def stall(channel: Channel, chunk: bytes, rest: threading.Event) -> None:
+    say(channel, Kind.BLOB, chunk[: CHUNK_BYTES // 2], of=len(chunk))
+    assert rest.wait(SOON)
+
+
+ANSWERS: dict[str, tuple[Callable[[Channel, bytes, threading.Event], None], Reason]] = {
+    "damaged": (lambda c, raw, _: say(c, Kind.BLOB, raw[:-1] + b"?"), Reason.HASH_MISMATCH),
+    "another piece": (lambda c, raw, _: say(c, Kind.BLOB, bytes(len(raw))), Reason.HASH_MISMATCH),
+    "too short": (lambda c, raw, _: say(c, Kind.BLOB, raw[:-1]), Reason.MALFORMED),
+    "too long": (lambda c, raw, _: say(c, Kind.BLOB, raw + b"?"), Reason.TOO_LARGE),
+    "another kind": (lambda c, raw, _: say(c, Kind.MESSAGE, b"hello"), Reason.MALFORMED),
+    "an odd refusal": (lambda c, raw, _: say(c, Kind.REFUSED, b"\xff" * 99), Reason.NOT_FOUND),
+    "cut in the middle": (cut_off, Reason.UNREACHABLE),
+    "stalled in the middle": (stall, Reason.TIMEOUT),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_whatever_a_donor_answers_another_one_gives_the_piece(
+    village: Village, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.5)
+    (answer, reason), rest = ANSWERS[name], threading.Event()
+
+    def serve(channel: Channel) -> None:
+        while True:
+            asked = channel.recv_frame(Kind.BLOB_REQUEST, MAX_REQUEST_BYTES, PATIENCE)
+            request = schema.decode(BlobRequest, asked, MAX_REQUEST_BYTES)
+            if request.manifest:
+                say(channel, Kind.BLOB, schema.encode(MANIFEST))
+            else:
+                start = request.chunk * CHUNK_BYTES
+                answer(channel, bytes(bytes_of(TEXT)[start : start + CHUNK_BYTES]), rest)
+
+    store, bad = village.store("mine"), village.neighbour(serve)
+    feed = village.feed(store)
+    feed.know([bad])
+    feed.start()
+    assert not feed.need(PIECES[:2])
+    while not (dropped := village.dropped):
+        assert feed._thread.is_alive()
+    assert dropped[0]["reason"] == reason.value
+    assert village.lies == ({bad: reason} if reason in LIES else {})
+    assert store.kept == []
+    feed.know([bad, village.donor(PIECES)])
+    await_ready(village, feed, PIECES[:2])
+    rest.set()
+    assert all(map(store.has, PIECES[:2]))
+
+
+def test_noise_in_place_of_frames_does_no_harm(village: Village) -> None:
+    dice, rounds = random.Random(5), 40
+    store = village.store("donor", PIECES)
+    honest = BlobServer({text_blob(DIGEST): store}.get)
+
+    def serve(channel: Channel) -> None:
+        nonlocal rounds
+        if rounds := max(rounds - 1, 0):
+            if dice.random() < 0.5:  # as far as its header is one
+                length, kind = dice.choice([0, 7, CHUNK_BYTES, 2**32 - 1]), dice.choice([*Kind])
+                channel.send_header(kind, length, PATIENCE)
+            channel.send_all(memoryview(dice.randbytes(dice.randrange(1, 400))), PATIENCE)
+            return
+        honest.serve(channel)
+
+    mine = village.store("mine")
+    feed = village.feed(mine)
+    feed.know([village.neighbour(serve)])
+    feed.start()
+    await_ready(village, feed, PIECES[:3])
+    assert rounds == 0
+    assert all(map(mine.has, PIECES[:3]))
 
 
 JOINER = """
