@@ -154,8 +154,8 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
     if "connection refused" in text:
         return AddressError(
             f"cannot reach {where}: connection refused",
-            "nothing listens there. If it was right once, the run may live all the same: ask for a "
-            "new address, which `atom info` shows on each of its peers",
+            "nothing listens there: the run is over, or goes on without that peer. Ask its owner, "
+            "or who takes part: `atom info` on any of its peers shows an address that holds now",
         )
     return AddressError(
         f"cannot reach {where}: {_brief(failures[0])}",
