@@ -19,11 +19,11 @@ import torch
 from atom.base.events import EventFan
 from atom.models.data.sampler import Order, Sampler
 from atom.swarm.identity import Identity
-from atom.swarm.state.arenas import CHUNK_BYTES, Piece, state_digest
+from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, Piece, state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
-from atom.swarm.state.piece_store import ArenaShape, PieceStore, text_blob
+from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers
@@ -57,7 +57,7 @@ def measure(folder: Path, count: int, bits_per_s: float) -> None:
     me.set_addresses(donor.peer_id, ["{}:{}".format(*donor.address)])
     pieces = count // PIECE_TOKENS
     sampler = Sampler((Order(PIECE_WINDOWS * pieces, PIECE_WINDOWS, 1),))
-    store = PieceStore(digest, [ArenaShape("tokens", "uint16", count)], folder / "store")
+    store = PieceStore(digest, [ArenaManifest("tokens", "uint16", count, b"")], folder / "store")
     ready = threading.Event()
     told = Told(Watch(), ready.set, attempted, lambda failure: sys.stderr.write(f"{failure}\n"))
     feed = PieceFeed(me, store, Needs(lambda: order(sampler), lambda piece: False, None), told)

@@ -8,6 +8,7 @@ from typing import IO
 
 from atom.base.errors import StorageError
 from atom.base.files import (
+    disk_bytes,
     is_claimed,
     is_held,
     lies_at,
@@ -58,15 +59,9 @@ class StateDirectory:
     @property
     def kept_bytes(self) -> int:
         """Of the disk, taken by states, checkpoints, results, text and what is being fetched: by
-        what the plan of a run counts. What goes meanwhile, as a daemon is at work, is not counted.
-        """
-        total = 0
+        what the plan of a run counts."""
         folders = self.snapshots, self.checkpoints, self.results, self.tokens, self.downloads
-        for folder in folders:
-            for path in folder.rglob("*"):
-                with suppress(OSError):
-                    total += path.lstat().st_blocks * 512
-        return total
+        return disk_bytes(folders)
 
     @property
     def control_socket(self) -> Path:

@@ -4,7 +4,6 @@ import random
 import tempfile
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import typer
@@ -17,15 +16,15 @@ from atom.cli.look.onlooker import listed_peer, onlooking
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import agreed_run
-from atom.daemon.model.shared_text import TOKENIZER, open_store, shapes_of
+from atom.daemon.model.shared_text import TOKENIZER, open_store, shapes_of, tokenizer_pieces
 from atom.daemon.model.text_source import run_amount
 from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.source import DataError
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, SharedText
-from atom.swarm.state.arenas import CHUNK_BYTES, Piece
+from atom.swarm.state.arenas import Piece
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import PieceBatch, fetch_batch
+from atom.swarm.state.piece_feed import fetch_into
 from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.transport.transport import Transport
 
@@ -65,19 +64,16 @@ async def _looked(address: str) -> tuple[Manifest, dict[str, Lease]]:
 def some_pieces(text: SharedText) -> list[Piece]:
     """One of each of the first texts."""
     shapes = shapes_of(text)[1 : 1 + MOST_TEXTS]
-    counts = [-(-shape.byte_count // CHUNK_BYTES) for shape in shapes]
-    return [(arena, random.randrange(count)) for arena, count in enumerate(counts, start=1)]
+    return [(arena, random.randrange(each.chunks)) for arena, each in enumerate(shapes, start=1)]
 
 
 def fetch_some(
     transport: Transport, store: PieceStore, pieces: list[Piece], peers: list[str]
 ) -> None:
     """These, and the tokenizer. Raises: AddressError, StorageError."""
-    tokenizer = store.arenas[TOKENIZER].numel()
-    wanted = [(0, number) for number in range(-(-tokenizer // CHUNK_BYTES))] + pieces
-    batch = partial(PieceBatch, store, wanted, lambda piece: None)
+    wanted = [*tokenizer_pieces(store), *pieces]
     try:
-        fetch_batch(transport, store, batch, peers, threading.Event(), Watch())
+        fetch_into(store, transport, wanted, peers, threading.Event(), Watch())
     except PeerRefused as refused:
         raise AddressError(
             f"no peer gave some of the run's text: {refused}", "try again in a moment"

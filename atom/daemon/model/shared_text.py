@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import ConfigError, MismatchError, StorageError
-from atom.base.files import nearest_folder
+from atom.base.files import disk_bytes, nearest_folder
 from atom.base.units import format_bytes, format_seconds
 from atom.config.peer_file import LEAST_KEPT_BYTES, PeerFile
 from atom.config.run_file import RunFile
@@ -17,9 +17,15 @@ from atom.models.data.token_file import TokenFile
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.swarm.records.manifest import Manifest, SharedText, TextFile
 from atom.swarm.state import arenas
-from atom.swarm.state.arenas import CHUNK_BYTES, DTYPES, dtype_name, state_digest
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    DTYPES,
+    ArenaManifest,
+    dtype_name,
+    state_digest,
+)
 from atom.swarm.state.blobs import Content
-from atom.swarm.state.piece_store import ArenaShape, PieceStore
+from atom.swarm.state.piece_store import PieceStore, gives_back
 
 MOST_SHARED_BYTES = 20 * 10**9
 """Of tokens, unless the run file says otherwise."""
@@ -64,21 +70,20 @@ def open_store(text: SharedText, folder: Path) -> PieceStore:
     return PieceStore(text.digest, shapes_of(text), _place(text, folder))
 
 
-def shapes_of(text: SharedText) -> list[ArenaShape]:
-    """The tokenizer, then the token files."""
-    shapes = [ArenaShape(TOKENIZER, "uint8", text.tokenizer_bytes)]
+def shapes_of(text: SharedText) -> list[ArenaManifest]:
+    """The tokenizer, then the token files; without digests."""
+    shapes = [ArenaManifest(TOKENIZER, "uint8", text.tokenizer_bytes, b"")]
     for number, file in enumerate(text.files):
-        shapes.append(ArenaShape(_file_name(number), file.dtype, file.tokens))
+        shapes.append(ArenaManifest(_file_name(number), file.dtype, file.tokens, b""))
     return shapes
+
+
+def tokenizer_pieces(store: PieceStore) -> list[arenas.Piece]:
+    return [(0, number) for number in range(store.shapes[0].chunks)]
 
 
 def _place(text: SharedText, folder: Path) -> Path:
     return folder / text.digest.hex()[:16]
-
-
-def _kept_bytes(place: Path) -> int:
-    """What an earlier start left there: holes take nothing."""
-    return sum(path.lstat().st_blocks * 512 for path in place.glob("arena-*"))
 
 
 def samples_of(run: RunFile, text: SharedText, store: PieceStore) -> Samples:
@@ -126,8 +131,8 @@ def most_kept_bytes(text: SharedText, peer: PeerFile) -> int:
 def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
     """What a joiner hears of the text before anything is fetched. `folder`: as of `open_store`.
 
-    Raises: ConfigError for a cap that is too small for this run; StorageError where there is no
-    room.
+    Raises: ConfigError for a cap that is too small for this run, or that cannot be kept there;
+    StorageError where there is no room.
     """
     assert manifest.text is not None
     shapes, keep = shapes_of(manifest.text), peer.data.keep_bytes
@@ -139,7 +144,12 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
             f"data.keep: {format_bytes(keep)} are too few for this run's text",
             f"what is held back for validation is always kept: say at least {format_bytes(least)}",
         )
-    kept = _kept_bytes(_place(manifest.text, folder))
+    if keep is not None and keep < total and not gives_back(nearest_folder(folder)):
+        raise ConfigError(
+            f"data.keep: the file system of {folder} cannot free a part of a file",
+            "leave data.keep out, or choose another disk: [state] directory in the peer file",
+        )
+    kept = disk_bytes([_place(manifest.text, folder)])
     wanted = max(most_kept_bytes(manifest.text, peer) - kept, 0)
     free = shutil.disk_usage(nearest_folder(folder)).free
     if wanted > free:

@@ -6,7 +6,7 @@ from functools import partial
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.daemon.model.shared_text import TOKENIZER, fixed_pieces, piece_of
+from atom.daemon.model.shared_text import TOKENIZER, fixed_pieces, piece_of, tokenizer_pieces
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import write_atomically
@@ -14,7 +14,7 @@ from atom.models.data.samples import Piece, PiecesMissing
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
-from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
+from atom.swarm.state.arenas import bytes_of
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore
@@ -46,15 +46,15 @@ class RunText:
         self._room = room
         self._head: Head | None = None
         self._on_ready: Callable[[], None] = lambda: None
-        tokenizer_bytes = store.arenas[TOKENIZER].numel()
-        self._tokenizer = [(0, i) for i in range(-(-tokenizer_bytes // CHUNK_BYTES))]
+        self._tokenizer = tokenizer_pieces(store)
+        """Until it is kept for `atom export`."""
         self._fixed = fixed_pieces(member.samples).union(self._tokenizer)
         needs = Needs(self._order, self._fixed.__contains__, box.peer.data.keep_bytes)
         watch = Watch(
             events=events,
             on_lie=lambda peer, reason: offend(self._offenders, peer, reason, clock.now()),
         )
-        told = Told(watch, self._ready, partial(room.attempt, TEXT), on_failure)
+        told = Told(watch, lambda: self._on_ready(), partial(room.attempt, TEXT), on_failure)
         self._feed = PieceFeed(transport, store, needs, told)
         self.samples = replace(member.samples, need=self._need)
         """What the peer trains on."""
@@ -62,8 +62,6 @@ class RunText:
     def begin(self, on_ready: Callable[[], None]) -> None:
         """`on_ready`: samples that were missing are here."""
         self._on_ready = on_ready
-        if self._feed.need(self._tokenizer):
-            self._keep_tokenizer()
         self._feed.start()
 
     def close(self) -> None:
@@ -90,10 +88,12 @@ class RunText:
             raise PiecesMissing("pieces of the text are on their way")
 
     def _order(self) -> Iterator[arenas.Piece]:
-        """What the next draws need, and what all peers need from the cursor on."""
+        """The tokenizer, what the next draws need, and what all peers need from the cursor on."""
         head, samples = self._head, self._samples
         if head is None:
             return
+        self._keep_tokenizer()
+        yield from self._tokenizer
         dealt = head.cursor, head.members, self._me
         draws = (samples.sampler.draw_position(*dealt, k) for k in range(_OWN_DRAWS))
         own = (piece for position in draws for piece in samples.pieces([position]))
@@ -101,12 +101,8 @@ class RunText:
         yield from map(piece_of, samples.pieces_from(head.cursor))
         yield from self._fixed
 
-    def _ready(self) -> None:
-        self._keep_tokenizer()
-        self._on_ready()
-
     def _keep_tokenizer(self) -> None:
-        """For `atom export`, once it is here."""
+        """Once it is here."""
         if self._tokenizer and all(map(self._store.has, self._tokenizer)):
             raw = bytes(bytes_of(self._store.arenas[TOKENIZER]))
             if self._room.attempt(TEXT, lambda: write_atomically(self._box.state.tokenizer, raw)):

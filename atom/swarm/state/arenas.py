@@ -287,18 +287,19 @@ def _in_memory(arenas: Mapping[int, ArenaManifest]) -> Mapping[str, Tensor]:
 
 
 def _in_files(arenas: Mapping[int, ArenaManifest], folder: Path) -> Mapping[str, Tensor]:
-    return {
-        arena.name: _mapped(arena, folder / f"arena-{number}") for number, arena in arenas.items()
-    }
+    """Their room is reserved: writing to a mapped file on a full disk kills the process."""
+    paths = {number: folder / f"arena-{number}" for number in arenas}
+    for number, arena in arenas.items():
+        if arena.elements:
+            _reserve(paths[number], arena.byte_count)
+    return {arena.name: map_file(paths[number], arena) for number, arena in arenas.items()}
 
 
-def _mapped(arena: ArenaManifest, path: Path) -> Tensor:
-    """A file's memory. Its room is reserved first: writing to a mapped file on a full disk kills
-    the process."""
+def map_file(path: Path, arena: ArenaManifest) -> Tensor:
+    """A file's memory, which has the arena's size; one without elements needs no file."""
     dtype = DTYPES[arena.dtype]
     if arena.elements == 0:
         return torch.empty(0, dtype=dtype)
-    _reserve(path, arena.byte_count)
     mapped: Tensor = torch.from_file(str(path), shared=True, size=arena.elements, dtype=dtype)
     return mapped
 

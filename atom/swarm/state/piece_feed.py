@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from atom.base.errors import PeerRefused
@@ -163,9 +162,9 @@ class PieceFeed:
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
         """Raises: StorageError."""
         self._make_room(len(pieces))
-        batch = partial(PieceBatch, self._store, pieces, self._landed)
+        watch, landed = self._told.watch, self._landed
         try:
-            fetch_batch(self._transport, self._store, batch, donors, self._break, self._told.watch)
+            fetch_into(self._store, self._transport, pieces, donors, self._break, watch, landed)
         except PeerRefused as refused:
             if refused.reason is not Reason.SUPERSEDED:
                 self._wait()
@@ -231,47 +230,46 @@ class PieceFeed:
                 return
 
 
-class PieceBatch:
-    """Pieces that are fetched together."""
+class _Batch:
+    """Pieces that are fetched together, into a store whose manifest is known."""
+
+    reused_bytes = 0
 
     def __init__(
         self, store: PieceStore, pieces: Iterable[Piece], landed: Callable[[Piece], None]
     ) -> None:
         self._store, self._landed = store, landed
-        lacking = [piece for piece in pieces if not store.has(piece)]
-        self.queue = PieceQueue(deque(lacking))
-        self.total_bytes = sum(map(self.length, lacking))
-        self.done_bytes = self.reused_bytes = 0
-
-    def length(self, piece: Piece) -> int:
-        start, stop = self._store.bounds(piece)
-        return stop - start
-
-    def digest(self, piece: Piece) -> bytes:
-        return self._store.piece_digest(piece)
+        self.length, self.digest = store.length, store.piece_digest
+        self.queue = PieceQueue(deque())
+        for piece in pieces:
+            if store.has(piece):  # nobody could tell before
+                landed(piece)
+            else:
+                self.queue.pending.append(piece)
+        self.total_bytes = sum(map(store.length, self.queue.pending))
+        self.done_bytes = 0
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
         self._store.write(piece, chunk)
         self._landed(piece)
 
 
-def fetch_batch(
-    transport: Transport,
+def fetch_into(
     store: PieceStore,
-    batch: Callable[[], PieceBatch],
+    transport: Transport,
+    pieces: Sequence[Piece],
     donors: Sequence[str],
     stop: threading.Event,
     watch: Watch,
+    landed: Callable[[Piece], None] = lambda piece: None,
 ) -> None:
-    """`batch`: of the store, made when its manifest is known. Raises: as `fetch_pieces`."""
+    """These pieces. Raises: as `fetch_pieces`."""
 
-    def settle(manifest: BlobManifest, ended: threading.Event) -> PieceBatch:
+    def settle(manifest: BlobManifest, ended: threading.Event) -> _Batch:
         store.settle(manifest)
-        return batch()
+        return _Batch(store, pieces, landed)
 
-    known = None if store.manifest is None else batch()
-    if known is not None and not known.queue.missing:
-        return
+    known = None if store.manifest is None else _Batch(store, pieces, landed)
     name, total = text_blob(store.digest), store.total_bytes
     wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
     fetch_pieces(transport, wanted, settle, known, stop, watch)

@@ -7,43 +7,32 @@ then, and does not kill the process. What a piece took of the disk goes with it,
 
 import ctypes
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 
-import torch
-from torch import Tensor
-
-from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import why_not_written
 from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
-    DTYPES,
+    ArenaManifest,
     BlobManifest,
     Piece,
     bytes_of,
     chunk_digest,
     decode_manifest,
+    map_file,
 )
 
 _PUNCH_HOLE = 0x02 | 0x01
 """Of fallocate(2): the size stays."""
-
-
-class ArenaShape(NamedTuple):
-    """What an arena is before its digests are known."""
-
-    name: str
-    dtype: str
-    elements: int
-
-    @property
-    def byte_count(self) -> int:
-        return self.elements * DTYPES[self.dtype].itemsize
+_BLOCK_BYTES = 4096
 
 
 def text_blob(digest: bytes) -> str:
@@ -54,19 +43,21 @@ def text_blob(digest: bytes) -> str:
 class PieceStore:
     """Thread-safe. Nobody else may write into `folder`."""
 
-    def __init__(self, digest: bytes, shapes: Sequence[ArenaShape], folder: Path) -> None:
-        """`digest`: the state digest of the whole. `shapes`: in the order of their names. Raises:
-        StorageError."""
+    def __init__(self, digest: bytes, shapes: Sequence[ArenaManifest], folder: Path) -> None:
+        """`digest`: the state digest of the whole. `shapes`: its arenas in the order of their
+        names, without digests. Raises: StorageError."""
         self.digest, self.shapes, self._folder = digest, tuple(shapes), folder
         self.total_bytes = sum(shape.byte_count for shape in shapes)
         self._lock = threading.Lock()
-        self._here: set[Piece] = set()
-        """Checked."""
+        self._paths = [folder / f"arena-{number}" for number in range(len(shapes))]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._paths = [_sized(folder / f"arena-{i}", shape) for i, shape in enumerate(shapes)]
-            mapped = [_mapped(*each) for each in zip(self._paths, shapes, strict=True)]
-            self._found = set(self._on_disk())
+            for path, shape in zip(self._paths, shapes, strict=True):
+                with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
+                    os.ftruncate(file.fileno(), shape.byte_count)
+            self._pieces = dict.fromkeys(self._on_disk(), False)
+            """What takes room on the disk, and whether it was seen to be right."""
+            mapped = list(map(map_file, self._paths, shapes))
         except OSError as problem:
             raise self._unwritten(problem) from problem
         self._views = list(map(bytes_of, mapped))
@@ -74,21 +65,16 @@ class PieceStore:
         """By name; zeros where a piece is not here."""
         self.manifest: BlobManifest | None = None
         """Once it is known, with the digests of all pieces."""
-        with suppress(OSError, PeerRefused, MismatchError):
+        with suppress(OSError, PeerRefused):
             raw = self._manifest_path.read_bytes()
             self.settle(decode_manifest(raw, self.total_bytes))
 
     def settle(self, manifest: BlobManifest) -> None:
         """The whole's manifest, as a donor or an earlier start had it. Raises:
-        PeerRefused(HASH_MISMATCH); MismatchError; StorageError."""
-        if manifest.digest() != self.digest:
+        PeerRefused(HASH_MISMATCH); StorageError."""
+        shapes = tuple(replace(arena, chunk_digests=b"") for arena in manifest.arenas)
+        if manifest.digest() != self.digest or shapes != self.shapes:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
-        shapes = tuple(ArenaShape(a.name, a.dtype, a.elements) for a in manifest.arenas)
-        if shapes != self.shapes:
-            raise MismatchError(
-                "the run's manifest names a text of another size than its digest does",
-                "its owner has to found it anew",
-            )
         aside = self._manifest_path.with_suffix(".partial")
         try:
             aside.write_bytes(schema.encode(manifest))
@@ -99,31 +85,31 @@ class PieceStore:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(stop - start for start, stop in map(self.bounds, self.kept))
+        return sum(map(self.length, self.kept))
 
     @property
     def kept(self) -> list[Piece]:
         """What takes room on the disk."""
         with self._lock:
-            return [*self._here, *self._found]
+            return list(self._pieces)
 
     def bounds(self, piece: Piece) -> tuple[int, int]:
         """First byte of its arena, and the byte after its last."""
-        start = piece[1] * CHUNK_BYTES
-        return start, min(start + CHUNK_BYTES, self.shapes[piece[0]].byte_count)
+        return self.shapes[piece[0]].chunk_bounds(piece[1])
+
+    def length(self, piece: Piece) -> int:
+        start, stop = self.bounds(piece)
+        return stop - start
 
     def has(self, piece: Piece) -> bool:
         """Whether it is here, and right."""
         with self._lock:
-            if piece in self._here:
-                return True
-            if self.manifest is None or piece not in self._found:
-                return False
-            is_right = chunk_digest(self._view(piece)) == self.piece_digest(piece)
-            self._found.discard(piece)
-            if is_right:
-                self._here.add(piece)
-            return is_right
+            if self._pieces.get(piece) is False and self.manifest is not None:
+                if chunk_digest(self._view(piece)) == self.piece_digest(piece):
+                    self._pieces[piece] = True
+                else:
+                    del self._pieces[piece]
+            return self._pieces.get(piece, False)
 
     def piece_digest(self, piece: Piece) -> bytes:
         """Once the manifest is known."""
@@ -133,7 +119,7 @@ class PieceStore:
     def chunk(self, piece: Piece) -> memoryview:
         """A copy, for somebody else. Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
         arena, number = piece
-        if arena >= len(self.shapes) or number * CHUNK_BYTES >= self.shapes[arena].byte_count:
+        if arena >= len(self.shapes) or number >= self.shapes[arena].chunks:
             raise PeerRefused(Reason.NOT_FOUND, f"no chunk {number} of arena {arena}")
         if self.has(piece):
             raw = memoryview(bytes(self._view(piece)))
@@ -143,31 +129,28 @@ class PieceStore:
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
         """A checked one. Raises: StorageError."""
-        start, _ = self.bounds(piece)
         with self._lock:
-            if piece in self._here:
-                return
-            try:
-                with self._paths[piece[0]].open("r+b", buffering=0) as file:
-                    file.seek(start)
-                    while chunk:
-                        chunk = chunk[file.write(chunk) :]
-            except OSError as problem:
-                raise self._unwritten(problem) from problem
-            self._found.discard(piece)
-            self._here.add(piece)
+            if not self._pieces.get(piece):
+                with self._opened(piece) as file:
+                    file.write(chunk)
+                self._pieces[piece] = True
 
     def drop(self, piece: Piece) -> None:
         """Its room on the disk is free afterwards. Raises: StorageError."""
-        start, stop = self.bounds(piece)
         with self._lock:
-            self._here.discard(piece)
-            self._found.discard(piece)
-            try:
-                with self._paths[piece[0]].open("r+b", buffering=0) as file:
-                    _punch(file.fileno(), start, stop - start)
-            except OSError as problem:
-                raise self._unwritten(problem) from problem
+            self._pieces.pop(piece, None)
+            with self._opened(piece) as file:
+                _punch(file.fileno(), file.tell(), self.length(piece))
+
+    @contextmanager
+    def _opened(self, piece: Piece) -> Iterator[BinaryIO]:
+        """Its file, at its first byte. Raises: StorageError."""
+        try:
+            with self._paths[piece[0]].open("r+b") as file:
+                file.seek(self.bounds(piece)[0])
+                yield file
+        except OSError as problem:
+            raise self._unwritten(problem) from problem
 
     @property
     def _manifest_path(self) -> Path:
@@ -194,19 +177,16 @@ class PieceStore:
         )
 
 
-def _sized(path: Path, shape: ArenaShape) -> Path:
-    """A sparse file of the arena's size. Raises: OSError."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
-        os.ftruncate(file.fileno(), shape.byte_count)
-    return path
-
-
-def _mapped(path: Path, shape: ArenaShape) -> Tensor:
-    dtype = DTYPES[shape.dtype]
-    if not shape.elements:
-        return torch.empty(0, dtype=dtype)
-    mapped: Tensor = torch.from_file(str(path), shared=True, size=shape.elements, dtype=dtype)
-    return mapped
+def gives_back(folder: Path) -> bool:
+    """Whether a piece that is dropped there frees its room: not every file system can."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            file.write(bytes(_BLOCK_BYTES))
+            file.flush()
+            _punch(file.fileno(), 0, _BLOCK_BYTES)
+        except OSError:
+            return False
+        return True
 
 
 def _seek(file: int, offset: int, whence: int) -> int | None:

@@ -123,6 +123,21 @@ def test_a_cap_that_validation_alone_fills_is_refused(
     assert "GiB" in caught.value.hint
 
 
+def test_a_cap_is_refused_where_no_piece_can_be_given_back(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    member = founded(folder)
+    assert member.manifest.text is not None
+    [file] = member.manifest.text.files
+    large = member.manifest.text._replace(files=(file._replace(tokens=10**10),))
+    peer = parse_peer_text('[data]\nkeep = "2 GB"', tmp_path)
+    monkeypatch.setattr(shared_text, "gives_back", lambda place: False)
+    with pytest.raises(ConfigError, match="cannot free a part of a file") as caught:
+        what_comes(replace(member.manifest, text=large), peer, tmp_path)
+    assert "data.keep" in caught.value.hint
+    assert "comes through" in what_comes(member.manifest, peer, tmp_path), "all of it is kept"
+
+
 def test_what_is_here_already_is_said(folder: Folder) -> None:
     member = founded(folder)
     text, box = member.manifest.text, folder.box("b", NOTHING)

@@ -14,6 +14,7 @@ from atom.daemon.peer.run_text import RunText
 from atom.models.data.samples import PiecesMissing
 from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.records.lease import PeerState
+from atom.swarm.state import piece_feed
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.piece_store import text_blob
 from atom.swarm.transport.transport import Transport
@@ -59,7 +60,10 @@ class Joiner:
         self.ready.clear()
 
 
-def test_samples_are_read_once_their_pieces_are_here(folder: Folder, network: LocalNetwork) -> None:
+def test_samples_are_read_once_their_pieces_are_here(
+    folder: Folder, network: LocalNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_feed, "_PLAN_S", 0.0)
     data = f'{TEXT}\nvalidation_fraction = 0.2\ntokenizer = "tokenizer.json"'
     founder = folder.found(GPT3, data=data)
     assert founder.manifest.text is not None
@@ -78,6 +82,8 @@ def test_samples_are_read_once_their_pieces_are_here(folder: Folder, network: Lo
         joiner.await_ready()
         ours, theirs = text.samples.batch([0, 5]), founder.samples.batch([0, 5])
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        while not joiner.kept_tokenizer.exists():
+            assert not joiner.failures
         assert joiner.kept_tokenizer.read_bytes() == founder.samples.tokenizer_json
         figures = text.figures()
         assert figures["kept_bytes"] == figures["total_bytes"] > 0

@@ -1,20 +1,33 @@
 """Pieces on disk: what counts as here, what is served, what a full disk or a wrong byte does."""
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, bytes_of, describe, state_digest
-from atom.swarm.state.piece_store import ArenaShape, PieceStore
+from atom.swarm.state import piece_store
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    ArenaManifest,
+    BlobManifest,
+    bytes_of,
+    describe,
+    state_digest,
+)
+from atom.swarm.state.piece_store import PieceStore, gives_back
 from tests.swarm.refusals import refusal
 
 TOKENS = torch.arange(3 * CHUNK_BYTES // 2 + 5).to(torch.int16).view(torch.uint16)
 CONTENT = {"tokenizer": torch.arange(100).byte(), "tokens-00": TOKENS}
-SHAPES = [ArenaShape("tokenizer", "uint8", 100), ArenaShape("tokens-00", "uint16", len(TOKENS))]
+SHAPES = [
+    ArenaManifest("tokenizer", "uint8", 100, b""),
+    ArenaManifest("tokens-00", "uint16", len(TOKENS), b""),
+]
 MANIFEST = BlobManifest(tuple(describe(name, each) for name, each in CONTENT.items()))
 PIECES = [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
 
@@ -77,9 +90,8 @@ def test_a_manifest_of_something_else_is_refused_by_name(tmp_path: Path) -> None
     assert not store.has((0, 0)), "nothing is known yet"
     other = BlobManifest((describe("tokens-00", TOKENS),))
     assert refusal(store.settle, other) is Reason.HASH_MISMATCH
-    odd = PieceStore(state_digest(CONTENT), [SHAPES[0], SHAPES[1]._replace(elements=9)], tmp_path)
-    with pytest.raises(MismatchError):
-        odd.settle(MANIFEST)
+    odd = [SHAPES[0], replace(SHAPES[1], elements=9)]
+    assert refusal(PieceStore(MANIFEST.digest(), odd, tmp_path).settle, MANIFEST)
 
 
 def test_a_damaged_manifest_on_disk_is_none(tmp_path: Path) -> None:
@@ -139,3 +151,15 @@ def test_files_are_sparse(tmp_path: Path) -> None:
     store_in(tmp_path)
     taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
     assert taken < CHUNK_BYTES < os.path.getsize(tmp_path / "arena-1")
+
+
+def test_a_file_system_that_frees_no_part_of_a_file_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gives_back(tmp_path)
+
+    def refused(file: int, start: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(piece_store, "_punch", refused)
+    assert not gives_back(tmp_path)
