@@ -8,7 +8,6 @@ from typing import Any
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import IdentityError, PeerRefused
-from atom.base.events import EventFan
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes, Turns
 from atom.daemon.owner.pauses import Pauses
@@ -30,7 +29,7 @@ from atom.daemon.peer.lifecycle import (
 from atom.daemon.peer.news import News
 from atom.daemon.peer.run_text import RunText
 from atom.daemon.peer.slow_line import SlowLine, at_work, line_cost, seen_after
-from atom.daemon.peer.status import EndedAttempts, Status
+from atom.daemon.peer.status import Status
 from atom.daemon.peer.wiring import (
     round_terms,
     run_storage,
@@ -87,8 +86,7 @@ class Peer:
         me, run, replica, network = box.me, member.run, member.replica, box.peer.network
         self._box, self._console, self._clock, self._me = box, box.console, clock, me
         self._entrance, self._run_name = entrance, member.manifest.run
-        attempts = EndedAttempts()
-        self._events = events = EventFan(box.events, attempts)
+        self._events = events = box.events
         # what ends it
         self._wake = threading.Event()
         self._failure: BaseException | None = None
@@ -142,7 +140,13 @@ class Peer:
         # what it shows, and sees of others
         self._serial = 0
         self._status = Status(
-            box, member, context, self._executor, self._machine, self._outreach, attempts
+            box,
+            member,
+            context,
+            self._executor,
+            self._machine,
+            self._outreach,
+            self._loop.ended,
         )
         self._directory = directory.directory
         self._heartbeat = Heartbeat(

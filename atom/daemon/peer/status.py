@@ -2,19 +2,16 @@
 
 import math
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atom.base.reasons import Reason
 from atom.daemon.peer.addresses import data_addresses
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import Facts, peer_state
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.lease import (
-    MAX_ENDED_ATTEMPTS,
     MAX_LINKS,
     SHOWN,
     EndedAttempt,
@@ -30,24 +27,6 @@ from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.checkpoints import figures
 
 
-class EndedAttempts:
-    """The last attempts at a round that this peer coordinated in vain, for others to see why. An
-    event sink. Written by the loop's thread, read by others."""
-
-    def __init__(self) -> None:
-        self._last: deque[EndedAttempt] = deque(maxlen=MAX_ENDED_ATTEMPTS)
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        """An attempt that another peer's overtook is nobody's trouble."""
-        if kind == "attempt-ended" and fields["reason"] != Reason.SUPERSEDED:
-            self._last.append(EndedAttempt(fields["round"], Reason(fields["reason"])))
-
-    @property
-    def last(self) -> tuple[EndedAttempt, ...]:
-        """The oldest first."""
-        return tuple(self._last)
-
-
 @dataclass(frozen=True)
 class Status:
     """Reads the parts of a peer that something is told of. From any thread."""
@@ -58,7 +37,8 @@ class Status:
     executor: RoundExecutor
     machine: RoundMachine
     outreach: Outreach
-    attempts: EndedAttempts
+    ended: Collection[EndedAttempt]
+    """Attempts at a round that this peer coordinated in vain."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -92,7 +72,7 @@ class Status:
             addresses=self.addresses,
             reached=self.outreach.reached,
             links=tuple(self.executor.exchange.speeds.links(MAX_LINKS).values()),
-            ended_attempts=self.attempts.last,
+            ended_attempts=tuple(self.ended),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
             void_passes=stats.void_in_a_row,
