@@ -60,7 +60,7 @@ def measure(folder: Path, count: int, bits_per_s: float) -> None:
     store = PieceStore(digest, [ArenaManifest("tokens", "uint16", count, b"")], folder / "store")
     ready = threading.Event()
     told = Told(Watch(), ready.set, attempted, lambda failure: sys.stderr.write(f"{failure}\n"))
-    feed = PieceFeed(me, store, Needs(lambda: order(sampler), lambda piece: False, None), told)
+    feed = PieceFeed(me, store, Needs(lambda: order(sampler), lambda piece: False), told)
     began = time.monotonic()
     feed.start()
     feed.know([donor.peer_id])

@@ -160,14 +160,13 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
         )
     if not wanted:
         return f"the run's text is in {folder} already"
-    cap = peer.network.download_bits_per_s
-    line = cap or _USUAL_BITS_PER_S
-    at = f"your cap of {line / 1e6:g}" if cap else f"{line / 1e6:g}"
+    line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
     most = "" if keep is None else f", at most {format_bytes(keep)} of it"
+    takes = f"{format_seconds(round(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
     return (
         f"the run's text comes through the swarm: {format_bytes(total)}, of which "
-        f"{format_bytes(kept)} are here; the rest takes {format_seconds(round(wanted * 8 / line))} "
-        f"at {at} Mbit/s. It is kept in {folder}{most}. Training begins with the first pieces"
+        f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}{most}. "
+        "Training begins with the first pieces"
     )
 
 

@@ -1,5 +1,6 @@
 """The run's text in a peer's life: what it trains on is fetched from others ahead of need."""
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from atom.models.data.samples import Piece, PiecesMissing
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
-from atom.swarm.state.arenas import bytes_of
+from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore
@@ -49,7 +50,9 @@ class RunText:
         self._tokenizer = tokenizer_pieces(store)
         """Until it is kept for `atom export`."""
         self._fixed = fixed_pieces(member.samples).union(self._tokenizer)
-        needs = Needs(self._order, self._fixed.__contains__, box.peer.data.keep_bytes)
+        keep = box.peer.data.keep_bytes
+        most = sys.maxsize if keep is None else keep // CHUNK_BYTES
+        needs = Needs(self._order, self._fixed.__contains__, most)
         watch = Watch(
             events=events,
             on_lie=lambda peer, reason: offend(self._offenders, peer, reason, clock.now()),

@@ -7,6 +7,7 @@ each other. Beyond the cap the pieces that are needed latest go.
 
 import math
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from itertools import islice
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Piece, PieceQueue
+from atom.swarm.state.arenas import BlobManifest, Piece, PieceQueue
 from atom.swarm.state.fetch import Wanted, Watch, fetch_pieces
 from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.frames import Purpose
@@ -26,6 +27,8 @@ STRETCH = 64
 """Pieces that are needed at about the same time."""
 _BATCH = 32
 """Pieces of one fetch."""
+_RECENT = 8
+"""Calls of `need`."""
 _RETRY_S = 2.0
 _PLAN_S = 60.0
 """A plan is at most so old."""
@@ -42,13 +45,8 @@ class Needs:
     """Pieces as they are needed from now on; nothing: nobody knows yet."""
     is_fixed: Callable[[Piece], bool]
     """Whether it is kept whatever the cap is."""
-    keep_bytes: int | None
-    """The cap; None: all of it is kept."""
-
-    @property
-    def most(self) -> float:
-        """Pieces."""
-        return math.inf if self.keep_bytes is None else self.keep_bytes // CHUNK_BYTES
+    most: int = sys.maxsize
+    """The cap, in pieces."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,17 @@ class PieceFeed:
 
     def __init__(self, transport: Transport, store: PieceStore, needs: Needs, told: Told) -> None:
         self._transport, self._store, self._needs, self._told = transport, store, needs, told
-        self._order = random.Random(transport.peer_id)
+        self._dice = random.Random(transport.peer_id)
         self._changed = threading.Condition()
         self._donors: frozenset[str] = frozenset()
         self._demanded: dict[Piece, float] = {}
         """And when somebody asked for it last."""
         self._waiting_since = 0.0
         """Since when anything is demanded, if it is."""
-        self._recent: dict[Piece, None] = {}
-        """Needed last, the newest at the end: they may be read at this moment."""
+        self._recent = deque[Collection[Piece]](maxlen=_RECENT)
+        """Needed last: they may be read at this moment."""
         self._soon: dict[Piece, int] = {}
+        """When what is planned is needed: its rank."""
         self._plan: Iterator[Piece] = iter(())
         self._planned_at = -math.inf
         self._batch: frozenset[Piece] = frozenset()
@@ -103,11 +102,7 @@ class PieceFeed:
         """Whether they are here; else they come next, and `on_ready` is called. Who still waits
         asks again now and then. From any thread."""
         with self._changed:
-            for piece in pieces:
-                self._recent.pop(piece, None)
-                self._recent[piece] = None
-            for piece in list(self._recent)[: -max(STRETCH, len(pieces))]:
-                del self._recent[piece]
+            self._recent.append(pieces)
             now = time.monotonic()
             lacking = {piece: now for piece in pieces if not self._store.has(piece)}
             if not self._demanded:
@@ -155,7 +150,7 @@ class PieceFeed:
             if self._break.is_set():
                 return  # something is demanded meanwhile
             self._batch = frozenset(wanted)
-        self._order.shuffle(donors)
+        self._dice.shuffle(donors)
         if not self._told.attempt(lambda: self._fetch(wanted, donors)):
             self._wait()
 
@@ -194,11 +189,12 @@ class PieceFeed:
         """So many of those that are needed next, or fewer."""
         now, found = time.monotonic(), list[Piece]()
         if now - self._planned_at >= _PLAN_S:
-            first = self._needs.most - 2 * STRETCH
-            most = None if math.isinf(first) else max(int(first), STRETCH)
+            most = max(self._needs.most - 2 * STRETCH, STRETCH)
             soon = list(dict.fromkeys(islice(self._needs.order(), most)))
-            self._soon = {piece: rank for rank, piece in enumerate(soon)}
-            self._plan = self._shuffled(soon)
+            for start in range(0, len(soon), STRETCH):
+                stretch = soon[start : start + STRETCH]
+                soon[start : start + STRETCH] = self._dice.sample(stretch, len(stretch))
+            self._soon, self._plan = {piece: rank for rank, piece in enumerate(soon)}, iter(soon)
             self._planned_at = now if soon else -math.inf
         while len(found) < count and not self._break.is_set():
             piece = next(self._plan, None)
@@ -207,11 +203,6 @@ class PieceFeed:
             if piece not in besides and not self._store.has(piece):
                 found.append(piece)
         return found
-
-    def _shuffled(self, pieces: list[Piece]) -> Iterator[Piece]:
-        for start in range(0, len(pieces), STRETCH):
-            stretch = pieces[start : start + STRETCH]
-            yield from self._order.sample(stretch, len(stretch))
 
     def _make_room(self, count: int) -> None:
         """For so many pieces beneath the cap. Raises: StorageError."""
@@ -223,7 +214,7 @@ class PieceFeed:
         free.sort(key=lambda each: self._soon.get(each, math.inf), reverse=True)
         for piece in free:
             with self._changed:  # until it is gone, nobody finds it here
-                if piece not in self._recent:
+                if not any(piece in pieces for pieces in self._recent):
                     self._store.drop(piece)
                     excess -= 1
             if excess <= 0:

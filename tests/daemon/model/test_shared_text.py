@@ -96,7 +96,7 @@ def test_what_will_come_is_said_beforehand(
     member = founded(folder)
     peer = parse_peer_text('[network]\ndownload = "8 kbit/s"\n[data]\nkeep = "2 GB"', tmp_path)
     said = what_comes(member.manifest, peer, tmp_path)
-    assert re.search(r"takes \d s at your cap of 0.008 Mbit/s", said)
+    assert re.search(r"takes \d s at 0.008 Mbit/s", said)
     assert "at most 1.9 GiB" in said
     assert str(tmp_path) in said
     monkeypatch.setattr(shared_text.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))

@@ -27,11 +27,12 @@ from atom.swarm.state.arenas import (
     bytes_of,
     describe,
 )
-from atom.swarm.state.blobs import MAX_REQUEST_BYTES, BlobRequest, BlobServer
+from atom.swarm.state.blobs import MAX_REQUEST_BYTES, BlobServer
 from atom.swarm.state.fetch import LIES, Watch
 from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.wire import transport_pb2 as wire
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 
@@ -76,8 +77,8 @@ class Village:
     def neighbour(self, serve: Callable[[Channel], None]) -> str:
         return self._network.add(serve).peer_id
 
-    def feed(self, store: PieceStore, keep_bytes: int | None = None) -> PieceFeed:
-        needs = Needs(lambda: self.order, lambda piece: False, keep_bytes)
+    def feed(self, store: PieceStore, most: int = sys.maxsize) -> PieceFeed:
+        needs = Needs(lambda: self.order, lambda piece: False, most)
         watch = Watch(events=self.events, on_lie=self.lies.__setitem__)
         told = Told(watch, self.ready.set, self.attempt, self.failures.append)
         self.feeds.append(PieceFeed(self.me, store, needs, told))
@@ -251,9 +252,10 @@ def test_whatever_a_donor_answers_another_one_gives_the_piece(
     (answer, reason), rest = ANSWERS[name], threading.Event()
 
     def serve(channel: Channel) -> None:
+        request = wire.BlobRequest()
         while True:
             asked = channel.recv_frame(Kind.BLOB_REQUEST, MAX_REQUEST_BYTES, PATIENCE)
-            request = schema.decode(BlobRequest, asked, MAX_REQUEST_BYTES)
+            request.ParseFromString(asked)
             if request.manifest:
                 say(channel, Kind.BLOB, schema.encode(MANIFEST))
             else:
@@ -318,7 +320,7 @@ transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, Even
 transport.set_addresses(donor, [address])
 watch = Watch(lambda done, total: print(done, flush=True))
 told = Told(watch, lambda: None, lambda write: write() is None, print)
-needs = Needs(lambda: (), lambda piece: True, None)
+needs = Needs(lambda: (), lambda piece: True)
 feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), needs, told)
 feed.know([donor])
 feed.need(PIECES)
@@ -366,7 +368,7 @@ def test_what_comes_next_is_fetched_ahead_and_what_is_late_goes(
     monkeypatch.setattr(piece_feed, "STRETCH", 2)
     monkeypatch.setattr(piece_feed, "_BATCH", 1)
     store = village.store("mine")
-    feed = village.feed(store, keep_bytes=8 * CHUNK_BYTES)
+    feed = village.feed(store, most=8)
     feed.know([village.donor(PIECES)])
     village.order = PIECES
     feed.start()
@@ -384,8 +386,9 @@ def test_what_is_found_here_stays_while_it_is_read(
     village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it is asked for at the moment when room is made: a hole reads as zeros."""
+    monkeypatch.setattr(piece_feed, "_RECENT", COUNT)
     store = village.store("mine", PIECES)
-    feed = village.feed(store, keep_bytes=COUNT * CHUNK_BYTES)
+    feed = village.feed(store, most=COUNT)
     found: dict[Piece, bool] = {}
 
     def asked_for_meanwhile(piece: Piece) -> bool:
