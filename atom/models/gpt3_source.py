@@ -81,7 +81,7 @@ class GPT3Source(ModelSource):
 
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self.config.sequence_tokens)
-        return self.text_batch(tokens, tokens.clone())
+        return self.text_batch({"tokens": tokens, "targets": tokens.clone()})
 
     def next_logits(self, model: nn.Module) -> Answer:
         assert isinstance(model, GPT3)

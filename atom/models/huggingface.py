@@ -7,7 +7,7 @@ The only door to `transformers`.
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -51,16 +51,14 @@ class HuggingFaceSource(ModelSource):
         self,
         content: Mapping[str, Any],
         sequence_tokens: int,
-        weighs_targets: bool = False,
-        sees_documents: bool = False,
+        text_entries: Collection[str] = (),
     ) -> None:
-        """`content`: a config that `read_config` passed. `weighs_targets`: batches say
-        how much of the data is targets, as not all is. `sees_documents`: they say where
-        each begins, and nothing is seen of others. Raises: SourceError if transformers is
-        missing, or has no such causal model.
+        """`content`: a config that `read_config` passed. `text_entries`: what text has besides
+        tokens and targets. `target_share`: not all is targets. `positions`: nothing is seen of
+        other documents. Raises: SourceError if transformers is missing, or has no such causal
+        model.
         """
-        self._weighs_targets = weighs_targets
-        self._sees_documents = sees_documents
+        self._text_entries = text_entries
         self._content = dict(content)
         self._config, model_class = _opened(self._content)
         self._sequence_tokens = sequence_tokens
@@ -76,17 +74,6 @@ class HuggingFaceSource(ModelSource):
                 f"sequences of {sequence_tokens} tokens, but the model has {most} positions",
                 f"set [model] sequence_tokens to at most {most}",
             )
-
-    @classmethod
-    def of_text(
-        cls,
-        text: str,
-        sequence_tokens: int,
-        weighs_targets: bool = False,
-        sees_documents: bool = False,
-    ) -> "HuggingFaceSource":
-        """From a config.json's text. Raises: SourceError."""
-        return cls(read_config(text), sequence_tokens, weighs_targets, sees_documents)
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         """`forward(input_ids, labels)` → mean loss."""
@@ -104,24 +91,19 @@ class HuggingFaceSource(ModelSource):
 
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self._sequence_tokens)
-        shares = torch.empty(sequences, device="meta") if self._weighs_targets else None
-        return self.text_batch(tokens, tokens, shares, tokens if self._sees_documents else None)
+        forms = {"target_share": torch.empty(sequences, device="meta"), "positions": tokens}
+        more = {name: forms[name] for name in self._text_entries}
+        return self.text_batch({"tokens": tokens, "targets": tokens, **more})
 
-    def text_batch(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        target_share: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Batch:
+    def text_batch(self, text: Batch) -> Batch:
         """The model shifts labels itself: it is given the tokens twice. So of each sequence the
         last target, which only `targets` holds, is not learned; the loss is transformers' own.
         The first label is nobody's target.
         """
-        labels = torch.cat([tokens[:, :1], targets[:, :-1]], dim=1)
-        more = {"target_share": target_share, "position_ids": positions}
-        given = {name: value for name, value in more.items() if value is not None}
-        return {"input_ids": tokens, "labels": labels, **given}
+        labels = torch.cat([text["tokens"][:, :1], text["targets"][:, :-1]], dim=1)
+        names = {"target_share": "target_share", "positions": "position_ids"}
+        more = {own: text[name] for name, own in names.items() if name in text}
+        return {"input_ids": text["tokens"], "labels": labels, **more}
 
     def next_logits(self, model: nn.Module) -> Answer:
         return lambda tokens, last: _next_logits(model, tokens, last)
@@ -129,7 +111,7 @@ class HuggingFaceSource(ModelSource):
     def checked_batch(self, batch: Batch) -> Batch:
         """With a second document: the library makes no mask for one alone, unless it is traced,
         and another kernel rounds otherwise."""
-        if not self._sees_documents:
+        if "positions" not in self._text_entries:
             return batch
         positions, half = batch["position_ids"].clone(), self._sequence_tokens // 2
         positions[:, half:] = torch.arange(positions.shape[1] - half)
@@ -173,9 +155,7 @@ class HuggingFaceSource(ModelSource):
         small.pop("num_hidden_layers", None)
         small[names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
         try:
-            return HuggingFaceSource(
-                small, self._sequence_tokens, self._weighs_targets, self._sees_documents
-            )
+            return HuggingFaceSource(small, self._sequence_tokens, self._text_entries)
         except SourceError:  # some keys count layers in ways of their own
             return self
 
@@ -197,7 +177,7 @@ class HuggingFaceSource(ModelSource):
                 f"{self.name} as configured looks at later tokens",
                 "an encoder becomes a decoder with is_decoder = true in its config",
             )
-        if self._sees_documents:
+        if "positions" in self._text_entries:
             self._inspect_documents(model, tokens, half)
 
     def _inspect_documents(self, model: nn.Module, tokens: Tensor, half: int) -> None:

@@ -78,16 +78,10 @@ class ModuleSource(ModelSource):
             for name, value in self.example.items()
         }
 
-    def text_batch(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        target_share: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Batch:
+    def text_batch(self, text: Batch) -> Batch:
         if set(self.example) == set(TEXT_ENTRIES[1]):
-            return {"input_ids": tokens, "labels": tokens.clone()}
-        return super().text_batch(tokens, targets, target_share, positions)
+            return {"input_ids": text["tokens"], "labels": text["tokens"].clone()}
+        return super().text_batch(text)
 
     def next_logits(self, model: nn.Module) -> Answer:
         """By the module's own `logits`."""

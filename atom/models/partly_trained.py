@@ -135,14 +135,8 @@ class PartlyTrained(ModelSource):
     def example_batch(self, sequences: int) -> Batch:
         return self.whole.example_batch(sequences)
 
-    def text_batch(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        target_share: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Batch:
-        return self.whole.text_batch(tokens, targets, target_share, positions)
+    def text_batch(self, text: Batch) -> Batch:
+        return self.whole.text_batch(text)
 
     def next_logits(self, model: nn.Module) -> Answer:
         return self.whole.next_logits(model)

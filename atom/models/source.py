@@ -106,20 +106,15 @@ class ModelSource(Protocol):
     def example_batch(self, sequences: int) -> Batch:
         """Names, shapes and dtypes of a micro-batch, on `meta`. Raises: SourceError."""
 
-    def text_batch(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        target_share: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Batch:
-        """A micro-batch of text: both int64 [sequences, tokens], targets are the next tokens.
+    def text_batch(self, text: Batch) -> Batch:
+        """A micro-batch as the forward takes it, of `text` with `tokens` and `targets`, both int64
+        [sequences, tokens]: targets are the next tokens.
 
-        `target_share` [sequences]: of each one's text. `positions`, as `tokens`: in the document.
-        Both are for sources that were told to expect them.
+        A source that was told to expect them is given `target_share` [sequences], of each one's
+        text, and `positions`, as `tokens`: in the document.
         """
-        assert target_share is None and positions is None  # noqa: PT018 - one promise
-        return {"tokens": tokens, "targets": targets}
+        assert text.keys() == {"tokens", "targets"}
+        return text
 
     def next_logits(self, model: nn.Module) -> Answer:
         """What `model`, of `build`, says beside its loss. Raises: SourceError if it says nothing

@@ -51,7 +51,7 @@ SEQUENCE = 16
 
 
 def source(config: dict[str, Any], tokens: int = SEQUENCE) -> HuggingFaceSource:
-    return HuggingFaceSource.of_text(json.dumps(config), tokens)
+    return HuggingFaceSource(read_config(json.dumps(config)), tokens)
 
 
 def windows(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,12 +117,12 @@ def test_the_loss_is_the_library_s_own(config: dict[str, Any]) -> None:
     own = library_model(config).eval()
     own.load_state_dict(model.state_dict())
     tokens, targets = windows()
-    loss = model(**own_source.text_batch(tokens, targets))
+    loss = model(**own_source.text_batch({"tokens": tokens, "targets": targets}))
     # By hand: every token but the last predicts the one after it.
     logits = own(input_ids=tokens).logits[:, :-1].float()
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, :-1].flatten())
     assert torch.equal(loss, own(input_ids=tokens, labels=tokens).loss)
-    inputs, labels = own_source.text_batch(tokens, targets).values()
+    inputs, labels = own_source.text_batch({"tokens": tokens, "targets": targets}).values()
     assert inputs.data_ptr() != labels.data_ptr(), "each is a tensor of its own"
     torch.testing.assert_close(loss, expected)
 
@@ -132,7 +132,9 @@ def test_the_shrink_is_bit_equal_to_eager(config: dict[str, Any]) -> None:
     model = materialised(small, torch.float32, seed=1)
     small.inspect(seed=1)
     program = compile_program(small.build(torch.float32), small.example_batch(2))
-    verify_against_eager(model, program, small.text_batch(*windows()))
+    verify_against_eager(
+        model, program, small.text_batch(dict(zip(("tokens", "targets"), windows(), strict=True)))
+    )
     layers = {name for name, _ in model.named_modules() if name.endswith((".0", ".1", ".2"))}
     assert not any(name.endswith((".h.2", ".layers.2")) for name in layers)
 

@@ -149,12 +149,12 @@ def test_parameters_come_contiguous_whatever_the_factory_made(folder: Path) -> N
 
 def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
     tokens, targets = torch.arange(6)[None], torch.arange(1, 7)[None]
-    batch = opened(folder).text_batch(tokens, targets)
+    batch = opened(folder).text_batch({"tokens": tokens, "targets": targets})
     assert batch["tokens"] is tokens
     assert batch["targets"] is targets
     twice = WORDS.replace('("tokens", "targets")', '("input_ids", "labels")')
     (tmp_path / "words.py").write_text(textwrap.dedent(twice))
-    batch = opened(tmp_path).text_batch(tokens, targets)
+    batch = opened(tmp_path).text_batch({"tokens": tokens, "targets": targets})
     assert torch.equal(batch["input_ids"], tokens)
     assert torch.equal(batch["labels"], tokens)
     assert batch["labels"] is not tokens

@@ -50,7 +50,8 @@ def test_adapters_alone_are_trained_and_begin_by_adding_nothing(name: str) -> No
     model, plain = (materialised(each, torch.float32, 3) for each in (source, MODELS[name]))
     places, _ = source.adapter()
     assert trained(MODELS[name], ADAPTERS) == {place.parameter for place in places}
-    batch = source.text_batch(*torch.randint(64, (2, 2, 8)))
+    tokens, targets = torch.randint(64, (2, 2, 8))
+    batch = source.text_batch({"tokens": tokens, "targets": targets})
     assert torch.equal(model(**batch), plain(**batch))
     downs = [v for n, v in model.named_parameters() if "lora_A" in n]
     assert all(0 < value.abs().max() <= value.shape[1] ** -0.5 for value in downs)

@@ -35,18 +35,23 @@ def a_batch(sequences: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], targets
 
 
+def a_text(tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    share = torch.full([len(tokens)], SHARE)
+    return {"tokens": tokens, "targets": targets, "target_share": share}
+
+
 @pytest.mark.parametrize("vocabulary", [60, 259], ids=["all at once", "in chunks"])
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_each_target_counts_the_same_in_whatever_micro_batch(
     vocabulary: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atom.models.gpt3.LEAST_CHUNK_TOKENS", 8)
-    source = HuggingFaceSource(LLAMA | {"vocab_size": vocabulary}, S, weighs_targets=True)
+    source = HuggingFaceSource(LLAMA | {"vocab_size": vocabulary}, S, ["target_share"])
     tokens, targets = a_batch(4)
     tokens, targets = tokens % vocabulary, torch.where(targets < 0, IGNORED, targets % vocabulary)
     plain: Any = materialised(source, torch.float32, 1)
     batches = [
-        source.text_batch(*pair, torch.full([together], SHARE))
+        source.text_batch(a_text(*pair))
         for pair in zip(tokens.split(together), targets.split(together), strict=True)
     ]
     program = compile_program(source.build(torch.float32), batches[0])
@@ -55,7 +60,7 @@ def test_each_target_counts_the_same_in_whatever_micro_batch(
     replica.initialise(lambda name, shape: first[name].detach().clone())
     replica.run_pass(batches)
 
-    whole = source.text_batch(tokens, targets, torch.full([4], SHARE))
+    whole = source.text_batch(a_text(tokens, targets))
     logits = plain.plain_forward(input_ids=whole["input_ids"], use_cache=False).logits
     loss = ForCausalLMLoss(
         logits, whole["labels"], vocabulary, num_items_in_batch=4 * (S - 1) * SHARE
@@ -69,10 +74,10 @@ def test_each_target_counts_the_same_in_whatever_micro_batch(
 
 
 def test_a_model_with_a_loss_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = HuggingFaceSource(LLAMA, S, weighs_targets=True)
+    source = HuggingFaceSource(LLAMA, S, ["target_share"])
     model = materialised(source, torch.float32, 1)
     monkeypatch.setattr(
         type(model), "loss_function", staticmethod(lambda logits, labels, **more: logits.sum())
     )
     with pytest.raises(SourceError, match="a loss of its own"):
-        model(**source.text_batch(*a_batch(1), torch.full([1], SHARE)))
+        model(**source.text_batch(a_text(*a_batch(1))))

@@ -52,7 +52,7 @@ def test_positions_begin_with_each_document() -> None:
 
 @pytest.mark.parametrize("config", [LLAMA, MISTRAL, GPT2], ids=lambda c: str(c["model_type"]))
 def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[str, Any]) -> None:
-    source = HuggingFaceSource(config, S, sees_documents=True)
+    source = HuggingFaceSource(config, S, ["positions"])
     source.inspect(0)
     batch = packed()
     plain: Any = materialised(source, torch.float32, 1)
@@ -60,7 +60,7 @@ def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[st
     program = compile_program(source.build(torch.float32), source.example_batch(2))
     replica = Replica(program, None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
     replica.initialise(lambda name, shape: first[name].detach().clone())
-    replica.run_pass([source.text_batch(**batch)])
+    replica.run_pass([source.text_batch(batch)])
 
     losses = []
     for tokens, positions in zip(batch["tokens"], batch["positions"], strict=True):
@@ -82,4 +82,4 @@ def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[st
 def test_an_architecture_that_looks_beyond_is_refused() -> None:
     bloom = SMALL | {"model_type": "bloom", "n_layer": 2, "n_head": 2}
     with pytest.raises(SourceError, match="looks beyond the document"):
-        HuggingFaceSource(bloom, S, sees_documents=True).inspect(0)
+        HuggingFaceSource(bloom, S, ["positions"]).inspect(0)

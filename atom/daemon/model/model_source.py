@@ -14,7 +14,7 @@ from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
 from atom.models.hub import fetch_config, newest_revision
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
+from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config, read_config
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code, read_code
 from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained
@@ -118,12 +118,10 @@ def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     model = run.model
     if model.huggingface is not None:
         assert model.huggingface_config is not None, "pinned when it was founded"
-        return HuggingFaceSource.of_text(
-            model.huggingface_config,
-            model.sequence_tokens,
-            run.data.learns_answers,
-            run.data.attention is not None,
-        )
+        has = {"target_share": run.data.learns_answers, "positions": bool(run.data.attention)}
+        entries = [name for name, is_there in has.items() if is_there]
+        config = read_config(model.huggingface_config)
+        return HuggingFaceSource(config, model.sequence_tokens, entries)
     if model.module is not None:
         assert code is not None, "fetched before"
         sequence_tokens = None if run.data.source == "module" else model.sequence_tokens
@@ -149,7 +147,7 @@ def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Sam
             f"the run's tokenizer {text.vocabulary_size}",
             "use the model's own tokenizer.json, or raise the vocabulary in its config",
         )
-    return replace(text, to_batch=lambda batch: source.text_batch(**batch))
+    return replace(text, to_batch=source.text_batch)
 
 
 def config_text(path: Path) -> str:

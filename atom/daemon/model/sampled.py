@@ -22,6 +22,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, tokens_of
 from atom.models.hub import CONFIG
 from atom.models.huggingface import HuggingFaceSource
+from atom.models.huggingface_config import read_config
 from atom.models.source import ModelSource, SourceError
 from atom.training.replica.round_texts import MOST_TOKENS, Prompts
 
@@ -182,7 +183,7 @@ def _exported(folder: Path) -> Sampled:
     with _damage(folder):
         tokenizer = JsonTokenizer(folder / "tokenizer.json")
         text = config_text(folder / CONFIG)
-        source = HuggingFaceSource.of_text(text, 1)
+        source = HuggingFaceSource(read_config(text), 1)
         dtype = PRECISIONS.get(json.loads(text).get("dtype"), torch.float32)
         values = given_values(source, folder)
     most = source.most_tokens or _WITHOUT_POSITIONS

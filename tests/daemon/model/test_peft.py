@@ -164,7 +164,9 @@ def test_a_replica_steps_as_peft_under_torchs_adamw(peft: Any, folder: Folder) -
     for step in range(2 * STEPS):
         tokens = torch.randint(256, (4, 8), generator=torch.Generator().manual_seed(step))
         replica.reset_gradients()
-        replica.run_pass([source.text_batch(tokens, tokens.roll(-1, dims=1))])
+        replica.run_pass(
+            [source.text_batch({"tokens": tokens, "targets": tokens.roll(-1, dims=1)})]
+        )
         replica.begin_own_step()
         optimizer.zero_grad()
         loss = theirs(input_ids=tokens, labels=tokens).loss
