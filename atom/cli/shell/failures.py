@@ -5,7 +5,6 @@ import errno
 import os
 import signal
 import sys
-import termios
 import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -128,9 +127,12 @@ def run_guarded(command: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Terminated as told:
-        return _hung_up() if told.number == signal.SIGHUP else ExitCode.TERMINATED
+        if told.number == signal.SIGTERM:
+            return ExitCode.TERMINATED
+        _write_nowhere(sys.stdout, sys.stderr)
+        return ExitCode.HUNG_UP
     except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
-        return _hung_up() if _of_a_closed_terminal(fault) else _say_fault(fault)
+        return _say_fault(fault)
 
 
 def say_error(message: str, hint: str = "") -> None:
@@ -206,28 +208,6 @@ def _as_user_error(fault: Exception) -> UserError | None:
 
 def _is_said(words: tuple[str, ...], said: str) -> bool:
     return any(each in said for each in words)
-
-
-def _of_a_closed_terminal(fault: Exception) -> bool:
-    """A display that ends draws once more, and finds its terminal closed: that is no fault."""
-    several = fault.exceptions if isinstance(fault, ExceptionGroup) else (fault,)
-    in_vain = all(isinstance(each, OSError) and each.errno == errno.EIO for each in several)
-    return in_vain and any(map(_is_hung_up, (sys.stdout, sys.stderr)))
-
-
-def _is_hung_up(stream: TextIO) -> bool:
-    try:
-        termios.tcgetattr(stream)
-    except termios.error as problem:
-        return bool(problem.args[0] == errno.EIO)  # else it is no terminal
-    except (OSError, ValueError):
-        return False
-    return False
-
-
-def _hung_up() -> int:
-    _write_nowhere(sys.stdout, sys.stderr)
-    return ExitCode.HUNG_UP
 
 
 def _write_nowhere(*streams: TextIO) -> None:
