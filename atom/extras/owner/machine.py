@@ -120,28 +120,23 @@ IN_USE_PERCENT = 10
 less, a game or another training much more."""
 
 
-class UnseenGpu:
-    """There is none, or no way to look at it. From one thread at a time."""
+class Gpu:
+    """One GPU, by its handle in the driver's library. From one thread at a time."""
 
-    def __init__(self, blind: str) -> None:
+    def __init__(
+        self, blind: str, library: Any = None, handle: Any = None, neighbours: Neighbours = tuple
+    ) -> None:
+        """`neighbours`: programs that are no others: they take turns with us."""
         self.blind = blind
         """Why programs on it cannot be seen; empty: they can."""
+        self._nvml, self._handle, self._neighbours = library, handle, neighbours
+        self._seen_until_us = 0
 
     def other_user(self) -> str:
         """Name of a program that is not ours and used it since the last call; empty: none is
         seen."""
-        return ""
-
-
-class NvidiaGpu:
-    """One GPU, by its handle in the library. As the other."""
-
-    def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
-        self._nvml, self._handle, self._neighbours = library, handle, neighbours
-        self._seen_until_us = 0
-        self.blind = ""
-
-    def other_user(self) -> str:
+        if self._nvml is None:
+            return ""
         ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         computing = {process.pid for process in self._listed()}
         # In a container the driver may list programs by numbers that mean nothing here.
@@ -167,24 +162,20 @@ class NvidiaGpu:
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
 
 
-Gpu = UnseenGpu | NvidiaGpu
-
-
-def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:
-    """The one that this device is, as the driver knows it. `neighbours`: programs that are no
-    others: they take turns with us."""
+def open_gpu(device: torch.device, neighbours: Neighbours = tuple) -> Gpu:
+    """The one that this device is, as the driver knows it."""
     if device.type != "cuda":
-        return UnseenGpu("no GPU")
+        return Gpu("no GPU")
     try:
         nvml = import_module("pynvml")
     except ImportError:
-        return UnseenGpu(f"the driver's library for Python is missing: {install_extra('gpu')}")
+        return Gpu(f"the driver's library for Python is missing: {install_extra('gpu')}")
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
+        return Gpu("", nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
     except nvml.NVMLError as refusal:
-        return UnseenGpu(f"the driver says: {refusal}")
+        return Gpu(f"the driver says: {refusal}")
 
 
 def _name(pid: int) -> str:

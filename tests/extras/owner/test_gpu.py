@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atom.extras.owner.machine import NvidiaGpu, UnseenGpu, open_gpu
+from atom.extras.owner.machine import Gpu, open_gpu
 
 US = os.getpid()
 OTHER = os.getppid()
@@ -58,7 +58,7 @@ class Library:
 def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: bool) -> None:
     library = Library()
     library.samples = samples
-    gpu = NvidiaGpu(library, None)
+    gpu = Gpu("", library, None)
     assert bool(gpu.other_user()) is used
     assert gpu.blind == ""
     gpu.other_user()
@@ -69,13 +69,13 @@ def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: 
 def test_another_daemon_of_ours_is_no_other_program() -> None:
     library = Library()
     library.computing, library.samples = [US, OTHER], [Sample(OTHER, 90)]
-    assert NvidiaGpu(library, None, lambda: [US, OTHER]).other_user() == ""
+    assert Gpu("", library, None, lambda: [US, OTHER]).other_user() == ""
 
 
 def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
     library = Library()
     library.samples = 3
-    gpu = NvidiaGpu(library, None)
+    gpu = Gpu("", library, None)
     assert gpu.other_user() == ""
     library.computing = [US, OTHER]
     assert gpu.other_user()
@@ -87,4 +87,3 @@ def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
 def test_without_a_gpu() -> None:
     gpu = open_gpu(torch.device("cpu"))
     assert (gpu.blind, gpu.other_user()) == ("no GPU", "")
-    assert isinstance(gpu, UnseenGpu)

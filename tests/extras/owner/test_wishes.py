@@ -10,7 +10,7 @@ import pytest
 
 from atom.config.peer_file import PeerFile, Schedule
 from atom.extras.owner import machine, wishes
-from atom.extras.owner.machine import MachineUse, UnseenGpu, idle_hint_s, sessions_idle_s
+from atom.extras.owner.machine import Gpu, MachineUse, idle_hint_s, sessions_idle_s
 from atom.extras.owner.wishes import (
     GPU_QUIET_S,
     Observations,
@@ -63,7 +63,7 @@ def test_what_is_said(given: dict[str, object], seen: Observations, said: str | 
     assert bool(refusal) == (said is not None)
 
 
-class Used(UnseenGpu):
+class Used(Gpu):
     def __init__(self) -> None:
         super().__init__("")
         self.user, self.asked = "game", 0
@@ -84,7 +84,7 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
 
     looking = OwnersWishes(
         PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
-        UnseenGpu("no GPU"),
+        Gpu("no GPU"),
         lambda wishes: Observations(),
         tell,
         lambda failure: None,
@@ -107,7 +107,7 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
         failed.set()
 
     looking = OwnersWishes(
-        PeerFile(), UnseenGpu(""), lambda wishes: next(looks), lambda reason: None, fail
+        PeerFile(), Gpu(""), lambda wishes: next(looks), lambda reason: None, fail
     )
     looking.keep_looking()
     assert failed.wait(WAIT_S)
@@ -211,7 +211,7 @@ def test_what_processes_took() -> None:
 def test_the_owner_is_told_what_cannot_be_seen() -> None:
     told = list[str]()
     held = OwnersWishes(
-        PeerFile(), UnseenGpu("no GPU"), lambda wishes: Observations(on_battery=True), told.append,
+        PeerFile(), Gpu("no GPU"), lambda wishes: Observations(on_battery=True), told.append,
         lambda e: None,
     )  # fmt: skip
     held.keep_looking()
