@@ -21,7 +21,6 @@ from atom.models.source import (
     ModelSource,
     Outside,
     Place,
-    SourceError,
     meta_tokens,
     refuse_difference,
 )
@@ -42,10 +41,6 @@ _IN_BLOCK = {
     "feed_forward.contract": "mlp.c_proj",
 }
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
-_MASKS = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$")
-"""Constants that early versions of the library wrote down with the weights."""
-_SAME_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Names of one function."""
 _FIXED: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
@@ -53,17 +48,7 @@ _FIXED: Mapping[str, Any] = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    **_FIXED,
-}
-"""What a config.json that leaves a key out means by it."""
+_SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
 
 
 class GPT3Source(ModelSource):
@@ -111,15 +96,7 @@ def gpt2_outside(config: GPT3Config) -> Outside:
         transposed = block is not None and len(shape) == 2
         outer_shape = shape[::-1] if transposed else shape
         places.append(Place(f"{PREFIX}{inner}.{kind}", name, outer_shape, transposed))
-    table = places[0]
-    head = Place("lm_head.weight", table.parameter, table.shape)
-    return Outside(
-        tuple(places),
-        gpt2_config(config),
-        aliases=(head,),
-        prefix=PREFIX,
-        ignored=lambda name: _MASKS.search(name) is not None,
-    )
+    return Outside(tuple(places), gpt2_config(config))
 
 
 def gpt2_config(config: GPT3Config) -> dict[str, Any]:
@@ -144,20 +121,10 @@ def gpt2_config(config: GPT3Config) -> dict[str, Any]:
 
 
 def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
-    """Whether a folder's config.json describes this very model.
+    """Whether a folder's config.json describes this very model, as `gpt2_config` does.
 
     Raises: SourceError naming the first key that does not.
     """
-    if found.get("model_type") != "gpt2":
-        raise SourceError(
-            f"the folder's model_type is {found.get('model_type')!r}, and gpt3 is gpt2 there",
-            'set [model] huggingface = "FOLDER/config.json" instead of family',
-        )
-    given = {**_DEFAULTS, **found}
-    if given["n_inner"] is None and given["n_embd"] == config.model_dim:
-        given["n_inner"] = 4 * config.model_dim
-    if str(given["activation_function"]) in _SAME_ACTIVATIONS:
-        given["activation_function"] = gpt2_config(config)["activation_function"]
-    for key, wanted in gpt2_config(config).items():
-        if key in _DEFAULTS:
-            refuse_difference(key, given[key], wanted)
+    wanted = gpt2_config(config)
+    for key in ("model_type", *_SHAPE, "activation_function", *_FIXED):
+        refuse_difference(key, found.get(key), wanted[key])

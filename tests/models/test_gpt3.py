@@ -158,7 +158,7 @@ def theirs(model: GPT3, dtype: torch.dtype) -> torch.nn.Module:
     state = {p.name: p.from_parameter(values[p.parameter]).contiguous() for p in outside.places}
     assert all(state[place.name].shape == place.shape for place in outside.places)
     lacking = twin.load_state_dict(state, strict=False)
-    assert lacking == ([place.name for place in outside.aliases], [])
+    assert lacking == (["lm_head.weight"], []), "tied"
     twin.tie_weights()
     return twin.eval()
 
@@ -181,28 +181,18 @@ def test_every_parameter_has_one_place() -> None:
     assert all(place.name.startswith(PREFIX) for place in places)
 
 
-def test_masks_of_early_versions_are_no_weights() -> None:
-    ignored = gpt2_outside(CONFIG).ignored
-    assert ignored("h.0.attn.bias")
-    assert ignored("transformer.h.11.attn.masked_bias")
-    assert not ignored("transformer.h.0.attn.c_attn.bias")
-    assert not ignored("transformer.h.0.crossattention.bias")
-
-
 def test_a_config_of_the_same_model_is_taken() -> None:
     require_gpt2(CONFIG, gpt2_config(CONFIG))
     require_gpt2(CONFIG, transformers.GPT2Config(**gpt2_config(CONFIG)).to_dict())
-    sparse = {"model_type": "gpt2", "activation_function": "gelu_new"}
-    require_gpt2(GPT3Config(12, 12, 768, sequence_tokens=1024), sparse)
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', and gpt3 is gpt2 there"),
+        ({"model_type": "llama"}, "model_type = 'llama', the run's 'gpt2'"),
         ({"n_layer": 2}, "n_layer = 2, the run's 3"),
         ({"n_inner": 100}, "n_inner = 100, the run's 128"),
-        ({"n_inner": None, "n_embd": {}}, "n_embd = {}"),
+        ({"n_embd": {}}, "n_embd = {}"),
         ({"activation_function": []}, "activation_function = []"),
         ({"n_positions": 1024}, "n_positions = 1024, the run's 24"),
         ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
