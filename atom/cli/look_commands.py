@@ -119,13 +119,6 @@ def sample(
         float,
         typer.Option(metavar="T", min=0.0, max=100.0, help="0: always the likeliest token."),
     ] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="Among the K likeliest tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", min=0.0, max=1.0, help="Among the likeliest of this share."),
-    ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**62, help="Another one, another text.")
     ] = 0,
@@ -158,7 +151,7 @@ def sample(
         from atom.cli.look.sample import SampleRequest, show_samples
         from atom.models.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, seed)
     show_samples(
         SampleRequest(where, tuple(prompts), tokens, sampling, device, tokenizer, state, trust)
     )

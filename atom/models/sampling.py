@@ -23,10 +23,6 @@ class Sampling:
     """How a token is chosen. `temperature` 0: always the likeliest one."""
 
     temperature: float = 1.0
-    top_k: int | None = None
-    """Among so many of the likeliest."""
-    top_p: float | None = None
-    """Among the likeliest that together have this probability."""
     seed: int = 0
 
 
@@ -62,13 +58,7 @@ def choose_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     if sampling.temperature == 0:
         return int(logits.argmax())
     odds = torch.softmax(logits.double() / sampling.temperature, 0)
-    ranked, tokens = odds.sort(descending=True, stable=True)
-    if sampling.top_k is not None:
-        ranked[sampling.top_k :] = 0
-    if sampling.top_p is not None:
-        before = ranked.cumsum(0)[:-1]
-        ranked[1:][before >= sampling.top_p * ranked.sum()] = 0
-    return int(tokens[torch.multinomial(ranked, 1, generator=generator)])
+    return int(torch.multinomial(odds, 1, generator=generator))
 
 
 def continuations(

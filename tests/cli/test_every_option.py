@@ -89,8 +89,6 @@ OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("sample", "prompts"): ((USAGE, ("", "\udcff")), (USAGE, ())),
     ("sample", "tokens"): ((USAGE, ("0", "many")),),
     ("sample", "temperature"): ((USAGE, ("-1", "nan", "hot")),),
-    ("sample", "top_k"): ((USAGE, ("0", "1.5")),),
-    ("sample", "top_p"): ((USAGE, ("1.5", "-0.1", "nan")),),
     ("sample", "seed"): ((USAGE, ("-1", "x")),),
     ("sample", "device"): ((USAGE, ("gpu", "cuda:x")),),
     ("sample", "tokenizer"): ((CONFIG, ("absent", "folder", "binary", "text")), (USAGE, ("",))),
