@@ -115,9 +115,6 @@ def info(
 def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the trace goes.")],
     state: DaemonStateOption = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "10 min", …')
-    ] = None,
 ) -> None:
     """Save the daemon's next pass as a Chrome trace: what was at work when.
 
@@ -128,7 +125,7 @@ def trace(
     """
     from atom.cli.box.control import save_trace
 
-    save_trace(file, state, parse_deadline(deadline))
+    save_trace(file, state)
 
 
 @commands.command()

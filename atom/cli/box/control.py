@@ -88,15 +88,15 @@ def control_client(state: Path | None) -> Any:
     return ControlClient(find_daemon(state))
 
 
-def save_trace(file: Path, state: Path | None, deadline_s: float | None) -> None:
+def save_trace(file: Path, state: Path | None) -> None:
     """Waits for the next pass, writes its Chrome trace and prints one line of figures.
 
-    Raises: ControlError, also when no pass ends before the deadline; StorageError.
+    Raises: ControlError, also when no pass ends within some minutes; StorageError.
     """
     refuse_folders(file, "trace.json")
     with stderr_console().status("asking the daemon") as status:
         client = control_client(state)
-        spans, summary = _next_pass(client, deadline_s or TRACE_DEADLINE_S, status.update)
+        spans, summary = _next_pass(client, status.update)
         trace = chrome_trace(spans, f"{client.info()['run']}: one pass")
     write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
     typer.echo(summary)
@@ -113,17 +113,16 @@ def waiting_words(info: Mapping[str, Any]) -> str:
     return f"recording the next pass; the last took {last['pass_seconds']:.1f} s"
 
 
-def _next_pass(client: Any, deadline_s: float, told: Callable[[str], None]) -> tuple[Any, str]:
+def _next_pass(client: Any, told: Callable[[str], None]) -> tuple[Any, str]:
     ticket, spans, summary = client.trace()
     asked_at = time.monotonic()
     while not summary:
         waited_s = time.monotonic() - asked_at
         told(waiting_words(client.info()))
-        if waited_s >= deadline_s:
+        if waited_s >= TRACE_DEADLINE_S:
             raise ControlError(
-                f"no pass began and ended within {deadline_s:.0f} s",
-                "is the daemon paused, or waiting for others? see `atom info`; or wait longer: "
-                '--deadline "10 min"',
+                f"no pass began and ended within {TRACE_DEADLINE_S:.0f} s",
+                "is the daemon paused, or waiting for others? see `atom info`",
             )
         time.sleep(_ASK_AGAIN_S)  # asked, not waited on: control threads are few
         ticket, spans, summary = client.trace(ticket)

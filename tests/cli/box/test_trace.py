@@ -69,11 +69,15 @@ def test_who_waits_is_told_for_what(daemon: Daemon, info: dict[str, object], sai
 
 
 def test_no_pass_before_the_deadline(
-    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(trace_command, "TRACE_DEADLINE_S", 0.001)
     daemon.left = 10**9
     file = tmp_path / "pass.json"
-    assert main(["trace", str(file), "--deadline", "1 ms"]) == ExitCode.CONTROL
+    assert main(["trace", str(file)]) == ExitCode.CONTROL
     said = capsys.readouterr().err
     assert "error: no pass began and ended" in said
     assert "atom info" in said
