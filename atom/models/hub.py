@@ -3,7 +3,7 @@
 The library keeps what it fetched, and goes on where it was interrupted.
 """
 
-import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PART = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json")
 _ASKING_S = 30
-_MOST_INDEX_BYTES = 1 << 24
 _HINT = "check its name and the network; a folder here may stand in its place"
 
 Told = Callable[[int, int], object]
@@ -34,17 +34,13 @@ def fetch_config(name: str, revision: str) -> Path:
 
 
 def fetch_weights(name: str, revision: str, most_bytes: int, told: Told) -> Path:
-    """The folder with the model's safetensors. Raises: DataError, also for more bytes."""
+    """The folder with the model's safetensors: one file, or an index and what it names, as far as
+    the hub has it. Raises: DataError, also for more bytes."""
     sizes = _sizes(name, revision)
-    files = [WHOLE]
-    if WHOLE not in sizes:
-        if not sizes.get(INDEX, _MOST_INDEX_BYTES + 1) <= _MOST_INDEX_BYTES:
-            what = f"the hub's model {name} has no weights as safetensors"
-            raise DataError(what, "choose one that has, or convert it into a folder")
-        files = [INDEX, *_named(_fetched(name, revision, INDEX))]
-    if lacking := [file for file in files if file not in sizes]:
-        what = f"the hub's model {name} lacks {lacking[0]!r}, which its index names"
-        raise DataError(what, "choose another model or commit")
+    files = [WHOLE] if WHOLE in sizes else sorted(filter(_PART.fullmatch, sizes))
+    if not files:
+        what = f"the hub's model {name} has no weights as safetensors"
+        raise DataError(what, "choose one that has, or convert it into a folder")
     total = sum(sizes[file] for file in files)
     if total > most_bytes:
         what = f"the hub's model {name} has {total:,} bytes of weights, more than {most_bytes:,}"
@@ -68,14 +64,6 @@ def _sizes(name: str, revision: str) -> Mapping[str, int]:
         lambda hub: hub.model_info(name, revision=revision, files_metadata=True, timeout=_ASKING_S),
     )
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
-
-
-def _named(index: Path) -> list[str]:
-    """The files of an index. Raises: DataError."""
-    try:
-        return sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{index} is no index of weights: {error}", _HINT) from error
 
 
 def _fetched(
