@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class Membership:
     replica: Replica
     prompts: Prompts | None
     """Of the texts that the replica is to write."""
-    code: bytes | None
+    code: OwnCode | None
     """The run's own code, to be served to others."""
     console: Console
     """Who is told how far the first weights are."""
@@ -167,15 +167,11 @@ def found_run(
         run_text = normalised_run_text(run)
         if known is not None:
             check_same_run(known[0], run_text, box, options.run_file)
-        if text is not None and text.tokenizer_json:
-            write_atomically(box.state.tokenizer, text.tokenizer_json)
         if code is not None:
             write_atomically(box.state.own_code, code.content)
-        if known is not None:
-            made = _make(run, text, code, box, take_device, known[0])
-            return replace(_member(*known, made, code, box), weights=weights)
-        made = _make(run, text, code, box, take_device)
-        return _founded(made, run_text, code, weights, box)
+        made = _make(run, text, code, box, take_device, known and known[0])
+        manifest, record = known or _founded(made, run_text, weights, box)
+        return Membership(manifest, record, *made, code, box.console, weights)
 
 
 def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
@@ -199,10 +195,8 @@ def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
         return fetch_weights(model.huggingface, model.revision, most_bytes, told)
 
 
-def _founded(
-    made: _Made, run_text: str, code: OwnCode | None, weights: Path | None, box: Box
-) -> Membership:
-    """Round 0, and the manifest that names it."""
+def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tuple[Manifest, bytes]:
+    """Round 0, and the manifest that names it, with its signature."""
     recipe, samples, replica, _ = made
     given = None
     if recipe.run.model.weights == "hub":
@@ -234,14 +228,7 @@ def _founded(
     if frozen:
         write_tensors(box.state.snapshots / STILL, frozen, synced=True)
     write_atomically(box.state.manifest, record)
-    return _member(manifest, record, made, code, box)
-
-
-def _member(
-    manifest: Manifest, record: bytes, made: _Made, code: OwnCode | None, box: Box
-) -> Membership:
-    content = None if code is None else code.content
-    return Membership(manifest, record, *made, content, box.console)
+    return manifest, record
 
 
 def enter_run(
@@ -261,8 +248,6 @@ def enter_run(
     if weights is not None:
         WeightFiles.open(weights)  # said now, and not when the model is traced
     run, text, store = _text_of(run, manifest, box)
-    if text is not None and text.tokenizer_json:
-        write_atomically(box.state.tokenizer, text.tokenizer_json)
     try:
         with source_errors(run):
             made = _make(run, text, code, box, take_device, manifest)
@@ -271,7 +256,7 @@ def enter_run(
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)
-    return replace(_member(manifest, record, made, code, box), weights=weights, text=store)
+    return Membership(manifest, record, *made, code, box.console, weights, store)
 
 
 def _text_of(
@@ -311,6 +296,8 @@ def _make(
 ) -> _Made:
     """Before memory is spent, compared with the manifest."""
     console = box.console
+    if text is not None and text.tokenizer_json:
+        write_atomically(box.state.tokenizer, text.tokenizer_json)
     source = open_source(run, code)
     samples = open_samples(run, source, text)
     if manifest is not None:

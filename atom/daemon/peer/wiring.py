@@ -41,7 +41,7 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     room = DiskRoom(box.state.root, events, box.console.note)
     given: dict[str, Content | PartialContent] = {}
     if member.code is not None:
-        given[blob_name(member.run)] = plain_bytes(member.code)
+        given[blob_name(member.run)] = plain_bytes(member.code.content)
     if (text := member.manifest.text) is not None:
         given[text_blob(text.digest)] = member.text or content_of(member.samples)
     keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest

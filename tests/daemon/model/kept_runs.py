@@ -102,7 +102,7 @@ class Folder:
         code = None
         if member.code is not None:
             kept = self.root / "fetched.py"
-            kept.write_bytes(member.code)
+            kept.write_bytes(member.code.content)
             assert member.run.model.module is not None
             code = read_code(member.run.model.module, kept)
         box = self.box(name)
