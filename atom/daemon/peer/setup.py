@@ -55,8 +55,6 @@ def run_start(
     options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
 ) -> Ending:
     """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
-    _raise_file_limit()
-    chunk_kernels()  # or not at all: said now, and not when there is a replica
     run = load_run(options.run_file)
     name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
     if options.listen is not None:
@@ -65,23 +63,21 @@ def run_start(
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
         check_checkpoints(box.peer, run)
-        owner = box.identity.peer_id
-        if says_finished(box, name, owner, run.run.rounds):
+        address = JoinAddress(initial, name, box.identity.peer_id)
+        if (opened := _opened(stack, box, address, run.run.rounds, extensions)) is None:
             return Ending.ROUNDS_REACHED
-        box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
-        turns = _turns(stack, box, extensions, name, owner)
-        thread = _enter_dht(stack, box, name, owner, initial)
+        box, begin_monitors, turns, thread = opened
         member = found_run(options, box, run, lambda: turns.begin(console.note))
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
-        address = JoinAddress(tuple(entrance[:1]), name, owner)
+        address = replace(address, bootstrap=tuple(entrance[:1]))
         peer = Peer(box, member, thread, turns, extensions.wishes, address)
         stack.callback(peer.close)
         begin_monitors(peer.info)
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
-            console.note(f"volunteers who trust your code join with --trust {owner}")
+            console.note(f"volunteers who trust your code join with --trust {address.owner}")
         return peer.run()
 
 
@@ -89,16 +85,13 @@ def run_join(
     options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
 ) -> Ending:
     """Joins a run by its address and trains until it ends. Raises: UserError."""
-    _raise_file_limit()
-    chunk_kernels()  # or not at all: said now, and not when there is a replica
     address = parse_join_address(options.address)
     box = open_box(address.run, options.peer_file, options.state, console)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
-        if says_finished(box, address.run, address.owner, None):
+        if (opened := _opened(stack, box, address, None, extensions)) is None:
             return Ending.ROUNDS_REACHED
-        box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
-        thread = _enter_dht(stack, box, address.run, address.owner, address.bootstrap)
+        box, begin_monitors, turns, thread = opened
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
@@ -106,18 +99,34 @@ def run_join(
         check_checkpoints(box.peer, run)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
-        turns = _turns(stack, box, extensions, address.run, manifest.owner)
         code = obtain_code(run, manifest, options, box, thread)
         member = enter_run(
             manifest, record, code, box, lambda: turns.begin(console.note), options.weights
         )
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
-        ours = JoinAddress(entrance, address.run, manifest.owner)
+        ours = replace(address, bootstrap=entrance)
         peer = Peer(box, member, thread, turns, extensions.wishes, ours)
         stack.callback(peer.close)
         begin_monitors(peer.info)
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
+
+
+def _opened(
+    stack: ExitStack, box: Box, address: JoinAddress, rounds: int | None, extensions: Extensions
+) -> tuple[Box, Callable[[Info], None], Turns, DirectoryThread] | None:
+    """What a run needs of this machine and of the DHT, closed with the stack: the box that monitors
+    hear, what begins them, the device's turns, the directory. None: the run is finished here.
+    `rounds`: as of `says_finished`. Raises: UserError."""
+    _raise_file_limit()
+    chunk_kernels()  # or not at all: said now, and not when there is a replica
+    if says_finished(box, address.run, address.owner, rounds):
+        return None
+    box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
+    device, root = box.peer.device, box.state.root
+    turns = extensions.turns(device, root, address.run, address.owner, BootClock())
+    stack.callback(turns.close)
+    return box, begin_monitors, turns, _enter_dht(stack, box, address)
 
 
 def _with_allowance(box: Box) -> Box:
@@ -150,26 +159,18 @@ def _at_the_door(
     return replace(box, events=EventFan(box.events, *sinks)), begin
 
 
-def _turns(stack: ExitStack, box: Box, extensions: Extensions, run: str, owner: str) -> Turns:
-    turns = extensions.turns(box.peer.device, box.state.root, run, owner, BootClock())
-    stack.callback(turns.close)
-    return turns
-
-
-def _enter_dht(
-    stack: ExitStack, box: Box, run: str, owner: str, initial_peers: tuple[str, ...]
-) -> DirectoryThread:
+def _enter_dht(stack: ExitStack, box: Box, address: JoinAddress) -> DirectoryThread:
     """Closed with the stack. Raises: AddressError, PortInUseError, StorageError."""
     node = NodeSettings(
         identity_path=str(box.state.identity),
         listen=box.listen,
         announce=announced_multiaddrs(box.peer.network.announce, parse_listen(box.listen).port),
-        initial_peers=initial_peers,
+        initial_peers=address.bootstrap,
         contacts=known_contacts(box.state.known_addresses),
         log_path=str(box.state.dht_log),
     )
     box.console.progress("entering the DHT", 0, 1, "nodes")
-    thread = enter_dht(run, owner, node, box.events)
+    thread = enter_dht(address.run, address.owner, node, box.events)
     stack.callback(thread.close)
     box.console.progress("entering the DHT", 1, 1, "nodes")
     return thread
