@@ -113,8 +113,7 @@ def piece_of(needed: Piece) -> arenas.Piece:
     return needed.file + 1, needed.number
 
 
-def fixed_pieces(samples: Samples) -> frozenset[arenas.Piece]:
-    """Those of the validation texts."""
+def validation_pieces(samples: Samples) -> frozenset[arenas.Piece]:
     found = set[Piece]()
     for part in samples.validation.values():
         assert isinstance(part, Windows)

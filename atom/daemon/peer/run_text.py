@@ -4,10 +4,11 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.daemon.model.shared_text import TOKENIZER, fixed_pieces, piece_of, tokenizer_pieces
+from atom.daemon.model.shared_text import TOKENIZER, piece_of, tokenizer_pieces, validation_pieces
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import write_atomically
@@ -17,7 +18,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_feed import STRETCH, PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.transport.limits import offend
 from atom.swarm.transport.transport import Transport
@@ -49,16 +50,15 @@ class RunText:
         self._on_ready: Callable[[], None] = lambda: None
         self._tokenizer = tokenizer_pieces(store)
         """Until it is kept for `atom export`."""
-        self._fixed = fixed_pieces(member.samples).union(self._tokenizer)
+        self._validation = validation_pieces(member.samples)
         keep = box.peer.data.keep_bytes
         most = sys.maxsize if keep is None else keep // CHUNK_BYTES
-        needs = Needs(self._order, self._fixed.__contains__, most)
         watch = Watch(
             events=events,
             on_lie=lambda peer, reason: offend(self._offenders, peer, reason, clock.now()),
         )
         told = Told(watch, lambda: self._on_ready(), partial(room.attempt, TEXT), on_failure)
-        self._feed = PieceFeed(transport, store, needs, told)
+        self._feed = PieceFeed(transport, store, self._order, told, most)
         self.samples = replace(member.samples, need=self._need)
         """What the peer trains on."""
 
@@ -91,7 +91,8 @@ class RunText:
             raise PiecesMissing("pieces of the text are on their way")
 
     def _order(self) -> Iterator[arenas.Piece]:
-        """The tokenizer, what the next draws need, and what all peers need from the cursor on."""
+        """The tokenizer, what the next draws need, what is held back for validation, and what all
+        peers need from the cursor on."""
         head, samples = self._head, self._samples
         if head is None:
             return
@@ -100,9 +101,9 @@ class RunText:
         dealt = head.cursor, head.members, self._me
         draws = (samples.sampler.draw_position(*dealt, k) for k in range(_OWN_DRAWS))
         own = (piece for position in draws for piece in samples.pieces([position]))
-        yield from dict.fromkeys(map(piece_of, own))
+        yield from islice(dict.fromkeys(map(piece_of, own)), STRETCH)
+        yield from self._validation
         yield from map(piece_of, samples.pieces_from(head.cursor))
-        yield from self._fixed
 
     def _keep_tokenizer(self) -> None:
         """Once it is here."""

@@ -38,18 +38,6 @@ _TOLD_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a feed asks its peer. Called on the feed's thread."""
-
-    order: Callable[[], Iterable[Piece]]
-    """Pieces as they are needed from now on; nothing: nobody knows yet."""
-    is_fixed: Callable[[Piece], bool]
-    """Whether it is kept whatever the cap is."""
-    most: int = sys.maxsize
-    """The cap, in pieces."""
-
-
-@dataclass(frozen=True)
 class Told:
     """Who hears of a feed. Called on several threads."""
 
@@ -64,8 +52,18 @@ class Told:
 class PieceFeed:
     """One thread, from `start` to `close`."""
 
-    def __init__(self, transport: Transport, store: PieceStore, needs: Needs, told: Told) -> None:
-        self._transport, self._store, self._needs, self._told = transport, store, needs, told
+    def __init__(
+        self,
+        transport: Transport,
+        store: PieceStore,
+        order: Callable[[], Iterable[Piece]],
+        told: Told,
+        most: int = sys.maxsize,
+    ) -> None:
+        """`order`: pieces as they are needed from now on; nothing: nobody knows yet. Called on the
+        feed's thread. `most`: pieces to keep."""
+        self._transport, self._store, self._told = transport, store, told
+        self._order, self._most = order, most
         self._dice = random.Random(transport.peer_id)
         self._changed = threading.Condition()
         self._donors: frozenset[str] = frozenset()
@@ -89,7 +87,9 @@ class PieceFeed:
 
     def close(self) -> None:
         self._closing.set()
-        self._wake()
+        with self._changed:
+            self._break.set()
+            self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -178,24 +178,20 @@ class PieceFeed:
         with self._changed:
             self._changed.wait_for(self._break.is_set, _RETRY_S)
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._break.set()
-            self._changed.notify_all()
-
     # ---- what comes next, and what goes
 
     def _ahead(self, count: int, besides: Collection[Piece]) -> list[Piece]:
         """So many of those that are needed next, or fewer."""
         now, found = time.monotonic(), list[Piece]()
         if now - self._planned_at >= _PLAN_S:
-            most = max(self._needs.most - 2 * STRETCH, STRETCH)
-            soon = list(dict.fromkeys(islice(self._needs.order(), most)))
+            most = max(self._most - 2 * STRETCH, STRETCH)
+            soon = list(dict.fromkeys(islice(self._order(), most)))
             for start in range(0, len(soon), STRETCH):
                 stretch = soon[start : start + STRETCH]
                 soon[start : start + STRETCH] = self._dice.sample(stretch, len(stretch))
-            self._soon, self._plan = {piece: rank for rank, piece in enumerate(soon)}, iter(soon)
-            self._planned_at = now if soon else -math.inf
+            if soon:
+                self._soon = {piece: rank for rank, piece in enumerate(soon)}
+                self._plan, self._planned_at = iter(soon), now
         while len(found) < count and not self._break.is_set():
             piece = next(self._plan, None)
             if piece is None:
@@ -207,18 +203,14 @@ class PieceFeed:
     def _make_room(self, count: int) -> None:
         """For so many pieces beneath the cap. Raises: StorageError."""
         kept = self._store.kept
-        excess = len(kept) + count - self._needs.most
-        if excess <= 0:
-            return
-        free = [each for each in kept if not self._needs.is_fixed(each)]
-        free.sort(key=lambda each: self._soon.get(each, math.inf), reverse=True)
-        for piece in free:
+        excess = len(kept) + count - self._most
+        kept.sort(key=lambda piece: self._soon.get(piece, math.inf))
+        while excess > 0 and kept:
+            piece = kept.pop()
             with self._changed:  # until it is gone, nobody finds it here
                 if not any(piece in pieces for pieces in self._recent):
                     self._store.drop(piece)
                     excess -= 1
-            if excess <= 0:
-                return
 
 
 class _Batch:

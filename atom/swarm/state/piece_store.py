@@ -163,9 +163,10 @@ class PieceStore:
     def _on_disk(self) -> Iterator[Piece]:
         """Pieces with anything but a hole."""
         for number, path in enumerate(self._paths):
-            with path.open("rb") as file:
+            with path.open("rb") as file, suppress(OSError):  # nothing comes after the last data
                 end = 0
-                while (start := _seek(file.fileno(), end, os.SEEK_DATA)) is not None:
+                while True:
+                    start = os.lseek(file.fileno(), end, os.SEEK_DATA)
                     end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
                     for chunk in range(start // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
                         yield number, chunk
@@ -187,13 +188,6 @@ def gives_back(folder: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _seek(file: int, offset: int, whence: int) -> int | None:
-    """None: nothing of that kind comes after `offset`."""
-    with suppress(OSError):
-        return os.lseek(file, offset, whence)
-    return None
 
 
 def _punch(file: int, start: int, length: int) -> None:

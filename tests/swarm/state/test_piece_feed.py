@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from atom.swarm.state.arenas import (
 )
 from atom.swarm.state.blobs import MAX_REQUEST_BYTES, BlobServer
 from atom.swarm.state.fetch import LIES, Watch
-from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_feed import PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
@@ -78,10 +77,9 @@ class Village:
         return self._network.add(serve).peer_id
 
     def feed(self, store: PieceStore, most: int = sys.maxsize) -> PieceFeed:
-        needs = Needs(lambda: self.order, lambda piece: False, most)
         watch = Watch(events=self.events, on_lie=self.lies.__setitem__)
         told = Told(watch, self.ready.set, self.attempt, self.failures.append)
-        self.feeds.append(PieceFeed(self.me, store, needs, told))
+        self.feeds.append(PieceFeed(self.me, store, lambda: self.order, told, most))
         return self.feeds[-1]
 
     def attempt(self, write: Callable[[], None]) -> bool:
@@ -308,7 +306,7 @@ import threading
 from pathlib import Path
 from atom.swarm.identity import Identity
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import Needs, PieceFeed, Told
+from atom.swarm.state.piece_feed import PieceFeed, Told
 from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
@@ -320,8 +318,7 @@ transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, Even
 transport.set_addresses(donor, [address])
 watch = Watch(lambda done, total: print(done, flush=True))
 told = Told(watch, lambda: None, lambda write: write() is None, print)
-needs = Needs(lambda: (), lambda piece: True)
-feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), needs, told)
+feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), lambda: (), told)
 feed.know([donor])
 feed.need(PIECES)
 feed.start()
@@ -391,12 +388,12 @@ def test_what_is_found_here_stays_while_it_is_read(
     feed = village.feed(store, most=COUNT)
     found: dict[Piece, bool] = {}
 
-    def asked_for_meanwhile(piece: Piece) -> bool:
-        found[piece] = feed.need([piece])
-        return False
+    class AskedForMeanwhile(dict[Piece, int]):
+        def get(self, piece: Piece, default: Any = None) -> Any:
+            found[piece] = feed.need([piece])
+            return default
 
-    needs = replace(feed._needs, is_fixed=asked_for_meanwhile)
-    monkeypatch.setattr(feed, "_needs", needs)
+    monkeypatch.setattr(feed, "_soon", AskedForMeanwhile())
     feed._make_room(1)
     assert found == dict.fromkeys(PIECES, True)
     assert torch.equal(store.arenas["tokens"], TEXT)
