@@ -61,22 +61,6 @@ class ExitCode(IntEnum):
     TERMINATED = 143, "terminated (SIGTERM)"
 
 
-IN_VAIN: frozenset[ExitCode] = frozenset(
-    {
-        ExitCode.USAGE,
-        ExitCode.CONFIG,
-        ExitCode.MISMATCH,
-        ExitCode.DEVICE,
-        ExitCode.MODEL,
-        ExitCode.LEFT_LATE,
-        ExitCode.TRUST,
-        ExitCode.IDENTITY,
-    }
-)
-"""After these, starting the same command again does not help: somebody has to change something.
-The others may pass: a network that is not there yet, a disk that is full, a port in use,
-memory that other programs took."""
-
 _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.ConfigError: ExitCode.CONFIG,
     errors.AddressError: ExitCode.ADDRESS,

@@ -8,12 +8,21 @@ from pathlib import Path
 import typer
 
 from atom.cli.app import app
-from atom.cli.shell.failures import IN_VAIN, ExitCode
+from atom.cli.shell.failures import ExitCode
 from atom.daemon.peer.lifecycle import LEAVE_S
 
 ROOT = Path(__file__).parents[3]
 UNIT = (ROOT / "peers" / "atom.service").read_text(encoding="utf-8")
 VOLUNTEER = ROOT / "docs" / "volunteer.md"
+
+
+IN_VAIN = {
+    ExitCode.USAGE, ExitCode.CONFIG, ExitCode.MISMATCH, ExitCode.DEVICE, ExitCode.MODEL,
+    ExitCode.LEFT_LATE, ExitCode.TRUST, ExitCode.IDENTITY,
+}  # fmt: skip
+"""After these, starting the same command again does not help: somebody has to change something.
+The others may pass: a network that is not there yet, a disk that is full, a port in use, memory
+that other programs took."""
 
 
 def service() -> configparser.SectionProxy:
