@@ -180,6 +180,5 @@ def doctor(
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.box.doctor import show_diagnosis
-    from atom.extras.doctor.examination import DoctorRequest
 
-    return show_diagnosis(DoctorRequest(address, peer, state), as_json)
+    return show_diagnosis(address, peer, state, as_json)

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 from rich.console import Group
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from atom.cli.shell.failures import ExitCode
 from atom.cli.shell.terminal import print_plainly, stderr_console
-from atom.extras.doctor.examination import DoctorRequest, examine
+from atom.extras.doctor.examination import examine
 from atom.extras.doctor.this_box import Finding, Level
 
 _SHOWN = {
@@ -23,10 +24,12 @@ _SHOWN = {
 """Mark, style, and what so many are."""
 
 
-def show_diagnosis(request: DoctorRequest, as_json: bool) -> ExitCode:
+def show_diagnosis(
+    address: str | None, peer_file: Path | None, state: Path | None, as_json: bool
+) -> ExitCode:
     """Prints the page; DIAGNOSIS if something failed. Raises: ConfigError, AddressError."""
     with stderr_console().status("looking") as status:
-        findings = examine(request, status.update)
+        findings = examine(address, peer_file, state, status.update)
     if as_json:
         said = {"findings": [asdict(finding) for finding in findings]}
         typer.echo(json.dumps(said, indent=2))

@@ -179,18 +179,11 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
     return ok(topic, f"fits: {takes}, {format_bytes(room.total_bytes)} of disk")
 
 
-@dataclass(frozen=True)
-class DoctorRequest:
-    """What `atom doctor` was asked."""
-
-    address: str | None = None
-    peer_file: Path | None = None
-    state: Path | None = None
-
-
-def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding]:
+def examine(
+    address: str | None, peer_file: Path | None, state: Path | None, note: Callable[[str], None]
+) -> list[Finding]:
     """`note` is told what is looked at now. Raises: ConfigError; AddressError if it is none."""
-    peer, folder = box_of(request)
+    peer, folder = box_of(address, peer_file, state)
     is_ours = StateDirectory(folder).in_use
     note("looking at the machine")
     found = [
@@ -201,11 +194,11 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding
         this_box.disk(folder),
         *this_box.ports(peer, is_ours),
     ]
-    if request.address is None:
+    if address is None:
         said = "no address was given: atom doctor ADDRESS looks at a swarm, too"
         return [*found, unchecked("Swarm", said)]
     note("looking for the swarm")
-    sight = asyncio.run(look(request.address, folder))
+    sight = asyncio.run(look(address, folder))
     if isinstance(sight, Finding):
         return [*found, sight]
     found += [this_box.clock(sight.offset_s), *swarm(sight)]
@@ -215,17 +208,13 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> list[Finding
     return [*found, fit(sight.manifest, peer, folder, is_ours)]
 
 
-def box_of(request: DoctorRequest) -> tuple[PeerFile, Path]:
+def box_of(
+    address: str | None, peer_file: Path | None, state: Path | None
+) -> tuple[PeerFile, Path]:
     """The peer file and the state directory that `atom join` would have. Raises: ConfigError;
     AddressError."""
-    peer = load_peer_file(request.peer_file)
-    folder = state_of(request, peer)
-    return (kept_peer(StateDirectory(folder)) if request.peer_file is None else peer), folder
-
-
-def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
-    """Where the peer that is asked about has its state, or would have it: with an address, as
-    `atom join` has it. Raises: AddressError if that is none."""
-    run = None if request.address is None else parse_join_address(request.address).run
+    peer = load_peer_file(peer_file)
+    run = None if address is None else parse_join_address(address).run
     usual = base_folder("data") if run is None else default_state_directory(run)
-    return named_state_directory(request.state, peer.state.directory) or usual
+    folder = named_state_directory(state, peer.state.directory) or usual
+    return (kept_peer(StateDirectory(folder)) if peer_file is None else peer), folder

@@ -41,7 +41,7 @@ def test_a_page_for_people_and_an_object_for_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = list(FOUND)
-    monkeypatch.setattr(doctor, "examine", lambda request, note: findings)
+    monkeypatch.setattr(doctor, "examine", lambda address, peer_file, state, note: findings)
     assert main(["doctor"]) == ExitCode.OK
     out = capsys.readouterr().out
     assert "\x1b" not in out

@@ -13,14 +13,12 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import examination
 from atom.extras.doctor.examination import (
-    DoctorRequest,
     box_of,
     clock_offset_s,
     data,
     examine,
     fit,
     from_outside,
-    state_of,
 )
 from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.models.data.tokenizer import byte_level_tokenizer
@@ -143,9 +141,9 @@ def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
     monkeypatch.setattr(examination, "look", unseen)
     nobody = Identity.create().peer_id
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{nobody}/run/words/owner/{nobody}"
-    *box, last = examine(DoctorRequest(address, state=tmp_path), lambda text: None)
+    *box, last = examine(address, None, tmp_path, lambda text: None)
     assert last == failure("Swarm", "cannot reach it", "ask for it")
-    *alone, hint = examine(DoctorRequest(state=tmp_path), lambda text: None)
+    *alone, hint = examine(None, None, tmp_path, lambda text: None)
     assert [each.topic for each in alone] == [each.topic for each in box]
     assert "atom doctor ADDRESS" in hint.said
 
@@ -154,21 +152,20 @@ def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> 
     """There is the peer id that a run's owner may have listed."""
     identity = Identity.create().peer_id
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words/owner/{identity}"
-    asked = DoctorRequest(address)
-    assert state_of(asked, PeerFile()) == default_state_directory("words")
-    kept = parse_peer_text('[state]\ndirectory = "kept"\n', tmp_path)
-    assert state_of(asked, kept) == tmp_path / "kept"
-    assert state_of(DoctorRequest(address, state=tmp_path), kept) == tmp_path
-    assert state_of(DoctorRequest(), PeerFile()) == default_state_directory("words").parent
+    assert box_of(address, None, None)[1] == default_state_directory("words")
+    (tmp_path / "box.toml").write_text('[state]\ndirectory = "kept"\n')
+    assert box_of(address, tmp_path / "box.toml", None)[1] == tmp_path / "kept"
+    assert box_of(address, tmp_path / "box.toml", tmp_path)[1] == tmp_path
+    assert box_of(None, None, None)[1] == default_state_directory("words").parent
     with pytest.raises(AddressError):
-        state_of(DoctorRequest("nowhere", state=tmp_path), kept)
+        box_of("nowhere", None, tmp_path)
 
 
 def test_it_looks_with_the_caps_that_join_would_have(tmp_path: Path) -> None:
     """A peer file may lie in the state directory, where none is named."""
     (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
-    peer, folder = box_of(DoctorRequest(state=tmp_path))
+    peer, folder = box_of(None, None, tmp_path)
     assert (peer.network.upload_bits_per_s, folder) == (1e6, tmp_path)
     (tmp_path / "other.toml").write_text("")
-    peer, _ = box_of(DoctorRequest(peer_file=tmp_path / "other.toml", state=tmp_path))
+    peer, _ = box_of(None, tmp_path / "other.toml", tmp_path)
     assert peer.network.upload_bits_per_s is None
