@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from atom.cli.look.onlooker import onlooking, run_meant
-from atom.cli.look.status import swarm
+from atom.cli.look.status import headline, swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stderr_console, stdout_console
 from atom.config.address import parse_interface
@@ -27,7 +27,7 @@ from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import SampleText
-from atom.swarm.records.view import SwarmView, loss_unit, trained_on
+from atom.swarm.records.view import loss_unit
 
 DEFAULT_PORT = 8700
 """A fixed port: a page that is open goes on when the dashboard is started again."""
@@ -85,7 +85,7 @@ async def _watch_plain(feed: SwarmFeed, console: Console) -> None:
         now_seen = view.round, frozenset(peer.peer_id for peer in view.peers)
         if now_seen != said:
             said = now_seen
-            line = f"{time.strftime('%H:%M:%S')}  {plain_line(view)}"
+            line = f"{time.strftime('%H:%M:%S')}  {headline(view, feed.seen.rounds)}"
             console.print(line, markup=False, soft_wrap=True)
         await feed.news()
 
@@ -124,17 +124,6 @@ def written(sample: SampleText) -> Text:
     """A stranger's weights wrote it: one line, as it is."""
     title = (f"round {sample.round:,} writes  ", "bold")
     return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
-
-
-def plain_line(view: SwarmView) -> str:
-    """What a display shows, as one line of a log."""
-    loss = "" if view.loss is None else f"  loss {view.loss:.4f}"
-    peers = f"{len(view.peers)} peer" + ("" if len(view.peers) == 1 else "s")
-    batch = "" if view.global_batch is None else f"/{view.global_batch}"
-    return (
-        f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} sequences"
-        f"  {view.tokens_per_s:,.0f} {trained_on(view.data_amount)}/s{loss}"
-    )
 
 
 def footer(seen: Seen) -> Text:

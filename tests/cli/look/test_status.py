@@ -10,7 +10,6 @@ from rich.text import Text
 from atom.base.errors import AddressError
 from atom.cli.look.onlooker import Sight, onlooking
 from atom.cli.look.status import show_status, swarm
-from atom.cli.look.watch import plain_line
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.directory import Directory
@@ -86,7 +85,6 @@ def test_of_samples_that_are_no_text_no_tokens_are_told() -> None:
         text = drawn(own, columns)
         assert "200 samples/s" in text
         assert "tokens" not in text
-    assert plain_line(own.view).endswith("200 samples/s  loss 2.5000")
 
 
 def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatch) -> None:

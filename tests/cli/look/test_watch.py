@@ -1,3 +1,4 @@
+import asyncio
 import io
 import math
 import subprocess
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from atom.base.reasons import Reason
 from atom.cli.look.onlooker import Sight
-from atom.cli.look.watch import curve, footer, plain_line, screen
+from atom.cli.look.watch import _watch_plain, curve, footer, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
@@ -34,8 +35,27 @@ def drawn(shown: Sight, width: int, height: int, problem: str = "") -> list[str]
 
 
 def test_a_line_of_the_log() -> None:
-    line = plain_line(sight().view)
-    assert line == "tiny  round 7  2 peers  21/64 sequences  200 tokens/s  loss 2.5000"
+    """Of each round, and whenever peers come or go."""
+    seen = [*[sight()] * 2, sight(3)]
+    file = io.StringIO()
+
+    class Feed:
+        @property
+        def seen(self) -> Seen:
+            return Seen(seen[0].view, 30, LEDGER)
+
+        async def news(self) -> None:
+            del seen[0]
+            if not seen:
+                raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(_watch_plain(Feed(), Console(file=file)))  # type: ignore[arg-type]
+    lines = [line.partition("  ")[2] for line in file.getvalue().splitlines()]
+    assert lines == [
+        f"tiny   round 7 of 30   {peers} peers   {tokens} tokens/s   loss 2.5000"
+        for peers, tokens in ((2, 200), (3, 300))
+    ]
 
 
 def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
