@@ -42,14 +42,13 @@ def run_demo(directory: Path, rounds: int | None) -> ExitCode:
     except PeerFailed as failure:
         say_error(failure.message, failure.hint)
         return ExitCode.FAULT
-    return _verdict(demo, run.model.sequence_tokens, stage.root)
+    return _verdict(demo, stage.root)
 
 
-def _verdict(demo: "Demo", sequence_tokens: int, root: Path) -> ExitCode:
+def _verdict(demo: "Demo", root: Path) -> ExitCode:
     founder = demo.peers[0].events
     results = [
-        sum_up(peer.name, peer.peer_id, peer.fate, peer.events, founder, sequence_tokens)
-        for peer in demo.peers
+        sum_up(peer.name, peer.peer_id, peer.fate, peer.events, founder) for peer in demo.peers
     ]
     checks = judge(results, [float(event["loss"]) for event in rounds_of(founder)])
     print_plainly(results_table(results))
@@ -165,8 +164,6 @@ def results_table(results: Sequence[PeerResult]) -> Table:
             "peer": result.name,
             "id": short_id(result.peer_id) if result.peer_id else "-",
             "rounds": f"{result.rounds:,}",
-            "sequences": f"{result.sequences:,}",
-            "tokens/s": f"{result.tokens_per_s:,.0f}",
             "digest": result.digest[:12] or "-",
             "fate": result.fate,
         }

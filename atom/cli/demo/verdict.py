@@ -20,10 +20,6 @@ class PeerResult:
     fate: str
     rounds: int
     """Committed rounds it had a part in."""
-    sequences: int
-    """Sequences it contributed to them."""
-    tokens_per_s: float
-    """Contributed tokens over the time from its first to its last round."""
     states: Mapping[int, State]
     """What its replica was after each round that it committed or fetched."""
 
@@ -58,22 +54,11 @@ def sequences_of(event: Event, peer_id: str) -> int:
 
 
 def sum_up(
-    name: str, peer_id: str, fate: str, events: Sequence[Event], founder: Sequence[Event],
-    sequence_tokens: int,
-) -> PeerResult:  # fmt: skip
-    """One peer's line. Its share is read from the founder's rounds, its replica from its own."""
-    told = [event for event in rounds_of(founder) if sequences_of(event, peer_id)]
-    count = sum(sequences_of(event, peer_id) for event in told)
-    seconds = told[-1]["time"] - told[0]["time"] if len(told) > 1 else 0.0
-    return PeerResult(
-        name=name,
-        peer_id=peer_id,
-        fate=fate,
-        rounds=len(told),
-        sequences=count,
-        tokens_per_s=count * sequence_tokens / seconds if seconds else 0.0,
-        states=_states(events),
-    )
+    name: str, peer_id: str, fate: str, events: Sequence[Event], founder: Sequence[Event]
+) -> PeerResult:
+    """One peer's line. Its rounds are read from the founder's, its replica from its own."""
+    rounds = sum(sequences_of(event, peer_id) > 0 for event in rounds_of(founder))
+    return PeerResult(name, peer_id, fate, rounds, _states(events))
 
 
 def judge(results: Sequence[PeerResult], losses: Sequence[float]) -> list[Check]:

@@ -10,7 +10,7 @@ from atom.cli.demo.verdict import PeerResult, judge, rounds_of, sum_up
 
 FALLING = [5.0, 4.0, 2.4]
 STATES = {number: (f"head {number}", f"digest {number}") for number in range(1, 101)}
-GOOD = PeerResult("peer 1", "A", FINISHED, 100, 900, 50.0, STATES)
+GOOD = PeerResult("peer 1", "A", FINISHED, 100, STATES)
 LOSS = "the loss fell below half of its first value"
 IDENTICAL = "all surviving replicas are bit-identical"
 
@@ -81,13 +81,11 @@ FOUNDERS = [
 
 
 def test_shares_are_read_from_the_founders_rounds() -> None:
-    result = sum_up("peer 2", "B", FINISHED, [], FOUNDERS, sequence_tokens=10)
-    assert (result.rounds, result.sequences) == (2, 72)
-    assert result.tokens_per_s == pytest.approx(72 * 10 / 20.0)
+    assert sum_up("peer 2", "B", FINISHED, [], FOUNDERS).rounds == 2
 
 
 def test_the_replica_is_read_from_its_own_events() -> None:
-    result = sum_up("peer 1", "A", FINISHED, FOUNDERS, FOUNDERS, sequence_tokens=10)
+    result = sum_up("peer 1", "A", FINISHED, FOUNDERS, FOUNDERS)
     assert result.states == {0: ("", "d0"), 1: ("", "d1"), 2: ("", "d2"), 3: ("h3", "d3")}
     assert (result.last_round, result.digest) == (3, "d3")
 
@@ -95,10 +93,10 @@ def test_the_replica_is_read_from_its_own_events() -> None:
 @pytest.mark.parametrize("kind", ["caught-up", "left"])
 def test_a_fetched_state_counts(kind: str) -> None:
     own = [*FOUNDERS[:2], event(kind, 31.0, round=3, digest="d3")]
-    result = sum_up("peer 4", "D", FINISHED, own, FOUNDERS, sequence_tokens=10)
+    result = sum_up("peer 4", "D", FINISHED, own, FOUNDERS)
     assert (result.last_round, result.digest, result.rounds) == (3, "d3", 0)
-    nothing = sum_up("peer 4", "", "killed", [], [], sequence_tokens=10)
-    assert (nothing.rounds, nothing.tokens_per_s, nothing.digest) == (0, 0.0, "")
+    nothing = sum_up("peer 4", "", "killed", [], [])
+    assert (nothing.rounds, nothing.digest) == (0, "")
 
 
 def test_a_round_told_twice_counts_once() -> None:
