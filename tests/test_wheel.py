@@ -93,7 +93,7 @@ def test_it_runs_from_where_it_was_installed(installed: Path, tmp_path: Path) ->
     either = (ExitCode.OK, ExitCode.DIAGNOSIS)  # this box may be too small to train
     said = python("-m", "atom", "doctor", "--json", cwd=tmp_path, codes=either, **there)
     levels = {each["topic"]: each["level"] for each in json.loads(said)["findings"]}
-    assert (levels["Host kernels"], levels["Libraries"]) == ("ok", "ok")
+    assert levels["Host kernels"] == "ok"
 
 
 @pytest.mark.parametrize("version", ["3.10.13", "3.14.0"])

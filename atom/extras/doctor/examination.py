@@ -187,7 +187,6 @@ def examine(
     is_ours = StateDirectory(folder).in_use
     note("looking at the machine")
     found = [
-        *this_box.libraries(),
         this_box.kernels(),
         this_box.gpu(peer.device, this_box.daemon_runs(folder)),
         this_box.memory(),

@@ -8,11 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 
 import torch
-from packaging.requirements import Requirement
 
 from atom.base.build_kernels import BUILDING
 from atom.base.errors import AtomError
@@ -22,7 +20,6 @@ from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, usable_memory
-from atom.models.installing import install_package
 from atom.swap import host_kernels
 from atom.swarm.addresses import parse_listen
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
@@ -67,40 +64,12 @@ def failure(topic: str, said: str, fix: str) -> Finding:
 LEAST_DISK_BYTES = 2 * 10**9
 LEAST_GPU_SHARE = 0.5
 """Of its memory: when less is free, somebody else is using it."""
-_DISTRIBUTION = "atom-swarm"
 _NVIDIA, _DISPLAYS = "0x10de", "0x03"
 """In PCI's numbers: a vendor, and the beginning of a class of devices."""
 _MEND_GPU = (
     "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
     "; in a container: docker run --gpus all"
 )
-
-
-def libraries(distribution: str = _DISTRIBUTION) -> Iterator[Finding]:
-    """A line for each that is missing or of a version that does not fit."""
-    try:
-        texts = metadata.requires(distribution) or []
-    except metadata.PackageNotFoundError:
-        texts = []  # run from a folder that was never installed
-    wanted = [each for each in map(Requirement, texts) if not each.marker or each.marker.evaluate()]
-    wrong = [each for each in wanted if not _fits(each)]
-    for each in wrong:
-        said = f"{each.name} {_installed(each.name) or 'is missing'}; wanted: {each.specifier}"
-        yield failure("Libraries", said, install_package(f"{each.name}{each.specifier}"))
-    if not wrong:
-        yield ok("Libraries", f"all {len(wanted)} as wanted, torch {torch.__version__}")
-
-
-def _fits(wanted: Requirement) -> bool:
-    here = _installed(wanted.name)
-    return here is not None and wanted.specifier.contains(here, prereleases=True)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def kernels() -> Finding:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -28,17 +27,10 @@ def told(finding: Finding, level: Level, said: str, fix: str = "") -> None:
 
 
 def test_this_box_can_run_its_own_tests() -> None:
-    found = [*this_box.libraries(), this_box.kernels()]
-    assert {finding.level for finding in found} == {Level.OK}, found
+    assert this_box.kernels().level is Level.OK
 
 
 def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = ["no-such-thing>=3", "torch<1", 'rich<1; python_version < "3"']
-    monkeypatch.setattr(metadata, "requires", lambda name: wanted)
-    missing, old = this_box.libraries()
-    told(missing, Level.FAILURE, "no-such-thing is missing; wanted: >=3", "pip install")
-    told(old, Level.FAILURE, f"torch {metadata.version('torch')}; wanted: <1", "pip install")
-
     def not_compiled() -> None:
         raise MismatchError("not compiled", "compile")
 
