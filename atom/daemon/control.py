@@ -2,34 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from atom.base.errors import ConfigError, ControlError, StorageError, UserError
 from atom.base.files import remove_leftover
-
-
-class Controllable(Protocol):
-    """What a daemon lets its owner do. Called from gRPC's threads."""
-
-    def info(self) -> Mapping[str, Any]: ...
-    def pause(self) -> str: ...
-    def resume(self) -> str: ...
-    def leave(self, deadline_s: float | None) -> str: ...
-    def reload(self) -> Sequence[Mapping[str, Any]]:
-        """Reads the peer file again. Returns `key` of what has changed, whether that is `live`,
-        and what it `costs` the swarm, in words. Raises: UserError; then nothing is changed."""
-        ...
-
-    def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:
-        """Ticket 0: have the next pass recorded. Returns ticket, spans and summary; the latter are
-        empty until the pass has ended: ask again with the ticket."""
-        ...
-
 
 COMMANDS = ("info", "pause", "resume", "leave", "reload", "trace")
 _SERVICE = "atom.Control"
@@ -38,9 +19,11 @@ _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
 
 class ControlServer:
-    """Serves a `Controllable` on `socket_path` (mode 0600)."""
+    """Lets a daemon's owner command it on `socket_path` (mode 0600)."""
 
-    def __init__(self, target: Controllable, socket_path: Path) -> None:
+    def __init__(self, target: object, socket_path: Path) -> None:
+        """`target`: has a method for each of COMMANDS, which are called from gRPC's threads, and
+        return what JSON can say."""
         self._path = socket_path
         pool = futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="control")
         self._server = grpc.server(pool)
@@ -89,7 +72,7 @@ def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
 
 
 class ControlClient:
-    """A `Controllable` in another process; one call per command.
+    """A daemon in another process; one call per command.
 
     Raises: ControlError if no daemon answers; UserError, as the daemon refused it.
     """
@@ -111,10 +94,14 @@ class ControlClient:
         return str(self._call("leave", deadline_s))
 
     def reload(self) -> list[dict[str, Any]]:
+        """Has it read the peer file again. Returns `key` of what has changed, whether that is
+        `live`, and what it `costs` the swarm, in words. After a UserError nothing is changed."""
         changed: list[dict[str, Any]] = self._call("reload")
         return changed
 
     def trace(self, ticket: int = 0) -> tuple[int, list[dict[str, Any]], str]:
+        """Ticket 0: has the next pass recorded. Returns ticket, spans and summary; the latter are
+        empty until the pass has ended: ask again with the ticket."""
         ticket, spans, summary = self._call("trace", ticket)
         return ticket, spans, summary
 

@@ -43,7 +43,7 @@ class Settings:
         return self._peer.network
 
     def reload(self) -> list[Mapping[str, Any]]:
-        """See `atom.daemon.control.Controllable`."""
+        """See `atom.daemon.control.ControlClient`."""
         with self._lock:
             if not self._path.is_file():  # a pipe would be waited for, for ever
                 raise ConfigError(

@@ -401,7 +401,7 @@ class Peer:
         }
 
     def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:
-        """See `atom.daemon.control.Controllable`."""
+        """See `atom.daemon.control.ControlClient`."""
         watch = self._replica.watch
         ticket = ticket or watch.ask()
         return ticket, *watch.trace(ticket)
@@ -417,7 +417,7 @@ class Peer:
         return said
 
     def reload(self) -> Sequence[Mapping[str, Any]]:
-        """See `atom.daemon.control.Controllable`."""
+        """See `atom.daemon.control.ControlClient`."""
         changed = self._settings.reload()
         cost = self._line_cost(is_new=True)
         costs = {**dict.fromkeys(CAPS, cost), ALLOWANCE: self._allowance_words()}
