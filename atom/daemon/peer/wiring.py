@@ -9,9 +9,9 @@ from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.records.manifest import listed_peers
-from atom.swarm.state.blobs import BlobServer, Content, PartialContent, plain_bytes
+from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_store import text_blob
+from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
@@ -39,7 +39,7 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
-    given: dict[str, Content | PartialContent] = {}
+    given: dict[str, Content | PieceStore] = {}
     if member.code is not None:
         given[blob_name(member.run)] = plain_bytes(member.code.content)
     if (text := member.manifest.text) is not None:

@@ -8,7 +8,6 @@ both against digests of its own; plain bytes, of one chunk at most, are asked fo
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from google.protobuf.message import DecodeError
@@ -20,11 +19,11 @@ from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     BlobManifest,
-    Piece,
     bytes_of,
     chunk_digest,
     describe,
 )
+from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.transport.limits import KnownPeers
@@ -44,17 +43,6 @@ Content = Mapping[str, Tensor]
 """Arenas by name, contiguous and on the host. Nobody writes into them any more."""
 
 
-class PartialContent(Protocol):
-    """Some pieces of a blob."""
-
-    @property
-    def manifest(self) -> BlobManifest | None:
-        """None: not known yet."""
-
-    def chunk(self, piece: Piece) -> memoryview:
-        """Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
-
-
 def plain_bytes(raw: bytes) -> Content:
     """A blob that is just these bytes."""
     empty = torch.empty(0, dtype=torch.uint8)
@@ -68,7 +56,7 @@ class BlobServer:
 
     def __init__(
         self,
-        find: Callable[[str], Content | PartialContent | None],
+        find: Callable[[str], Content | PieceStore | None],
         known: KnownPeers | None = None,
         digest_of: Callable[[str], bytes] = lambda name: b"",
     ) -> None:
@@ -139,7 +127,7 @@ class BlobServer:
             with self._lock:
                 self._serving[channel.purpose].remove(channel.peer_id)
 
-    def _content(self, name: str) -> Content | PartialContent:
+    def _content(self, name: str) -> Content | PieceStore:
         content = self._find(name)
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")

@@ -40,7 +40,8 @@ from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, ver
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import Content, PartialContent, plain_bytes
+from atom.swarm.state.blobs import Content, plain_bytes
+from atom.swarm.state.piece_store import PieceStore
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
 
 OFFERS = "snapshots"
@@ -276,7 +277,7 @@ class RunStorage:
         folder: Path,
         room: DiskRoom,
         keep: int,
-        given: Mapping[str, Content | PartialContent],
+        given: Mapping[str, Content | PieceStore],
         frozen_digest: bytes = b"",
     ) -> None:
         """`folder`: of the snapshots. `keep`: how many of them, at least one. `given`: the run's
@@ -301,7 +302,7 @@ class RunStorage:
         """Those of our chain, newest first. From any thread."""
         return list_snapshots(self._folder, self.journal.heads)
 
-    def content(self, name: str) -> Content | PartialContent | None:
+    def content(self, name: str) -> Content | PieceStore | None:
         """What others get under this name. None: nothing."""
         if name == OFFERS:
             return plain_bytes(self._listed())
