@@ -9,12 +9,6 @@ from typing import Any, Protocol
 BYTES = "bytes"
 
 
-class Progress(Protocol):
-    """As `Console.progress`."""
-
-    def __call__(self, what: str, done: int, total: int, unit: str = BYTES) -> None: ...
-
-
 class Console(Protocol):
     def join_address(self, address: str) -> None:
         """The one string that others paste to join this run."""

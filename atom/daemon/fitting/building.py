@@ -74,7 +74,7 @@ def build_replica(
     cap_bytes = peer.host.memory_bytes
     have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
     require_host_memory(need_bytes, have_bytes, cap_bytes)
-    verify_recipe(recipe, samples, note, console.progress)
+    verify_recipe(recipe, samples, console)
     allowed = allowed_bytes(peer.device.memory_bytes)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision], allowed)
     kind = device.torch_device

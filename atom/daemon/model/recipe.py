@@ -12,7 +12,7 @@ from atom.base import __version__
 from atom.base.errors import MismatchError, ModelError
 from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES
-from atom.daemon.console import Progress
+from atom.daemon.console import Console
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.program import compile_program
 from atom.graph.trace import trace
@@ -105,26 +105,26 @@ def _version_here(package: str) -> str | None:
 
 
 def initialise(
-    replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
+    replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
 ) -> None:
     """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
     its seed. Raises: SourceError; what `given` raises.
     """
-    _fill(replica.initialise, recipe, False, progress, given)
+    _fill(replica.initialise, recipe, False, console, given)
 
 
 def fill_frozen(
-    replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
+    replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
 ) -> None:
     """The same for the frozen parameters, which are no part of a state."""
-    _fill(replica.fill_frozen, recipe, True, progress, given)
+    _fill(replica.fill_frozen, recipe, True, console, given)
 
 
 def _fill(
     fill: Callable[[InitialValue, int], None],
     recipe: Recipe,
     frozen: bool,
-    progress: Progress,
+    console: Console,
     given: InitialValue | None,
 ) -> None:
     specs = [spec for spec in recipe.graph.layout.specs if spec.frozen == frozen]
@@ -134,21 +134,21 @@ def _fill(
     several = given is not None or recipe.source.values_in_threads
     source, seed = recipe.source, recipe.run.run.seed
     value_of = source.beginning(given, seed) if given else source.initial_values(seed)
-    counted = _counted(value_of, sum(spec.numel for spec in specs), progress)
+    counted = _counted(value_of, sum(spec.numel for spec in specs), console)
     fill(counted, threads if several else 1)
 
 
-def _counted(value_of: InitialValue, total: int, progress: Progress) -> InitialValue:
+def _counted(value_of: InitialValue, total: int, console: Console) -> InitialValue:
     """The same values; from whatever threads they are asked for, it is told how many there are."""
     lock, made = threading.Lock(), 0
-    progress("making the first weights", made, total, "parameters")
+    console.progress("making the first weights", made, total, "parameters")
 
     def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         nonlocal made
         value = value_of(name, shape)
         with lock:
             made += value.numel()
-            progress("making the first weights", made, total, "parameters")
+            console.progress("making the first weights", made, total, "parameters")
         return value
 
     return told
@@ -171,9 +171,7 @@ def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph
     return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
 
 
-def verify_recipe(
-    recipe: Recipe, samples: Samples, note: Callable[[str], None], progress: Progress
-) -> None:
+def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     """A shrink of the model, split at every layer, must equal the eager module.
 
     Raises: SourceError, ModelError.
@@ -183,7 +181,7 @@ def verify_recipe(
     sequences = min(2, run.batch.micro_batch_sequences)
     source, too_large = _compared(recipe, precision)
     if too_large:
-        note(too_large)
+        console.note(too_large)
         return
     program = compile_program(source.build(precision), source.example_batch(sequences))
     source.inspect(run.run.seed)
@@ -191,7 +189,7 @@ def verify_recipe(
     batch = source.checked_batch(_compared_on(samples, sequences))
 
     def told(done: int, total: int) -> None:
-        progress("checking the sub-models", done, total, "runs")
+        console.progress("checking the sub-models", done, total, "runs")
 
     verify_against_eager(model, program, batch, told=told)
 

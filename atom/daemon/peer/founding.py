@@ -112,7 +112,7 @@ class Membership:
         if self.run.model.weights is not None and not added:
             return False
         with source_errors(self.run):
-            initialise(self.replica, self.recipe, self.console.progress)
+            initialise(self.replica, self.recipe, self.console)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
@@ -136,7 +136,7 @@ class Membership:
     def _fill_frozen(self, weights: Path | None) -> None:
         with source_errors(self.run):
             given = given_values(self.recipe.source, weights) if weights else None
-            fill_frozen(self.replica, self.recipe, self.console.progress, given)
+            fill_frozen(self.replica, self.recipe, self.console, given)
         if weights and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
             raise MismatchError(
                 f"{weights} holds other weights than those that the run began from",
@@ -205,7 +205,7 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
         given = given_values(recipe.source, weights)
         refuse_unused(recipe, weights)
     for fill in (fill_frozen, initialise):
-        fill(replica, recipe, box.console.progress, given)
+        fill(replica, recipe, box.console, given)
     run, state, frozen = recipe.run, replica.state_arenas(), replica.frozen
     manifest = Manifest(
         run=run.run.name,
