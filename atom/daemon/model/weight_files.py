@@ -269,7 +269,8 @@ def _matched(outside: Outside, files: WeightFiles) -> _Given:
         if files.shapes[name] != place.shape:
             misshaped.append(f"{name} {list(files.shapes[name])}, not {list(place.shape)}")
     buffers = [name for name in in_folder if name in outside.buffers]
-    extra = [raw for full, raw in in_folder.items() if _is_odd(full, outside)]
+    known = outside.buffers
+    extra = [raw for full, raw in in_folder.items() if not (full in known or outside.ignored(full))]
     missing = [place.name for place in outside.places if not found[place.parameter]]
     for what, names, hint in (
         ("does not hold", missing, "the model has more tensors than the folder"),
@@ -315,10 +316,6 @@ def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
 def _full(name: str, prefix: str, known: set[str]) -> str:
     """The name with the model's prefix, where the folder leaves it out."""
     return f"{prefix}{name}" if name not in known and f"{prefix}{name}" in known else name
-
-
-def _is_odd(name: str, outside: Outside) -> bool:
-    return name not in outside.buffers and not outside.ignored(name)
 
 
 def _some(names: list[str]) -> str:

@@ -396,7 +396,10 @@ class Peer:
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
-            "join_address": format_join_address(self._with_others()),
+            # By what else others may enter: our own entrance may be gone before the run is.
+            "join_address": format_join_address(
+                with_entrances(self._entrance, self._directory.contacts())
+            ),
             "state_directory": str(self._box.state.root),
         }
 
@@ -426,10 +429,6 @@ class Peer:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self._on_change()
         return changed
-
-    def _with_others(self) -> JoinAddress:
-        """By what else others may enter: our own entrance may be gone before the run is."""
-        return with_entrances(self._entrance, self._directory.contacts())
 
     def _line_cost(self, is_new: bool) -> str:
         """See `line_cost`: by the last round that is known."""
