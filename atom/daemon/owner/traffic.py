@@ -71,7 +71,7 @@ class Traffic:
         allowed = f"its {format_bytes(self.per_month)} a month ([network] per_month)"
         if self.per_month <= self.reserve_bytes:
             return f"{allowed} are less than two rounds take, {format_bytes(self.reserve_bytes)}"
-        return f"{allowed} are used up; it goes on on {self.next_month:%d %B %Y}"
+        return f"{allowed} are used up until {self.next_month:%d %B %Y}"
 
     @property
     def next_month(self) -> datetime:

@@ -123,8 +123,8 @@ def test_a_full_disk_keeps_nobody_from_training(box: Box) -> None:
         (None, 10**15, ""),
         (10_240, 0, ""),
         (10_240, 8191, ""),
-        (10_240, 8192, "its 10.0 KiB a month ([network] per_month) are used up; "
-                       "it goes on on 01 December 2026"),
+        (10_240, 8192, "its 10.0 KiB a month ([network] per_month) are used up "
+                       "until 01 December 2026"),
         (2048, 0, "its 2.0 KiB a month ([network] per_month) are less than two rounds take, "
                   "2.0 KiB"),
     ],
@@ -161,8 +161,8 @@ def test_it_is_told_to_whoever_looks(tmp_path: Path) -> None:
     assert line_text(path, FRIDAY) == "1.0 KiB today, 3.0 KiB this month of 4.0 KiB"
     path.write_text(json.dumps(kept | {"round_bytes": 512}))
     assert line_text(path, FRIDAY).endswith("this month of 4.0 KiB: its 4.0 KiB a month "
-                                            "([network] per_month) are used up; "
-                                            "it goes on on 01 December 2026")  # fmt: skip
+                                            "([network] per_month) are used up "
+                                            "until 01 December 2026")  # fmt: skip
 
 
 def test_what_an_allowance_comes_to() -> None:
@@ -193,7 +193,7 @@ def waited(root: Path, walls: list[datetime], writes: list[str]) -> tuple[PeerFi
 def test_the_next_month_ends_the_wait(tmp_path: Path) -> None:
     _, told = waited(tmp_path, [FRIDAY, FRIDAY, datetime(2026, 12, 1)], [])
     (said,) = told
-    assert said.endswith("it goes on on 01 December 2026")
+    assert said.endswith("until 01 December 2026")
 
 
 def test_a_larger_allowance_ends_the_wait(tmp_path: Path) -> None:
