@@ -36,5 +36,4 @@ class Reason(StrEnum):
     NOT_FOUND = "not-found"
     PIECE_MISSING = "piece-missing"
     UNREACHABLE = "unreachable"
-    DAMAGED = "damaged"
     HASH_MISMATCH = "hash-mismatch"

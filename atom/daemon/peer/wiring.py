@@ -44,8 +44,8 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
         given[blob_name(member.run)] = plain_bytes(member.code.content)
     if (text := member.manifest.text) is not None:
         given[text_blob(text.digest)] = member.text or content_of(member.samples)
-    keep, frozen = box.peer.state.snapshots, member.manifest.frozen_digest
-    return RunStorage(journal, results, box.state.snapshots, room, keep, given, frozen)
+    keep = box.peer.state.snapshots
+    return RunStorage(journal, results, box.state.snapshots, room, keep, given)
 
 
 def transport_of(
@@ -57,7 +57,7 @@ def transport_of(
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, listed)
     known = KnownPeers()
-    server = BlobServer(storage.content, known, storage.digest_of)
+    server = BlobServer(storage.content, known)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
     return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)

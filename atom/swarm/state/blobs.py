@@ -20,7 +20,6 @@ from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     BlobManifest,
     bytes_of,
-    chunk_digest,
     describe,
 )
 from atom.swarm.state.piece_store import PieceStore
@@ -58,22 +57,20 @@ class BlobServer:
         self,
         find: Callable[[str], Content | PieceStore | None],
         known: KnownPeers | None = None,
-        digest_of: Callable[[str], bytes] = lambda name: b"",
     ) -> None:
         """`find`: the content of that name; None: there is none. Called from many threads, for each
         chunk anew. A name of more than a chunk must always mean the same content. `known`: peers of
-        the run, asked each time. `digest_of`: what a large content must have; empty: not known."""
+        the run, asked each time."""
         self._find = find
         self._known = known or KnownPeers()
-        self._digest_of = digest_of
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
         self._serving = defaultdict[Purpose, list[str]](list)
         """To whom, once for each channel."""
 
     def manifest(self, name: str) -> BlobManifest:
-        """Hashes the content; a large one's manifest is remembered. Raises:
-        PeerRefused(NOT_FOUND, or DAMAGED if it is not what it must be)."""
+        """Hashes the content; a large one's manifest is remembered. Raises: PeerRefused(NOT_FOUND,
+        PIECE_MISSING)."""
         content = self._content(name)
         if not isinstance(content, Mapping):
             if content.manifest is None:
@@ -85,8 +82,6 @@ class BlobServer:
             return known
         arenas = tuple(describe(each, content[each]) for each in sorted(content))
         manifest = BlobManifest(arenas)
-        if self._digest_of(name) not in (b"", manifest.digest()):
-            raise PeerRefused(Reason.DAMAGED, f"{name} on this disk")
         if manifest.byte_count > CHUNK_BYTES:
             with self._lock:
                 self._manifests[name] = manifest
@@ -95,20 +90,15 @@ class BlobServer:
         return manifest
 
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-        """Part of the arena of that number, in the order of names.
-
-        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING, or DAMAGED if it has changed since its
-        manifest was given).
-        """
+        """Part of the arena of that number, in the order of names. Raises: PeerRefused(NOT_FOUND,
+        PIECE_MISSING)."""
         content = self._content(name)
         if not isinstance(content, Mapping):
             return content.chunk((arena, chunk))
         if arena < len(content):
             whole = bytes_of(content[sorted(content)[arena]])
             if chunk * CHUNK_BYTES < max(len(whole), 1):
-                found = whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
-                self._require_whole(name, arena, chunk, found)
-                return found
+                return whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
     def serve(self, channel: Channel) -> None:
@@ -132,13 +122,6 @@ class BlobServer:
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")
         return content
-
-    def _require_whole(self, name: str, arena: int, chunk: int, found: memoryview) -> None:
-        """A disk may change what lies on it: who asked must not take that for a lie."""
-        with self._lock:
-            manifest = self._manifests.get(name)
-        if manifest and chunk_digest(found) != manifest.arenas[arena].chunk_digest(chunk):
-            raise PeerRefused(Reason.DAMAGED, f"{name} on this disk")
 
     def _admits(self, channel: Channel) -> bool:
         with self._lock:

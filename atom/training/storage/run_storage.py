@@ -278,18 +278,15 @@ class RunStorage:
         room: DiskRoom,
         keep: int,
         given: Mapping[str, Content | PieceStore],
-        frozen_digest: bytes = b"",
     ) -> None:
         """`folder`: of the snapshots. `keep`: how many of them, at least one. `given`: the run's
-        own code and its text, by the names that others ask for them. `frozen_digest`: of what no
-        step changes."""
+        own code and its text, by the names that others ask for them."""
         self.journal = journal
         self.results = results
         self.room = room
         self._folder = folder
         self._keep = keep
         self._given = given
-        self._frozen_digest = frozen_digest
 
     def begin(self) -> None:
         """Removes what a crash left half-written, and snapshots beyond as many as are kept."""
@@ -318,14 +315,6 @@ class RunStorage:
             return self._state(bytes.fromhex(key))
         result = self.results.unchecked(bytes.fromhex(key))
         return None if result is None else result.arenas
-
-    def digest_of(self, name: str) -> bytes:
-        """What such a content must have, however the disk is; empty: who asks for it knows."""
-        if name == FROZEN:
-            return self._frozen_digest
-        head = name.removeprefix("state/")
-        found = (each.state_digest for each in self.snapshots() if each.head.hex() == head)
-        return next(found, b"")
 
     def _listed(self) -> bytes:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
