@@ -93,7 +93,7 @@ class JsonTokenizer:
         except OSError as error:
             raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
         self._tokenizer = _parse_tokenizer(content, path)
-        meant_for_batches = _of_whole_texts(self._tokenizer)
+        _make_whole(self._tokenizer)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
@@ -103,8 +103,7 @@ class JsonTokenizer:
             what = f"tokenizer {path} has the number {self.vocabulary_size - 1:,} for a token"
             raise DataError(what, _HINT)
         self._path = path
-        rules = f"{_PIECE_CHARACTERS}:" + ("whole:" if meant_for_batches else "")
-        self.digest = hashlib.sha256(rules.encode() + content).hexdigest()
+        self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
         self.content = content
         self._separators = [text for text in _SEPARATORS if text in vocabulary][:1]
         self.separator: Sequence[int] = tuple(vocabulary[text] for text in self._separators)
@@ -184,17 +183,13 @@ def _library_errors(what: str, hint: str) -> Iterator[None]:
         raise DataError(f"{what}: {error}", hint) from error
 
 
-def _of_whole_texts(tokenizer: Any) -> bool:
+def _make_whole(tokenizer: Any) -> None:
     """Takes off what the library keeps in the file for batches of somebody's training: it would
-    leave out text beyond a length, fill short pieces up, or give other tokens every time. Whether
-    there was any: then the file's tokens are others than they once were."""
-    drops_out = getattr(tokenizer.model, "dropout", None) is not None
-    found = drops_out or tokenizer.truncation is not None or tokenizer.padding is not None
+    leave out text beyond a length, fill short pieces up, or give other tokens every time."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if drops_out:
+    if getattr(tokenizer.model, "dropout", None) is not None:
         tokenizer.model.dropout = None
-    return found
 
 
 def _characters(blocks: Iterable[bytes]) -> Iterator[str]:
