@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,6 @@ DOWN, UP = "lora_A", "lora_B"
 _SHOWN = 8
 
 
-class TrainedPart(Protocol):
-    """Which part of a model is trained."""
-
-    def choose(self, model: nn.Module) -> None:
-        """Makes everything else frozen, and adds what is missing. Raises: SourceError."""
-
-    def shrunk(self) -> "TrainedPart":
-        """The same of a model of few layers."""
-
-
 @dataclass(frozen=True)
 class LastLayers:
     """The last `count` layers, and all parameters behind them."""
@@ -44,6 +34,7 @@ class LastLayers:
     count: int
 
     def choose(self, model: nn.Module) -> None:
+        """Makes everything else frozen. Raises: SourceError."""
         lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
         layers = max(lists, key=len, default=nn.ModuleList())
         if self.count > len(layers):
@@ -60,6 +51,7 @@ class LastLayers:
             parameter.requires_grad_(behind)
 
     def shrunk(self) -> "LastLayers":
+        """The same of a model of few layers."""
         return LastLayers(1)
 
 
@@ -74,13 +66,14 @@ class Adapters:
     """Names of layers, or their ends, with wildcards: "q_proj", "layers.1?.mlp.*"; none: all."""
 
     def choose(self, model: nn.Module) -> None:
+        """Makes everything else frozen, and adds them. Raises: SourceError."""
         model.requires_grad_(False)
         chosen = self._chosen(dict(_linear_layers(model)))
         for layer in chosen.values():
             _add_adapter(layer, self)
 
     def shrunk(self) -> "Adapters":
-        """Whatever layer they name: that may not be there."""
+        """Of a model of few layers: whatever layer they name, that may not be there."""
         return replace(self, targets=tuple(each.rpartition(".")[2] for each in self.targets))
 
     def _chosen(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -116,6 +109,10 @@ class Adapters:
             "bias": "none",
             "inference_mode": True,
         }
+
+
+TrainedPart = LastLayers | Adapters
+"""Which part of a model is trained."""
 
 
 class PartlyTrained(ModelSource):

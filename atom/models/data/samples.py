@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,16 +49,8 @@ def all_there(pieces: Collection[Piece]) -> None:
     """The text is on this machine as a whole."""
 
 
-class Rows(Protocol):
-    """Samples by number, from 0."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """These, in this order. Raises: SourceError."""
-
-    def pieces(self, rows: Sequence[int]) -> set[Piece]:
-        """What these lie in; empty: they are no text."""
+Rows: TypeAlias = "Windows | OwnRows"
+"""Samples by number, from 0: of a text, or of anybody's dataset."""
 
 
 @dataclass(frozen=True)
