@@ -1,11 +1,13 @@
 """Swarms to look at, made by hand."""
 
 import asyncio
+from dataclasses import dataclass
 
-from atom.cli.look.onlooker import Onlooker, Sight
+from atom.cli.look.onlooker import Onlooker
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Manifest, encode_manifest
+from atom.swarm.records.view import SwarmView
 from tests.cli.good_run import good_run
 from tests.swarm.directory_memory import MemoryDht
 from tests.swarm.swarm_samples import a_lease, a_manifest
@@ -49,12 +51,19 @@ class Village:
         return Onlooker(directory, manifest)
 
 
+@dataclass(frozen=True)
+class Sight:
+    view: SwarmView
+    rounds: int | None
+
+
 def sight(peers: int = 2, **wishes: object) -> Sight:
     """What an onlooker sees of a village whose leases have these fields."""
 
     async def look() -> Sight:
         village = Village(peers)
         await village.publish(**wishes)
-        return await (await village.onlooker()).look()
+        onlooker = await village.onlooker()
+        return Sight(await onlooker.view(), onlooker.rounds)
 
     return asyncio.run(look())

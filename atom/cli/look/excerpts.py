@@ -57,8 +57,8 @@ def show_excerpts(address: str) -> None:
 
 async def _looked(address: str) -> tuple[Manifest, dict[str, Lease]]:
     async with onlooking(address) as onlooker:
-        sight = await onlooker.first_look()
-        return onlooker.manifest, sight.leases
+        await onlooker.first_view()
+        return onlooker.manifest, onlooker.leases
 
 
 def some_pieces(text: SharedText) -> list[Piece]:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -37,16 +37,6 @@ TRIES = 4
 RETRY_S = 0.7
 
 
-@dataclass(frozen=True)
-class Sight:
-    """A swarm at one moment, as its peers claim it."""
-
-    view: SwarmView
-    rounds: int | None
-    """The run's last round; None: endless, or its run file is of a newer version."""
-    leases: dict[str, Lease]
-
-
 class Onlooker:
     """One run's leases, and its ledger: the rounds that its peers prove. For one event loop."""
 
@@ -61,49 +51,47 @@ class Onlooker:
         in the usual place, else as a stranger. `state`: of this machine's peer, if not there."""
         self._directory = directory
         self.manifest = manifest
-        self._rounds, self._global_batch, self._data = _agreed_on(manifest)
+        self.rounds, self._global_batch, self._data = _agreed_on(manifest)
         self._has_list = seen_from_outside(manifest) is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
         self._own = StateDirectory(state or default_state_directory(manifest.run))
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
-        self._leases: dict[str, Lease] = {}
+        self.leases: dict[str, Lease] = {}
+        """Of the last view."""
         self._progress = ""
 
-    async def look(self) -> Sight:
-        """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
-        self._leases = await self._directory.read_leases()
-        now, leases = time.time(), self._leases.values()
+    async def view(self) -> SwarmView:
+        """The swarm now, as its peers claim it, whose `leases` are kept. Raises:
+        DirectoryUnavailable while the DHT cannot be asked."""
+        self.leases = await self._directory.read_leases()
+        now, leases = time.time(), self.leases.values()
         view = view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
         own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
-        return Sight(replace(view, own_line=own_line), self._rounds, self._leases)
+        return replace(view, own_line=own_line)
 
-    async def view(self) -> SwarmView:
-        """As `look`."""
-        return (await self.look()).view
-
-    async def first_look(self) -> Sight:
-        """As `look`, but patient with a DHT that was entered a moment ago.
+    async def first_view(self) -> SwarmView:
+        """As `view`, but patient with a DHT that was entered a moment ago.
 
         Raises: AddressError if the DHT answered no question.
         """
         problem: DirectoryUnavailable | None = None
-        sight: Sight | None = None
+        view: SwarmView | None = None
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
             try:
-                sight = await self.look()
+                view = await self.view()
             except DirectoryUnavailable as unavailable:
                 problem = unavailable
                 continue
-            if sight.view.peers:
+            if view.peers:
                 break
-        if sight is None:
+        if view is None:
             assert problem is not None
             raise no_answer(problem)
-        return sight
+        return view
 
     # ---- the chain (with `view`: an `atom.extras.dashboard.feed.Swarm`)
 
@@ -131,9 +119,9 @@ class Onlooker:
         """Brings the ledger up to date, if the peers of the last look allow it. May take seconds,
         or minutes for a long chain: `tell` hears how far it is."""
         self._reader.on_progress = tell or self._note_progress
-        self._fetcher.know(self._leases)
+        self._fetcher.know(self.leases)
         try:
-            await asyncio.to_thread(self._reader.read, list(self._leases.values()))
+            await asyncio.to_thread(self._reader.read, list(self.leases.values()))
         finally:
             self._progress = ""
 
@@ -172,7 +160,7 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
 async def what_is_trained(address: str) -> tuple[Manifest, int]:
     """In the run that `address` names, and by how many peers. Raises: AddressError."""
     async with onlooking(address) as onlooker:
-        view = (await onlooker.first_look()).view
+        view = await onlooker.first_view()
         return onlooker.manifest, sum(peer.state != "left" for peer in view.peers)
 
 
@@ -192,7 +180,7 @@ async def certified(onlooker: Onlooker) -> Ledger:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
-            sight = await onlooker.first_look()
+            await onlooker.first_view()
             await onlooker.read(tell)
             if onlooker.shut_out or not onlooker.problem:
                 break
@@ -204,7 +192,7 @@ async def certified(onlooker: Onlooker) -> Ledger:
         raise TrustError(unread, ask)
     if onlooker.problem:
         raise AddressError(unread, "try again in a moment; `atom status` shows who is alive")
-    if not onlooker.ledger.head.round and not sight.leases:
+    if not onlooker.ledger.head.round and not onlooker.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
     return onlooker.ledger
 

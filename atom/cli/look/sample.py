@@ -142,10 +142,9 @@ async def _manifest(asked: SampleRequest) -> Manifest:
 async def _looked(asked: SampleRequest) -> tuple[Ledger, dict[str, Lease]]:
     async with onlooking(asked.where, asked.state) as onlooker:
         ledger = await certified(onlooker)
-        sight = await onlooker.first_look()
-        if not sight.view.peers:
+        if not (await onlooker.first_view()).peers:
             raise AddressError("no peer of the run is alive to give its state", "try again later")
-        return ledger, sight.leases
+        return ledger, onlooker.leases
 
 
 def _model_of(manifest: Manifest) -> tuple[RunFile, ModelSource]:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.look.onlooker import Sight, onlooking, run_meant
+from atom.cli.look.onlooker import onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
@@ -46,26 +46,26 @@ _STATE_STYLES = {
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
     """Prints the swarm. Raises: AddressError, ControlError."""
     meant, place = run_meant(address, state)
-    sight = run_to_the_end(_look(meant, place if address is None else None))
+    view, rounds = run_to_the_end(_look(meant, place if address is None else None))
     if as_json:
-        typer.echo(json.dumps(sight.view.to_json(), indent=2))
+        typer.echo(json.dumps(view.to_json(), indent=2))
         return
     console = stdout_console()
     width = console.width if console.is_terminal else None
-    print_plainly(swarm(sight.view, sight.rounds, width), whole=True)
-    console.print(f"owner {sight.view.owner}", style="dim", soft_wrap=True)
-    if sight.view.data_amount is not None:
-        data = Amount(*sight.view.data_amount)
+    print_plainly(swarm(view, rounds, width), whole=True)
+    console.print(f"owner {view.owner}", style="dim", soft_wrap=True)
+    if view.data_amount is not None:
+        data = Amount(*view.data_amount)
         console.print(f"data  {data}", style="dim", soft_wrap=not console.is_terminal)
-    if by_text := validation_by_text(sight.view.validation):
+    if by_text := validation_by_text(view.validation):
         console.print(f"validation  {by_text}", style="dim", soft_wrap=not console.is_terminal)
-    if not sight.view.peers:
+    if not view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 
 
-async def _look(address: str, state: Path | None) -> Sight:
+async def _look(address: str, state: Path | None) -> tuple[SwarmView, int | None]:
     async with onlooking(address, state) as onlooker:
-        return await onlooker.first_look()
+        return await onlooker.first_view(), onlooker.rounds
 
 
 def swarm(

@@ -51,8 +51,7 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
     show = _watch_live if draws(console) else _watch_plain
     try:
         async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
-            first = await onlooker.first_look()
-            feed = SwarmFeed(onlooker, first.view, first.rounds)
+            feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
             group.create_task(feed.follow())
             await show(feed, console)
     except ExceptionGroup as several:
@@ -158,8 +157,8 @@ def _host(text: str | None) -> str:
 
 async def _serve(address: str, state: Path | None, where: ListenAddress) -> None:
     async with onlooking(address, state) as onlooker:
-        first = await onlooker.first_look()
-        await serve(SwarmFeed(onlooker, first.view, first.rounds), where, _say)
+        feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
+        await serve(feed, where, _say)
 
 
 def _say(url: str) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,8 +91,8 @@ class Asked:
     def shut_out(self) -> bool:
         return "listed" in self.problem
 
-    async def first_look(self) -> Any:
-        return SimpleNamespace(leases={"p": None})
+    async def first_view(self) -> None:
+        self.leases = {"p": None}
 
     async def read(self, tell: object) -> None:
         self.problem = self._answers.pop(0)

@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from atom.base.errors import AddressError
-from atom.cli.look.onlooker import Sight, onlooking
+from atom.cli.look.onlooker import onlooking
 from atom.cli.look.status import show_status, swarm
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState, RoundUse, Validation
-from tests.cli.swarm_sights import DIGEST, Village, sight
+from atom.swarm.records.view import SwarmView
+from tests.cli.swarm_sights import DIGEST, Sight, Village, sight
 from tests.swarm.directory_memory import MemoryDht
 
 
@@ -99,8 +100,8 @@ def test_on_a_terminal_only_what_is_copied_goes_beyond_its_edge(
     seen, amount = sight(), (9_599_052, 149_985, 1_066_561)
     seen = replace(seen, view=replace(seen.view, owner="o" * 60, data_amount=amount))
 
-    async def look(address: str, state: Path | None) -> Sight:
-        return seen
+    async def look(address: str, state: Path | None) -> tuple[SwarmView, int | None]:
+        return seen.view, seen.rounds
 
     monkeypatch.setattr("atom.cli.look.status._look", look)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -139,7 +140,7 @@ def test_a_silent_dht_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> No
         await village.publish()
         onlooker = await village.onlooker()
         village.dht.is_reachable = False
-        await onlooker.first_look()
+        await onlooker.first_view()
 
     with pytest.raises(AddressError, match="the DHT cannot be asked"):
         asyncio.run(look())

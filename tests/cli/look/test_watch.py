@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console
 
 from atom.base.reasons import Reason
-from atom.cli.look.onlooker import Sight
 from atom.cli.look.watch import _watch_plain, curve, footer, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import EndedAttempt, PeerState, SampleText
-from tests.cli.swarm_sights import sight
+from tests.cli.swarm_sights import Sight, sight
 
 FALLING = tuple((number, 5.0 / number) for number in range(1, 30))
 START = Head(b"h" * 32, 0, 0, 0, (), ())
@@ -134,13 +133,12 @@ def test_a_reader_that_goes_ends_the_lines_quietly() -> None:
     """As `atom watch | head`; else what a group of tasks raises is a fault of ours."""
     program = """
 import asyncio, contextlib, sys
-from types import SimpleNamespace
 from atom.cli.look import watch
 from atom.cli.shell.failures import run_guarded
 
 class Onlooker:
-    async def first_look(self):
-        return SimpleNamespace(view=None, rounds=None)
+    rounds = None
+    async def first_view(self): ...
     async def view(self): ...
 
 @contextlib.asynccontextmanager
