@@ -33,27 +33,20 @@ _CHARACTER = 11.5
 _GAP = 10
 
 
-def nice_ticks(low: float, high: float, most_steps: int) -> list[float]:
-    """Round numbers that enclose [low, high], at least two, at equal distances."""
-    span = max(high - low, abs(high) * 1e-3, 1e-6)
-    step = _nice_step(span / most_steps)
-    start, stop = math.floor(low / step), math.ceil(high / step)
-    return [step * index for index in range(start, max(stop, start + 1) + 1)]
-
-
 def loss_chart(points: Sequence[Point]) -> str:
     """An `<svg>` of loss over rounds. `points` has at least two rounds."""
     drawn = thinned(points, _MOST_POINTS)
-    ticks = nice_ticks(min(y for _, y in drawn), max(y for _, y in drawn), _GRID_LINES)
+    low, high = min(y for _, y in drawn), max(y for _, y in drawn)
+    high = max(high, low + abs(low) * 1e-3, low + 1e-6)
+    ticks = [low + (high - low) * line / _GRID_LINES for line in range(_GRID_LINES + 1)]
     first, last = drawn[0][0], drawn[-1][0]
-    labels = _numbers(ticks)
+    labels = [f"{tick:.5g}" for tick in ticks]
     left = _GAP + _CHARACTER * (max(map(len, labels)) + 0.5)
 
     def x(place: float) -> float:
         return left + (_WIDTH - left - _RIGHT) * (place - first) / max(1, last - first)
 
     def y(value: float) -> float:
-        low, high = ticks[0], ticks[-1]
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
 
     line = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in drawn)
@@ -70,22 +63,6 @@ def loss_chart(points: Sequence[Point]) -> str:
         "</svg>",
     ]
     return "".join(parts)
-
-
-def _nice_step(at_least: float) -> float:
-    magnitude: float = 10.0 ** math.floor(math.log10(at_least))
-    return next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= at_least * 0.999)
-
-
-def _numbers(ticks: Sequence[float]) -> list[str]:
-    """With as many decimals as tell them apart; thousands and millions as k and M."""
-    step = ticks[1] - ticks[0]
-    scale, unit = next(
-        (each for each in ((1e6, "M"), (1e3, "k")) if ticks[-1] >= 10 * each[0]), (1.0, "")
-    )
-    steps = (step / scale * 10**decimals for decimals in range(6))
-    decimals = next((d for d, each in enumerate(steps) if abs(each - round(each)) < 1e-6), 6)
-    return [f"{tick / scale:,.{decimals}f}{unit if tick else ''}" for tick in ticks]
 
 
 def _grid_line(left: float, y: float, label: str) -> str:
