@@ -1,6 +1,7 @@
 """A run's text as peers give it to each other: its tokenizer.json and its tokens, one blob, whose
 digest the run's manifest names. A joiner needs neither the text nor the tokenizer."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
         return f"the run's text is in {folder} already"
     line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
     most = "" if keep is None else f", at most {format_bytes(keep)} of it"
-    takes = f"{format_seconds(round(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
+    takes = f"{format_seconds(math.ceil(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
     return (
         f"the run's text comes through the swarm: {format_bytes(total)}, of which "
         f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}{most}. "
