@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from atom.models.data.conversations import answers_only, target_share
+from atom.models.data.conversations import AnswersOnly, target_share
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
@@ -39,7 +39,7 @@ def samples(
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "table")
     stored = StoredDataset(str(tmp_path / "table"), tokenizer=str(tokenizer), answers=answers)
     coder = load_tokenizer(tokenizer)
-    writer = answers_only(coder) if answers else coder
+    writer = AnswersOnly(coder) if answers else coder
     file = cached_tokens(stored.corpus(), writer, tmp_path / "cache")
     share = target_share(file) if answers else None
     return token_samples([Text(file, target_share=share)], coder, Cut(0.0, S, 1 << 22), seed=0)
@@ -64,7 +64,7 @@ def test_tokens_and_targets_are_those_of_transformers(tmp_path: Path) -> None:
         wanted.append(~tokenizer.eos_token_id)
     assert found == wanted
     written = tokenizer.decode([max(token, ~token) for token in found])
-    coder = answers_only(load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json"))
+    coder = AnswersOnly(load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json"))
     assert coder.decode(found) == written
 
 

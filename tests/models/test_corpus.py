@@ -101,7 +101,7 @@ def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
 def test_what_lies_behind_the_limit_is_not_asked_for() -> None:
     def endless() -> Iterator[Document]:
         for text in ("ab", "", "c"):
-            yield row_document("a row", text)
+            yield row_document("a row", text.encode())
         raise DataError("more was asked for")
 
     assert contents(Corpus(endless, 3)) == [b"ab", b"c"]

@@ -1,5 +1,6 @@
 """`atom demo`: starts peers, kills one, brings another, and judges what they wrote down."""
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from rich.text import Text
 from atom.cli.demo.peer import DemoPeer, Event, PeerFailed, Stage
 from atom.cli.demo.verdict import Check, PeerResult, judge, rounds_of, sequences_of, sum_up
 from atom.cli.shell.failures import ExitCode, say_error
-from atom.cli.shell.signals import raise_on_signals, undisturbed
+from atom.cli.shell.signals import raise_on_signals
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
 from atom.config.load import load_run_file
+from atom.daemon.console import ending_signals
 from atom.swarm.identity import short_id
 
 LIMIT_S, PER_ROUND_S = 240.0, 6.0
@@ -37,7 +39,7 @@ def run_demo(directory: Path, rounds: int | None) -> ExitCode:
             try:
                 demo.play()
             finally:
-                with undisturbed():
+                with ending_signals(signal.SIG_IGN):  # half done it would leave daemons behind
                     demo.clear_up()
     except PeerFailed as failure:
         say_error(failure.message, failure.hint)

@@ -10,14 +10,14 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from atom.base.errors import StorageError
 from atom.base.files import why_not_written
 from atom.cli.shell.failures import Terminated
-from atom.daemon.console import ending_signals, hang_up
+from atom.daemon.console import hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -63,14 +63,6 @@ def raise_on_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Meanwhile Ctrl-C, SIGTERM and SIGHUP do nothing: for the short end of what one has ended
-    already, that half done would leave more behind than a moment's wait. In the main thread."""
-    with ending_signals(signal.SIG_IGN):
-        yield
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:

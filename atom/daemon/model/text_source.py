@@ -8,7 +8,7 @@ from atom.base.files import why_not_written
 from atom.config.model_and_data import ANSWERS, Data, TextSource
 from atom.config.run_file import RunFile
 from atom.config.sources import TextPlace, TextSources
-from atom.models.data.conversations import answers_only, target_share
+from atom.models.data.conversations import AnswersOnly, target_share
 from atom.models.data.corpus import Amount, Corpus, Progress
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.samples import Cut, Samples, Text, token_samples
@@ -63,7 +63,7 @@ def open_text(
         for name, text in run.data.texts.items():
             corpus, writer = _corpus(text, sources, name), coder
             if text.train_on == ANSWERS:
-                writer = answers_only(coder)
+                writer = AnswersOnly(coder)
             file = cached_tokens(corpus, writer, cache, progress)
             if text.train_on == ANSWERS:
                 shares[name] = text.answer_share or target_share(file)

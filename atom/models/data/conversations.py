@@ -100,13 +100,16 @@ class ChatTemplate:
 
 
 class AnswersOnly:
-    """A `Tokenizer` of such documents: what is no answer is complemented."""
+    """A `Tokenizer` of documents with marks: what is no answer is complemented."""
 
     complements = True
     separator: Sequence[int] = ()
     """Each document has its end."""
 
-    def __init__(self, inner: JsonTokenizer) -> None:
+    def __init__(self, inner: Tokenizer) -> None:
+        """Raises: DataError for "bytes"."""
+        if not isinstance(inner, JsonTokenizer):
+            raise DataError(*_NEEDS_ITS_OWN)
         self._inner = inner
         self.vocabulary_size, self.digest = inner.vocabulary_size, inner.digest
         self.content = inner.content
@@ -142,13 +145,6 @@ class _Marked:
             while spans and spans[0][1] <= start:
                 del spans[0]
             yield bool(spans) and spans[0][0] < max(end, start + 1)
-
-
-def answers_only(tokenizer: Tokenizer) -> Tokenizer:
-    """Of documents with marks. Raises: DataError for "bytes"."""
-    if not isinstance(tokenizer, JsonTokenizer):
-        raise DataError(*_NEEDS_ITS_OWN)
-    return AnswersOnly(tokenizer)
 
 
 def target_share(file: TokenFile) -> float:

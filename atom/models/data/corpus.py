@@ -75,13 +75,8 @@ class Document:
                 yield block
 
 
-def row_document(where: str, text: str) -> Document:
+def row_document(where: str, content: bytes) -> Document:
     """The text of a row, which is in memory."""
-    return content_document(where, text.encode())
-
-
-def content_document(where: str, content: bytes) -> Document:
-    """The same of what is encoded."""
     return Document(where, len(content), partial(io.BytesIO, content))
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from atom.models.data.conversations import COLUMNS, ChatTemplate
-from atom.models.data.corpus import Corpus, Document, content_document, row_document
+from atom.models.data.corpus import Corpus, Document, row_document
 from atom.models.data.files import size_of_files
 from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
@@ -67,13 +67,13 @@ def _documents(stored: StoredDataset) -> Iterator[Document]:
             continue
         if stored.text_field not in row or stored.answers:
             template = template or ChatTemplate(stored.tokenizer)
-            yield content_document(where, template.document(row, where, stored.answers))
+            yield row_document(where, template.document(row, where, stored.answers))
             continue
         text = row[stored.text_field]
         if not isinstance(text, str):
             what = f'"{stored.text_field}" holds {type(text).__name__}, not a text'
             raise DataError(f"{where}: {what}", _NAME_THE_TEXT)
-        yield row_document(where, text)
+        yield row_document(where, text.encode())
 
 
 def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from atom.cli.shell.signals import undisturbed
+from atom.daemon.console import ending_signals
 
 INTERRUPTED_WHILE_A_BAR_IS_DRAWN = """
 import os, signal
@@ -40,7 +40,7 @@ def test_an_end_that_is_under_way_is_not_disturbed() -> None:
         signal.signal(number, lambda number, frame: told.append(number)) for number in numbers
     ]
     try:
-        with undisturbed():
+        with ending_signals(signal.SIG_IGN):
             for number in numbers:
                 signal.raise_signal(number)
         assert told == []
