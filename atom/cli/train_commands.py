@@ -9,7 +9,6 @@ import typer
 from atom.cli.shell.options import (
     AddressArgument,
     AssumeOption,
-    GpuMemoryOption,
     InitialPeersOption,
     JsonOption,
     ListenOption,
@@ -143,7 +142,6 @@ def bootstrap(
 def plan(
     run: Annotated[str, typer.Argument(metavar="RUN", help="RUN.toml, or the ADDRESS of a swarm.")],
     peer: PeerOption = None,
-    gpu_memory: GpuMemoryOption = None,
     assume: AssumeOption = None,
     network: NetworkOption = None,
     peers: PeersOption = None,
@@ -168,12 +166,11 @@ def plan(
     atom plan peers/demo.toml --source submodels.py
     """
     end_at_once_on_signals("interrupted")
-    from atom.cli.train.plan import parse_gpu_memory, parse_network, show_plan
+    from atom.cli.train.plan import parse_network, show_plan
     from atom.daemon.fitting.planning import DEFAULT_PEERS, PlanRequest
 
-    memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
-    sharing = peers or DEFAULT_PEERS
-    request = PlanRequest(Path(run), peer, memory, assume, bits_per_s, sharing, measure_again)
+    bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
+    request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import what_is_trained
         from atom.daemon.model.model_source import agreed_run

@@ -51,7 +51,6 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "listen": ((NO_ADDRESS, ("here", "0.0.0.0:99999", "no.name:0")),),
     "initial_peers": ((NO_ADDRESS, NO_NODE),),
     "trust": ((USAGE, ("bob",)),),
-    "gpu_memory": ((USAGE, ("8", "0 B", f"{'9' * 400} GiB")),),
     "assume": ((ExitCode.DEVICE, ("abacus", *NO_DEVICE)),),
     "network": ((USAGE, ("fast", "0 bit/s")),),
     "peers": ((USAGE, ("few", "0", "1e9", "999999")),),

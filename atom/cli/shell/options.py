@@ -66,10 +66,6 @@ LookedAtArgument = Annotated[
         help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
     ),
 ]
-GpuMemoryOption = Annotated[
-    str | None,
-    typer.Option("--gpu-memory", metavar="SIZE", help='Device memory to use, such as "8 GiB".'),
-]
 AssumeOption = Annotated[
     str | None,
     typer.Option(

@@ -2,20 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
 from atom.base.errors import DeviceError, StorageError
-from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
+from atom.base.units import format_bytes, parse_bits_per_s
 from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.cli.train.plan_text import plan_text
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
-
-T = TypeVar("T", int, float)
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -109,23 +106,14 @@ def _round_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def parse_gpu_memory(text: str | None) -> int | None:
-    """Raises: typer.BadParameter."""
-    return _above_zero("--gpu-memory", "no memory at all", parse_bytes, text)
-
-
 def parse_network(text: str | None) -> float | None:
     """Raises: typer.BadParameter."""
-    return _above_zero("--network", "no bandwidth at all", parse_bits_per_s, text)
-
-
-def _above_zero(option: str, nothing: str, parse: Callable[[str], T], text: str | None) -> T | None:
     if text is None:
         return None
     try:
-        quantity = parse(text)
+        bits_per_s = parse_bits_per_s(text)
     except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint=option) from problem
-    if quantity <= 0:
-        raise typer.BadParameter(nothing, param_hint=option)
-    return quantity
+        raise typer.BadParameter(str(problem), param_hint="--network") from problem
+    if bits_per_s <= 0:
+        raise typer.BadParameter("no bandwidth at all", param_hint="--network")
+    return bits_per_s

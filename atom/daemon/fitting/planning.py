@@ -70,8 +70,6 @@ class PlanRequest:
     run: Path | RunFile
     """A founder's run file, or what a swarm's manifest says."""
     peer_file: Path | None = None
-    device_bytes: int | None = None
-    """Overrides the peer file's device memory."""
     assume: str | None = None
     """A device of the table instead of the one here."""
     network_bits_per_s: float | None = None
@@ -259,7 +257,7 @@ def _device(
     request: PlanRequest, peer: PeerFile, graph: Graph, left_bytes: int, note: Callable[[str], None]
 ) -> tuple[str, int, Profile]:
     """What computes, how much of its memory may be used, and its seconds."""
-    cap = request.device_bytes or peer.device.memory_bytes
+    cap = peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
         has = assumed.memory_bytes

@@ -23,11 +23,19 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def with_memory(folder: Path, size: str) -> tuple[str, str]:
+    """Of the device."""
+    (folder / "box.toml").write_text(f'[device]\nmemory = "{size}"\n')
+    return "--peer", str(folder / "box.toml")
+
+
 def test_the_text_tells_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
+    lines = lines_of(
+        capsys, *with_memory(tmp_path, "20 MB"), "--network", "400 Mbit/s", "--peers", "3"
+    )
     text = "\n".join(lines)
     for words in ("834,304 parameters", "does it fit", "19.1 MiB", "GeForce RTX 3060",
                   "400 Mbit/s each way", "with 3 peers like this", "tokens/s of 3 peers like this",
@@ -99,7 +107,7 @@ def test_the_source_is_the_same_each_time_and_has_the_planned_classes(
     """At the same rates: how fast this box steps is measured, and moves the schedule."""
     monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
     file = tmp_path / "submodels.py"
-    arguments = ("--json", "--gpu-memory", "20 MB", "--source", str(file))
+    arguments = ("--json", *with_memory(tmp_path, "20 MB"), "--source", str(file))
     plan = json.loads("\n".join(lines_of(capsys, *arguments)))["plan"]
     written = file.read_text()
     compile(written, "submodels.py", "exec")
@@ -115,13 +123,16 @@ def test_a_model_that_does_not_fit_leaves_no_source_and_what_would_do_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "old.py").write_text("mine")
-    arguments = ("--gpu-memory", "1 MB", "--source", str(tmp_path / "old.py"))
+    arguments = (*with_memory(tmp_path, "1 MB"), "--source", str(tmp_path / "old.py"))
     assert main(["plan", DEMO, *ASSUME, *arguments]) == ExitCode.DEVICE
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.read_text() for path in tmp_path.glob("*.py")] == ["mine"]
     error = " ".join(capsys.readouterr().err.split())
     enough = re.search(r"and ([\d.]+ \w+) \(\d+ bytes\) would do", error)
     assert enough is not None
-    lines_of(capsys, "--gpu-memory", enough[1])
+    lines_of(capsys, *with_memory(tmp_path, enough[1]))
+    arguments = ["plan", DEMO, *ASSUME, *with_memory(tmp_path, "16 GiB")]
+    assert main(arguments) == ExitCode.DEVICE
+    assert "has 12.0 GiB" in capsys.readouterr().err
 
 
 def test_a_swarm_that_is_slower_than_one_box_says_so(
@@ -139,7 +150,6 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
     [
         (["/ip4/1.2.3.4/tcp/1/p2p/me"], ExitCode.ADDRESS, "is not a join address"),
         ([DEMO, "--assume", "rtx5090"], ExitCode.DEVICE, "known are rtx4090-24g"),
-        ([DEMO, *ASSUME, "--gpu-memory", "16 GiB"], ExitCode.DEVICE, "has 12.0 GiB"),
         (
             [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
             ExitCode.DEVICE,
