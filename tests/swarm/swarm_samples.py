@@ -6,7 +6,7 @@ from typing import Any
 from atom.swarm import schema
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.manifest import Manifest, PackageVersion, SignedRecord
+from atom.swarm.records.manifest import DataAmount, Manifest, PackageVersion, SignedRecord
 
 INCARNATION = bytes(range(16))
 HEAD = bytes(32)
@@ -60,6 +60,7 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
         data_digest="",
         initial_state_digest=b"s" * 32,
         founder_incarnation=INCARNATION,
+        data_amount=DataAmount(1880, 234, 0),
     )
     return replace(manifest, **changes)
 

@@ -17,7 +17,7 @@ from atom.cli.shell.signals import run_to_the_end
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import agreed_run
 from atom.daemon.model.shared_text import TOKENIZER, open_store, shapes_of, tokenizer_pieces
-from atom.daemon.model.text_source import run_amount
+from atom.models.data.corpus import Amount
 from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.source import DataError
 from atom.swarm.records.lease import Lease
@@ -35,7 +35,7 @@ def show_excerpts(address: str) -> None:
     """Prints them. Raises: AddressError, StorageError."""
     manifest, leases = run_to_the_end(_looked(address))
     run, text = agreed_run(manifest), manifest.text
-    typer.echo(f"{manifest.run}: {run_amount(manifest) or 'how much there is, is not said'}")
+    typer.echo(f"{manifest.run}: {Amount(*manifest.data_amount)}")
     if text is None:
         typer.echo("each peer has a copy of its own: it does not travel through the swarm")
         return

@@ -137,7 +137,7 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
     assert manifest.text is not None
     shapes, keep = shapes_of(manifest.text), peer.data.keep_bytes
     total = sum(shape.byte_count for shape in shapes)
-    held_back = 0 if manifest.data_amount is None else manifest.data_amount.held_back
+    held_back = manifest.data_amount.held_back
     least = LEAST_KEPT_BYTES + held_back * max(DTYPES[shape.dtype].itemsize for shape in shapes)
     if keep is not None and keep < min(least, total):
         raise ConfigError(

@@ -148,22 +148,12 @@ def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:
     """
     if not manifest.data_digest or samples.digest == manifest.data_digest:
         return
+    wanted = Amount(*manifest.data_amount)
     raise MismatchError(
         f"the training data here differ from the run's: here are {samples.amount}"
-        + _what_there_is(samples, run_amount(manifest)),
+        + (", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"),
         "; ".join(dict.fromkeys(map(_what_is_wanted, data.texts.values()))),
     )
-
-
-def run_amount(manifest: Manifest) -> Amount | None:
-    """How much the run trains on; None: its founder's version did not say."""
-    return None if manifest.data_amount is None else Amount(*manifest.data_amount)
-
-
-def _what_there_is(samples: Samples, wanted: Amount | None) -> str:
-    if wanted is None:
-        return ""
-    return ", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"
 
 
 def _what_is_wanted(text: TextSource) -> str:

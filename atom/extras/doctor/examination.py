@@ -20,11 +20,12 @@ from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.recipe import trace_run
 from atom.daemon.model.shared_text import comes_through_the_swarm, what_comes
-from atom.daemon.model.text_source import check_copies, run_amount
+from atom.daemon.model.text_source import check_copies
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
+from atom.models.data.corpus import Amount
 from atom.models.installing import install_version
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
@@ -132,7 +133,7 @@ def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
 def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Finding:
     """Whether what `atom join` will read is here, or has room here, as far as that is quickly told.
     `folder`: the state directory; `has_it`: the daemon there runs, or founded the run."""
-    topic, amount = "Its data", run_amount(manifest)
+    topic = "Its data"
     try:
         run = agreed_run(manifest)
         if not has_it and comes_through_the_swarm(run, manifest, peer):
@@ -141,7 +142,7 @@ def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Find
             check_copies(run, text_sources(run, peer, None))
     except UserError as problem:
         return failure(topic, problem.message, problem.hint)
-    return ok(topic, str(amount) if amount else "all that it needs is here")
+    return ok(topic, str(Amount(*manifest.data_amount)))
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:

@@ -99,8 +99,7 @@ class Manifest:
     """Digest of the tokenized training set, or "" if peers may hold different data."""
     initial_state_digest: Digest
     founder_incarnation: Incarnation
-    data_amount: DataAmount | None = None
-    """None: nobody said it."""
+    data_amount: DataAmount
     frozen_digest: OptionalDigest = b""
     """Of the parameters that no step changes and no state holds; empty: there are none."""
     text: SharedText | None = None

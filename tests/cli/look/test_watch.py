@@ -94,7 +94,7 @@ def test_the_last_line_stays_on_the_screen_whatever_is_wrong_with_peers(
     assert len(shown) <= height
     assert "Ctrl-C" in shown[-1]
     assert any("void" in line for line in shown)
-    assert any("loss by round" in line for line in shown) == (peers + 13 <= height)
+    assert any("loss (nats per token) by round" in line for line in shown) == (peers + 13 <= height)
 
 
 def test_a_crowd_is_cut_and_counted_and_who_has_left_goes_first() -> None:

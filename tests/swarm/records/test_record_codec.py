@@ -152,7 +152,7 @@ def test_what_another_signed_or_for_another_purpose_is_refused(record: bytes) ->
     "changes",
     [
         {"run_file": "# comment\n" * 5000},
-        {"data_amount": DataAmount(1880, 234, 0)},
+        {"data_amount": DataAmount(0, 234, 12)},
         {"versions": ()},
     ],
 )
