@@ -183,12 +183,6 @@ def plan(
 
 @commands.command()
 def demo(
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=8, help="Rounds to train; fewer than about 60 miss the goal."
-        ),
-    ] = None,
     directory: Annotated[
         Path, typer.Option(metavar="DIR", help="Where everything is written.")
     ] = Path("atom-demo"),
@@ -203,4 +197,4 @@ def demo(
     """
     from atom.cli.demo.command import run_demo
 
-    return run_demo(directory, rounds)
+    return run_demo(directory)

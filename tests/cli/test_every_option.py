@@ -55,7 +55,6 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "network": ((USAGE, ("fast", "0 bit/s")),),
     "peers": ((USAGE, ("few", "0", "1e9", "999999")),),
     "source": NO_PLACE,
-    "rounds": ((USAGE, ("2", "many")),),
     "directory": ((STORAGE, ("folder", "file", "file/x")),),
     "port": ((USAGE, ("99999", "http")),),
     "host": ((USAGE, ("a b", "a..b")),),

@@ -105,7 +105,7 @@ def test_the_image_is_small_and_runs_as_nobody(image: str) -> None:
     found = "command -v gcc cc || true"
     assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", found) == ""
     assert docker("run", "--rm", image, "--version").strip()
-    demo = "from atom.cli.demo.peer import run_text; print(run_text(None), end='')"
+    demo = "from atom.cli.demo.peer import run_text; print(run_text(), end='')"
     packaged = docker("run", "--rm", "--entrypoint", "python3", image, "-c", demo)
     assert packaged == (ROOT / "peers" / "demo.toml").read_text()
 

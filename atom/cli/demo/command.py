@@ -26,10 +26,10 @@ TOLD_EVERY_ROUNDS = 10
 _CURVE_COLUMNS_PER_NAT = 5
 
 
-def run_demo(directory: Path, rounds: int | None) -> ExitCode:
+def run_demo(directory: Path) -> ExitCode:
     """Plays the demo. Returns OK only if every claim held. Raises: StorageError."""
     stage = Stage(directory)
-    stage.prepare(rounds)
+    stage.prepare()
     raise_on_signals()
     run, console = load_run_file(stage.run_file), stdout_console()
     assert run.run.rounds is not None, "the demo ends"

@@ -5,7 +5,6 @@ import contextlib
 import importlib.resources
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -135,14 +134,14 @@ class Stage:
         self.peer_file = self.root / "peer.toml"
         self._tokens = self.root / "tokens"
 
-    def prepare(self, rounds: int | None) -> None:
+    def prepare(self) -> None:
         """Empties the folder and writes the files that the peers read. Raises: StorageError if it
         holds something else."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._clear()
             (self.root / _MARKER).touch()
-            self.run_file.write_text(run_text(rounds), encoding="utf-8")
+            self.run_file.write_text(run_text(), encoding="utf-8")
             self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
             self._tokens.mkdir()
         except OSError as problem:
@@ -169,11 +168,7 @@ class Stage:
                 path.unlink()
 
 
-def run_text(rounds: int | None) -> str:
-    """The demo's run file; with another number of rounds a fifth of them warm up."""
+def run_text() -> str:
+    """The demo's run file."""
     packaged = importlib.resources.files("atom.cli.demo").joinpath("demo.toml")
-    text = packaged.read_text(encoding="utf-8")
-    if rounds is None:
-        return text
-    text = re.sub(r"(?m)^rounds = \d+", f"rounds = {rounds}", text)
-    return re.sub(r"(?m)^warmup_rounds = \d+", f"warmup_rounds = {rounds // 5}", text)
+    return packaged.read_text(encoding="utf-8")
