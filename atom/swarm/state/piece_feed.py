@@ -136,6 +136,8 @@ class PieceFeed:
 
     def _turn(self) -> None:
         with self._changed:
+            if self._break.is_set():
+                self._plan = iter(self._soon)  # what was broken off comes again
             self._break.clear()
             if self._closing.is_set():
                 return
@@ -143,7 +145,7 @@ class PieceFeed:
             self._demanded = {each: at for each, at in self._demanded.items() if at > since}
             wanted, donors = list(self._demanded)[:_BATCH], sorted(self._donors)
             self._batch = frozenset(wanted)
-        wanted += self._ahead(_BATCH - len(wanted), frozenset(wanted))
+        wanted += self._ahead(_BATCH - len(wanted), self._batch) if donors else []
         if not wanted or not donors:
             return self._wait()
         with self._changed:
@@ -191,7 +193,7 @@ class PieceFeed:
                 soon[start : start + STRETCH] = self._dice.sample(stretch, len(stretch))
             if soon:
                 self._soon = {piece: rank for rank, piece in enumerate(soon)}
-                self._plan, self._planned_at = iter(soon), now
+                self._plan, self._planned_at = iter(self._soon), now
         while len(found) < count and not self._break.is_set():
             piece = next(self._plan, None)
             if piece is None:

@@ -379,6 +379,33 @@ def test_what_comes_next_is_fetched_ahead_and_what_is_late_goes(
     assert {*PIECES[6:8]} <= {*store.kept}
 
 
+def test_what_was_broken_off_comes_again_by_the_same_plan(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_feed, "_PLAN_S", 1e9)
+    monkeypatch.setattr(piece_feed, "_BATCH", 4)
+    store = village.store("mine")
+    feed = village.feed(store)
+    urgent = [PIECES[-1], PIECES[0]]
+
+    class AskedMeanwhile(BlobServer):
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+            if urgent:
+                feed.need([urgent.pop()])
+            while feed._break.is_set():
+                assert feed._thread.is_alive()
+            return super().chunk(name, arena, chunk)
+
+    donor = village.donor(PIECES, AskedMeanwhile)
+    village.order = PIECES
+    feed.start()
+    assert not feed.need(PIECES[:1]), "while nobody is here"
+    feed.know([donor])
+    while len(store.kept) < COUNT:
+        assert feed._thread.is_alive()
+    assert torch.equal(store.arenas["tokens"], TEXT)
+
+
 def test_what_is_found_here_stays_while_it_is_read(
     village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
