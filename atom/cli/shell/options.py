@@ -9,11 +9,6 @@ import typer
 from atom.base.files import expand_home
 from atom.base.units import parse_seconds
 
-DEVICES = (
-    "rtx4090-24g", "rtx5090-32g", "rtx3090-24g", "rtx3060-12g", "gtx1080ti-11g", "v100-32g",
-    "a100-80g", "h100-80g", "h200",
-)  # fmt: skip
-
 
 def below_home(path: Path | None) -> Path | None:
     """`~/x`, where no shell has made a path of it."""
@@ -70,7 +65,7 @@ AssumeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help=f"Reckon for another device: {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; or"
+        help='Reckon for another device, such as rtx4090-24g; "?" lists them; or'
         ' "tflops=71,memory=24 GiB,link=22 GB/s".',
     ),
 ]

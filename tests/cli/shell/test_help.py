@@ -8,8 +8,6 @@ import typer
 
 from atom import __version__
 from atom.cli.app import app, main
-from atom.cli.shell import options
-from atom.graph.profile.seconds import DEVICES
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -35,7 +33,6 @@ def test_the_help_names_every_command(
     assert main() == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
-    assert set(options.DEVICES) == set(DEVICES), "without the import of graphs"
 
 
 @pytest.mark.parametrize(
