@@ -26,6 +26,11 @@ PAUSED = {
     'atom_state{state="accumulating"}': "0x180", 'atom_state{state="paused"}': "1x180",
     "atom_round": "7x180", "atom_peers": "0x180",
 }  # fmt: skip
+RESUMED = {
+    'atom_state{state="accumulating"}': "0x150 1x30", 'atom_state{state="paused"}': "1x150 0x30",
+    "atom_round": "7x180",
+}  # fmt: skip
+STARTED = {"atom_round": "_x150 0x30"}
 
 
 def promtool(*words: str, given: bytes = b"") -> tuple[int, bytes, bytes]:
@@ -54,6 +59,8 @@ def test_every_metric_of_the_alerts_is_there() -> None:
         ({"atom_disk_free_bytes": "4e9x180"}, "AtomDiskLow"),
         ({'atom_traffic_bytes{span="month"}': "91x180"}, "AtomAllowanceLow"),
         (PAUSED, None),
+        (RESUMED, None),
+        (STARTED, None),
     ],
 )
 def test_an_alert_fires_for_what_it_is_about_alone(
