@@ -25,7 +25,7 @@ _START_HINT = (
     "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
 )
 _DEAF_HINT = (
-    "it is starting or ending: its terminal says how far it is, and SIGTERM ends it. "
+    "it is starting, standing by or ending: its terminal says which, and SIGTERM ends it. "
     "`atom bootstrap` takes no commands at all"
 )
 TRACE_DEADLINE_S = 300.0

@@ -94,7 +94,7 @@ def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:
         for state in (None, home / "tiny"):
             with pytest.raises(ControlError, match="takes no commands now") as problem:
                 find_daemon(state)
-            assert "starting or ending" in problem.value.hint
+            assert "starting, standing by or ending" in problem.value.hint
     finally:
         begins.unlock()
 
