@@ -1,25 +1,35 @@
-"""The device's code with one of its waits taken out, or one of its buffers: found in its source.
+"""The device's code without one of its waits, or one of its buffers: found in its source.
 
 Device's code is what of `atom/swap` imports the device. A mutant does without
 
 * a wait: what is called as in `WAITS` or handed on to be called, a record of an event among them;
 * second buffers: a comprehension that allocates one for each slot has them share one.
 
-A mutant is put in the place of its function while a test runs: everybody who imported it has it.
+As a program it reads numbers of mutants, a list in JSON each line, plays the stories without what
+they are without, and answers what went wrong. Each line has a process of its own: nothing that
+breaks there reaches the tests.
 """
 
 import ast
+import gc
 import importlib
 import inspect
+import json
+import multiprocessing
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from ordered_story import TELLING, Case
+from stream_order import Order
 
 from atom.swap import device
 
@@ -27,80 +37,58 @@ FOLDER = Path(device.__file__).parent
 WAITS = re.compile(r"(wait|record|synchronize)(_\w+)?|drain|result|ready|settle|landed")
 ALLOCATES = {"slot_memory", "host_memory"}
 IGNORED = "(lambda *given, **named: None)"
+PATIENCE_S = 100.0
 
 
 @dataclass(frozen=True)
 class Mutant:
-    file: str
+    path: Path
     function: str
     """Qualified, outermost first: what is exchanged."""
-    line: int
-    text: str
-    """Of what is taken out."""
-    code: CodeType
+    tree: ast.Module
+    node: ast.expr
+    """In it: what is left out."""
 
     def __str__(self) -> str:
-        return f"{self.file}, {self.function}: {self.text}"
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        function = _function(self.file, self.function)
-        before, function.__code__ = function.__code__, self.code
-        try:
-            yield
-        finally:
-            function.__code__ = before
+        return f"{self.path.name}, {self.function}: {ast.unparse(self.node)}"
 
 
 def mutants() -> Iterator[Mutant]:
     for path in sorted(FOLDER.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if "atom.swap.device import" in source or path.name == "device.py":
-            for outer, node in _places(ast.parse(source)):
-                yield _mutant(path, source, outer, node)
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """The outermost function, and in it what is taken out."""
-    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
-        for function in owner.body:
-            if isinstance(function, ast.FunctionDef):
+            tree = ast.parse(source)
+            for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
                 outer = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""
-                calls = {id(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
-                for node in ast.walk(function):
-                    if _orders(node, calls) or _allocates_each(node):
-                        assert isinstance(node, ast.expr)
-                        yield outer + function.name, node
+                for function in owner.body:
+                    if isinstance(function, ast.FunctionDef):
+                        for node in _places(function):
+                            yield Mutant(path, outer + function.name, tree, node)
 
 
-def _orders(node: ast.AST, calls: set[int]) -> bool:
-    if isinstance(node, ast.Attribute):
-        return isinstance(node.ctx, ast.Load) and bool(WAITS.fullmatch(node.attr))
-    return isinstance(node, ast.Name) and id(node) in calls and bool(WAITS.fullmatch(node.id))
+def _places(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    calls = {n.func for n in ast.walk(function) if isinstance(n, ast.Call)}
+    for node in ast.walk(function):
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Load()) if WAITS.fullmatch(name):
+                yield node
+            case ast.Name(id=name) if node in calls and WAITS.fullmatch(name):
+                yield node
+            case ast.DictComp(value=each) | ast.GeneratorExp(elt=each) | ast.ListComp(elt=each):
+                called = [n.func for n in ast.walk(each) if isinstance(n, ast.Call)]
+                if any(isinstance(n, ast.Attribute) and n.attr in ALLOCATES for n in called):
+                    yield node
 
 
-def _allocates_each(node: ast.AST) -> bool:
-    if isinstance(node, ast.DictComp):
-        node = node.value
-    elif isinstance(node, ast.GeneratorExp | ast.ListComp):
-        node = node.elt
-    else:
-        return False
-    called = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
-    return any(isinstance(each, ast.Attribute) and each.attr in ALLOCATES for each in called)
-
-
-class _Exchange(ast.NodeTransformer):
-    def __init__(self, node: ast.expr) -> None:
-        self._at = ast.dump(node, include_attributes=True)
+class _Without(ast.NodeTransformer):
+    def __init__(self, nodes: set[ast.expr]) -> None:
+        self._nodes = nodes
 
     def visit(self, node: ast.AST) -> Any:
-        if not isinstance(node, ast.expr) or ast.dump(node, include_attributes=True) != self._at:
+        if node not in self._nodes:
             return self.generic_visit(node)
-        if isinstance(node, ast.Attribute | ast.Name):
-            text = IGNORED
-        else:
-            text = f"__import__('mutants').sharing({ast.unparse(node)})"
+        waits = isinstance(node, ast.Attribute | ast.Name)
+        text = IGNORED if waits else f"sharing({ast.unparse(node)})"
         return ast.copy_location(ast.parse(text, mode="eval").body, node)
 
 
@@ -112,11 +100,14 @@ def sharing(buffers: Any) -> Any:
     return [max(made, key=torch.Tensor.numel)] * len(made) if made else []
 
 
-def _mutant(path: Path, source: str, outer: str, node: ast.expr) -> Mutant:
-    tree = ast.fix_missing_locations(_Exchange(node).visit(ast.parse(source)))
-    codes = _codes(compile(tree, str(path), "exec"))
-    text = " ".join((ast.get_source_segment(source, node) or "").split())
-    return Mutant(path.name, outer, node.lineno, text, codes[outer])
+def leave_out(chosen: Sequence[Mutant]) -> None:
+    """For as long as the process lives: everybody who imported a function has it without."""
+    nodes = {mutant.node for mutant in chosen}
+    for mutant in chosen:
+        tree = ast.fix_missing_locations(_Without(nodes).visit(mutant.tree))
+        function = _function(mutant)
+        function.__globals__["sharing"] = sharing
+        function.__code__ = _codes(compile(tree, str(mutant.path), "exec"))[mutant.function]
 
 
 def _codes(code: CodeType) -> dict[str, CodeType]:
@@ -127,10 +118,64 @@ def _codes(code: CodeType) -> dict[str, CodeType]:
     return found
 
 
-def _function(file: str, name: str) -> FunctionType:
-    found: Any = importlib.import_module(f"atom.swap.{file.removesuffix('.py')}")
-    for part in name.split("."):
+def _function(mutant: Mutant) -> FunctionType:
+    found: Any = importlib.import_module(f"atom.swap.{mutant.path.stem}")
+    for part in mutant.function.split("."):
         found = inspect.getattr_static(found, part)
     for attribute in ("fget", "func", "__func__"):
         found = getattr(found, attribute, found)
     return inspect.unwrap(found)
+
+
+# --- a process for each ---------------------------------------------------------------------------
+
+
+def found_without(chosen: Sequence[Mutant]) -> str:
+    """The first that goes wrong; "" if nothing does."""
+    hears, tells = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_play, args=(chosen, tells))
+    child.start()
+    tells.close()
+    found = f"no end after {PATIENCE_S} s"
+    if hears.poll(PATIENCE_S):
+        try:
+            found = hears.recv()
+        except EOFError:
+            child.join()
+            found = f"the process ended with {child.exitcode}"
+    child.kill()
+    child.join()
+    return found
+
+
+def _play(chosen: Sequence[Mutant], tells: Connection) -> None:
+    def end(found: object) -> None:
+        tells.send(str(found))
+        os._exit(0)
+
+    leave_out(chosen)
+    plays = [Case.on_gpu, Case.on_cpu]
+    if not any(mutant.path.name == "device.py" for mutant in chosen):
+        plays = [Case.on_gpu]
+    elif all("CpuDevice" in mutant.function for mutant in chosen):
+        plays = [Case.on_cpu]
+    try:
+        for play in plays:
+            for case in TELLING:
+                if play(case, Order(end)) != case.told:
+                    end("other numbers")
+    except Exception:  # noqa: BLE001 - whatever comes of it
+        end(traceback.format_exc())
+    end("")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for case in TELLING:
+        assert case.told
+    gc.collect()  # no child may unmap host memory of ours: it has its own in the same place
+    EVERY = list(mutants())
+    for line in sys.stdin:
+        found = found_without([EVERY[number] for number in json.loads(line)])
+        sys.stdout.write(f"{json.dumps(found)}\n")
+        sys.stdout.flush()

@@ -6,9 +6,8 @@ hardly anything is under way; `on_gpu` on a GPU that is played, `on_cpu` on a CP
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from crossing_models import MODELS, WIDTH, batch
@@ -35,9 +34,9 @@ from tests.manual_clock import ManualClock
 
 MICRO_BATCHES, WAIT_S = 2, 20.0
 RATE = RateSettings(1e-2, 1e-3, warmup_rounds=2, decay="cosine", rounds=10)
-CANCELLED = (0.0, 0.4, 0.8)
+NARROW, CANCELLED = torch.bfloat16, (0.0, 0.4, 0.8)
 """Shares of a pass after which one is cancelled."""
-Told = list[tuple[float, Tensor]]
+Told = list[object]
 
 
 class Scaling(nn.Module):
@@ -106,6 +105,11 @@ def traced(model: str, precision: torch.dtype, sub_models: int | None) -> Progra
     return build_program(graph, ends)
 
 
+def offloading(model: str, *kept: int) -> Case:
+    stay, every = frozenset(kept), range(len(traced(model, torch.float32, None).sub_models))
+    return Case(model, Arrangement(2, stay, stay, frozenset(every), least_offloaded_bytes=0))
+
+
 class Story:
     def __init__(self, case: Case, device: Device, machine: Machine | None = None) -> None:
         self._device, self._machine, program = device, machine, case.program
@@ -125,28 +129,41 @@ class Story:
         self._told: Told = []
 
     def told(self) -> Told:
-        """To its end, or until the machine finds something."""
         try:
-            for chapter in self._chapters():
-                chapter()
-                if self._machine is not None and self._machine.found:
-                    break
+            self._tell()
             return self._told
         finally:
             self._replica.drop_contribution()
             self._device.close()
 
-    def _chapters(self) -> Iterator[Callable[[], object]]:
+    def _tell(self) -> None:
         """Every round leaves its step under way."""
-        yield from (self._train, self._train, self._replica.reset_gradients)  # while they land
-        yield from (self._train, self._train, self._step)
-        yield from (self._train, self._evaluate, self._train, self._pause, self._step)
-        yield from (self._pause, self._train, self._step_of_all)
+        self._train()
+        self._train()
+        self._replica.reset_gradients()  # while they land
+        self._train()
+        self._train()
+        self._step()
+        self._train()
+        self._told.append(self._replica.evaluate([batch(50)]))
+        self._train()
+        self._pause()
+        self._step()
+        self._pause()
+        self._train()
+        self._step_of_all()
         for share in CANCELLED:
-            yield from (partial(self._cancel, share), self._train, self._train)
-            yield from (partial(self._cancel, share), self._train, self._step)
-        yield from (self._fail, self._train, self._fail, self._train, self._step)
-        yield from (self._replica.finish_step, self._tell_state, self._load)
+            self._cancel(share)
+            self._train()
+            self._step()
+        for _ in range(2):
+            self._fail()
+            self._train()
+        self._step()
+        self._replica.finish_step()
+        state = self._replica.state_arenas().values()
+        self._told.append(torch.cat([arena.float() for arena in state]).tolist())
+        self._load()
 
     def _train(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         number, self._events = next(self._passes), 0
@@ -157,14 +174,7 @@ class Story:
 
         batches = [batch(number + n) for n in range(MICRO_BATCHES)]
         sequences = self._replica.run_pass(batches, stops)
-        self._told.append((self._replica.loss_sum, torch.tensor(sequences)))
-
-    def _tell_gradients(self) -> None:
-        self._told.append((self._replica.loss_sum, self._replica.gradient_sums().clone()))
-
-    def _tell_state(self) -> None:
-        state = self._replica.state_arenas().values()
-        self._told.append((0.0, torch.cat([arena.float() for arena in state])))
+        self._told += [self._replica.loss_sum, sequences]
 
     def _step(self) -> None:
         """Of the very arena that the next pass writes."""
@@ -173,13 +183,10 @@ class Story:
 
     def _step_of_all(self) -> None:
         """As of a swarm, on a mean of its own."""
-        self._tell_gradients()
+        self._told.append(self._replica.gradient_sums().clone().tolist())
         mean = self._replica.contribution().part(0, self._replica.elements) / 4
         self._replica.begin_step(mean, gradient_norm(mean), self._replica.round + 1)
         self._replica.start_round(b"")
-
-    def _evaluate(self) -> None:
-        self._told.append((self._replica.evaluate([batch(50)]), torch.zeros(1)))
 
     def _pause(self) -> None:
         assert self._replica.engines.preempt(WAIT_S)
@@ -222,3 +229,14 @@ def _moved(machine: Machine, constant: Tensor) -> Tensor:
     with machine.on_device():
         there = torch.empty(constant.shape, dtype=constant.dtype)
     return there.copy_(constant, non_blocking=True)
+
+
+EVERY, FIRST = frozenset(range(4)), frozenset({1})
+TELLING = [
+    Case("scaling", Arrangement(2, FIRST, offloaded=EVERY, least_offloaded_bytes=0), NARROW),
+    Case("scaling", Arrangement(2, EVERY, trained=EVERY)),
+    Case("scaling", Arrangement(), sub_models=2),
+    offloading("viewing"),
+    Case("scaling", Arrangement(), observed=True),
+]
+"""Between them they have all that a mutant may break; the first ones the most."""

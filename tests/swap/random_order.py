@@ -7,11 +7,13 @@ takes. So a copy may come long before or long after what it was issued with, as 
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from played_gpu import Event, Machine, Stream, Touch, nothing
+from played_gpu import Event, Machine, Stream, made_of, tensors, written_by
 from torch.utils._python_dispatch import _disable_current_modes
 
 HASTES = (0.0, 0.3, 0.8, 0.97)
@@ -30,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Queued:
-    run: Callable[[], None]
+    run: Callable[[], object]
     behind: Mark | None = None
     """Runs when this has passed."""
 
@@ -47,15 +49,36 @@ class RandomOrder(Machine):
         self._queues: dict[Stream, deque[Queued]] = {}
         self._eagerness: dict[Stream, float] = {}
 
-    def issue(
-        self,
-        stream: Stream | None,
-        name: str,
-        touches: Sequence[Touch],
-        run: Callable[[], None] = nothing,
-    ) -> None:
-        if stream is not None:
-            self._queue(stream, Queued(run))
+    def run(self, stream: Stream, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = written_by(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:  # drawn when issued, as on a GPU
+            drawn = func(torch.empty_like(args[0]), *args[1:], **kwargs)
+            func, args, kwargs = torch.ops.aten.copy_.default, (args[0], drawn), {}
+        given, named = _as_it_is(args), _as_it_is(kwargs)
+        if written:
+            self.launch(stream, partial(func, *given, **named))
+            return written[0] if func._schema.returns else None
+        result = func(*args, **kwargs)  # looks as it will
+        if not tensors(result):
+            self.synchronize(stream)
+            return func(*args, **kwargs)
+        made = made_of(result, tensors((args, kwargs)))
+        for tensor in made:
+            tensor.untyped_storage().fill_(0)
+        if made and "empty" not in str(func):
+            places = _as_it_is(made)
+
+            def fill() -> None:
+                for place, number in zip(places, tensors(func(*given, **named)), strict=True):
+                    place.copy_(number)
+
+            self.launch(stream, fill)
+        return result
+
+    def launch(self, stream: Stream, loop: Callable[[], object]) -> None:
+        self._queue(stream, Queued(loop))
+
+    def touched(self, *given: Any) -> None:
         while self._lot.random() < self._haste and self._run_one():
             pass
 
@@ -67,16 +90,17 @@ class RandomOrder(Machine):
     def wait(self, stream: Stream, event: Event) -> None:
         with self.lock:
             for mark in event.records:
-                self._queue(stream, Queued(nothing, mark))
+                self._queue(stream, Queued(lambda: None, mark))
 
     def synchronize(self, awaited: Stream | Event) -> None:
         with self.lock:
-            if isinstance(awaited, Stream):
-                while self._queues.get(awaited):
-                    assert self._run_one(), "streams wait for each other"
-            else:
-                while not all(mark.passed for mark in awaited.records):
-                    assert self._run_one(), "streams wait for each other"
+            while not self._is_done(awaited):
+                assert self._run_one(), "streams wait for each other"
+
+    def _is_done(self, awaited: Stream | Event) -> bool:
+        if isinstance(awaited, Stream):
+            return not self._queues.get(awaited)
+        return all(mark.passed for mark in awaited.records)
 
     def _queue(self, stream: Stream, operation: Queued) -> None:
         if stream not in self._queues:
@@ -93,3 +117,14 @@ class RandomOrder(Machine):
         with _disable_current_modes(), torch.no_grad():
             self._queues[chosen].popleft().run()
         return True
+
+
+def _as_it_is(tree: Any) -> Any:
+    """With the memory that its tensors have now: they may be given another one."""
+    if isinstance(tree, torch.Tensor):
+        return tree.data
+    if isinstance(tree, tuple | list):
+        return [_as_it_is(each) for each in tree]
+    if isinstance(tree, dict):
+        return {name: _as_it_is(each) for name, each in tree.items()}
+    return tree

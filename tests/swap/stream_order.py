@@ -12,14 +12,25 @@ may lie in the same place.
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from played_gpu import Event, Machine, Memory, Stream, Touch, nothing
+from played_gpu import Event, Machine, Memory, Stream
+from torch import Tensor
 
 ATOM = str(Path(__file__).parents[2] / "atom")
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Bytes [start, stop) of a memory are read, or written."""
+
+    memory: Memory
+    start: int
+    stop: int
+    writes: bool
 
 
 class Actor:
@@ -87,36 +98,28 @@ class Record:
 
 
 class Order(Machine):
-    """Does all at once, and collects races."""
+    """Does all at once, and tells of races."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[object], object]) -> None:
+        """`tell`: is told of each race, and of each event whose time is read too early."""
         super().__init__()
-        self.races: list[Race] = []
-        self.unready: list[str] = []
-        """Events whose time was read too early."""
+        self._tell = tell
         self._streams: dict[Stream, Actor] = {}
         self._accesses: weakref.WeakKeyDictionary[Memory, list[Access]]
         self._accesses = weakref.WeakKeyDictionary()
         self._threads = threading.local()
         self._all_threads: list[Actor] = []
 
-    @property
-    def found(self) -> bool:
-        return bool(self.races or self.unready)
-
-    def issue(
-        self,
-        stream: Stream | None,
-        name: str,
-        touches: Sequence[Touch],
-        run: Callable[[], None] = nothing,
+    def touched(
+        self, stream: Stream | None, name: str, read: Sequence[Tensor], written: Sequence[Tensor]
     ) -> None:
         thread = self._thread()
         actor = thread if stream is None else self._issued_to(stream)
         time, issued = actor.step(), _frames()
-        for touch in touches:
-            self._look_at(Access(actor, time, touch, name, thread.name, issued), actor.clock)
-        run()
+        for tensor, writes in [*((t, False) for t in read), *((t, True) for t in written)]:
+            if tensor.numel() > 0:
+                touch = Touch(self.memory(tensor), *_extent(tensor), writes)
+                self._look_at(Access(actor, time, touch, name, thread.name, issued), [actor.clock])
 
     def _issued_to(self, stream: Stream) -> Actor:
         """What is issued comes behind all that the issuing thread knows."""
@@ -124,13 +127,13 @@ class Order(Machine):
         actor.learn(self._thread().clock)
         return actor
 
-    def _look_at(self, access: Access, clock: Clock) -> None:
+    def _look_at(self, access: Access, clocks: Iterable[Clock]) -> None:
         kept, touch = list[Access](), access.touch
         for old in self._accesses.get(touch.memory, []):
-            known = old.known_to(clock)
+            known = any(old.known_to(clock) for clock in clocks)
             overlaps = old.touch.start < touch.stop and touch.start < old.touch.stop
             if overlaps and not known and (old.touch.writes or touch.writes):
-                self.races.append(Race(old, access))
+                self._tell(Race(old, access))
             within = touch.start <= old.touch.start and old.touch.stop <= touch.stop
             if not (known and within and touch.writes >= old.touch.writes):
                 kept.append(old)
@@ -142,10 +145,7 @@ class Order(Machine):
             thread, actor = self._thread(), self._issued_to(memory.stream)
             touch = Touch(memory, 0, sys.maxsize, True)
             freeing = Access(actor, actor.step(), touch, "is free", thread.name, _frames())
-            known = Actor("whoever held it")
-            for each in (actor, *self._all_threads):
-                known.learn(each.clock)
-            self._look_at(freeing, known.clock)
+            self._look_at(freeing, [each.clock for each in (actor, *self._all_threads)])
 
     def record(self, event: Event, stream: Stream) -> None:
         with self.lock:
@@ -163,11 +163,13 @@ class Order(Machine):
             passed = self._issued_to(awaited).clock if of_stream else self._passed(awaited)
             self._thread().learn(passed)
 
-    def require_passed(self, event: Event) -> None:
+    def elapsed_ms(self, earlier: Event, later: Event) -> float:
         with self.lock:
-            clock, passed = self._thread().clock, self._passed(event)
-            if not passed or any(time > clock.get(actor, 0) for actor, time in passed.items()):
-                self.unready += [str(frame) for frame in _frames()[:1]]
+            for event in (earlier, later):
+                clock, passed = self._thread().clock, self._passed(event)
+                if not passed or any(time > clock.get(actor, 0) for actor, time in passed.items()):
+                    self._tell("the time of an event is read too early")
+        return 0.0
 
     def _passed(self, event: Event) -> Clock:
         """What is sure to have passed when this thread's wait for the event is over: it may not
@@ -206,3 +208,10 @@ def _frames() -> tuple[tuple[CodeType, int], ...]:
             found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Bytes of its storage, from the first to the last."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.storage_offset()
+    return start * tensor.itemsize, (start + last + 1) * tensor.itemsize

@@ -4,35 +4,23 @@ With every way in which sub-models stay, steps and pauses under passes, passes t
 void, offloaded values, and parameters that are trained on the device.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
+import mutants
 import pytest
 import torch
-from mutants import Mutant, mutants
-from ordered_story import Case, Told
-from played_gpu import Machine
+from ordered_story import EVERY, NARROW, TELLING, Case, offloading
 from random_order import RandomOrder
 from stream_order import Order
-from test_arrangements import EVERY, STAYING, arrangement
+from test_arrangements import STAYING, arrangement
 
 from atom.swap.arrangement import Arrangement
 
-NARROW, SOME = torch.bfloat16, frozenset({1, 3})
-
-
-def offloading(model: str, *kept: int) -> Case:
-    stay, every = frozenset(kept), range(len(Case(model, Arrangement()).program.sub_models))
-    return Case(model, Arrangement(2, stay, stay, frozenset(every), least_offloaded_bytes=0))
-
-
-TELLING = [
-    Case("scaling", Arrangement(), sub_models=2),
-    Case("scaling", Arrangement(2, frozenset({1})), NARROW),
-    Case("scaling", Arrangement(2, EVERY, trained=EVERY)),
-    Case("scaling", Arrangement(), observed=True),
-    offloading("viewing"),
-]
-"""Between them they have all that a mutant may break."""
+SOME = frozenset({1, 3})
 CASES = [
     *TELLING,
     *(
@@ -64,69 +52,63 @@ HARMLESS = {
 LEAST_FOUND, FEWEST_MUTANTS = 0.9, 50
 ATTEMPTS = 5
 """Lanes are real threads: where one is late, a run may not show what another does."""
-MUTANTS = list(mutants())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def same(one: Told, other: Told) -> bool:
-    return len(one) == len(other) and all(
-        losses == others and torch.equal(numbers, expected)
-        for (losses, numbers), (others, expected) in zip(one, other, strict=True)
-    )
+MUTANTS = list(mutants.mutants())
+HARMFUL = [number for number, mutant in enumerate(MUTANTS) if str(mutant) not in HARMLESS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_overtakes_what_it_depends_on(case: Case) -> None:
-    order = Order()
-    told = case.on_gpu(order)
-    assert not order.races, "\n\n".join(map(str, order.races))
-    assert not order.unready
-    assert same(told, case.told)
+    races = list[object]()
+    told = case.on_gpu(Order(races.append))
+    assert not races, "\n\n".join(map(str, races))
+    assert told == case.told
 
 
 @pytest.mark.parametrize("case", TELLING, ids=str)
 def test_nothing_overtakes_it_on_a_cpu_either(case: Case) -> None:
-    order = Order()
-    told = case.on_cpu(order)
-    assert not order.races, "\n\n".join(map(str, order.races))
-    assert same(told, case.told)
+    races = list[object]()
+    told = case.on_cpu(Order(races.append))
+    assert not races, "\n\n".join(map(str, races))
+    assert told == case.told
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_bits_are_the_same_in_any_order_that_is_legal(case: Case) -> None:
-    assert same(case.on_gpu(RandomOrder(CASES.index(case))), case.told)
+    assert case.on_gpu(RandomOrder(CASES.index(case))) == case.told
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_what_orders_accesses_is_missed_where_it_is_left_out(mutant: Mutant) -> None:
-    plays = [Case.on_gpu, Case.on_cpu] if mutant.file == "device.py" else [Case.on_gpu]
-    plays = [Case.on_cpu] if "CpuDevice" in mutant.function else plays
-    told = [(case, case.told) for case in TELLING]
-    harmless = str(mutant) in HARMLESS
-    with mutant.in_place():
-        found = any(
-            goes_wrong(play, *each)
-            for _ in range(1 if harmless else ATTEMPTS)
-            for play in plays
-            for each in told
-        )
-    assert found != harmless
+@pytest.fixture(scope="module")
+def found_without() -> Iterator[Callable[[list[int]], str]]:
+    """What goes wrong without the mutants of these numbers, in a process of its own."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with subprocess.Popen(
+        [sys.executable, mutants.__file__], env=environment, text=True, bufsize=1,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(numbers: list[int]) -> str:
+            print(json.dumps(numbers), file=process.stdin)
+            return str(json.loads(process.stdout.readline()))
+
+        yield ask
 
 
-def goes_wrong(play: Callable[[Case, Machine], Told], case: Case, expected: Told) -> bool:
-    order = Order()
-    try:
-        told = play(case, order)
-    except Exception:  # noqa: BLE001 - whatever comes of it
-        return True
-    return order.found or not same(told, expected)
+@pytest.mark.parametrize("number", HARMFUL, ids=lambda number: str(MUTANTS[number]))
+def test_what_orders_accesses_is_missed_where_it_is_left_out(
+    number: int, found_without: Callable[[list[int]], str]
+) -> None:
+    assert any(found_without([number]) for _ in range(ATTEMPTS))
+
+
+def test_what_is_harmless_is_so_even_together(found_without: Callable[[list[int]], str]) -> None:
+    found = found_without([number for number in range(len(MUTANTS)) if number not in HARMFUL])
+    assert not found, found
 
 
 def test_little_is_superfluous() -> None:
@@ -135,13 +117,12 @@ def test_little_is_superfluous() -> None:
     assert HARMLESS.keys() <= set(map(str, MUTANTS))
 
 
-def test_a_race_names_both_accesses_with_their_streams_and_where_they_were_issued() -> None:
-    (mutant,) = (m for m in MUTANTS if str(m).endswith("_copy: stream.wait_event"))
-    case, order = TELLING[1], Order()
-    with mutant.in_place():
-        case.on_gpu(order)
-    said = "".join(map(str, order.races))
-    assert "stream compute writes" in said
-    assert "stream out reads" in said
-    assert "issued by thread atom-gradients-out_0" in said
+def test_a_race_names_both_accesses_with_their_streams_and_where_they_were_issued(
+    found_without: Callable[[list[int]], str],
+) -> None:
+    (number,) = (n for n in HARMFUL if str(MUTANTS[n]).endswith("load: free.record"))
+    said = found_without([number])
+    assert "stream compute reads" in said
+    assert "stream in writes" in said
+    assert "issued by thread atom-load_0" in said
     assert "swap/streams.py" in said

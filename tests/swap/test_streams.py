@@ -17,11 +17,11 @@ import pytest
 import torch
 from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
+from played_gpu import Event, HostedDevice, Machine, Stream, hosted
 
 from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
 from atom.swap import streams
-from atom.swap.device import RandomState
 from atom.swap.engine import Engine
 from atom.swap.host_sums import Gate, HostSum, add_admitted
 from atom.swap.readiness import Readiness, StepFailed
@@ -35,74 +35,13 @@ WAIT_S = 20.0
 """At the most, for what happens at once."""
 
 
-class HostStream:
-    """Has done everything already. Its time passes by hand, in milliseconds."""
-
-    def __init__(self, priority: int = 0) -> None:
-        self.now_ms, self.synchronized = 1e6, 0
-
-    def synchronize(self) -> None:
-        self.synchronized += 1
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-
-class HostEvent:
-    def __init__(self, **options: bool) -> None:
-        pass
-
-    def record(self, stream: HostStream) -> None:
-        self.at_ms = stream.now_ms
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, later: "HostEvent") -> float:
-        return later.at_ms - self.at_ms
-
-
-class HostedDevice(CudaDevice):
-    """Its device memory is the host's."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(elements, dtype=dtype)
-
-    def seed(self, seed: int) -> RandomState:
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-        return RandomState(generator.get_state(), None)
-
-    def random_state(self) -> RandomState:
-        return RandomState(torch.get_rng_state(), None)
-
-
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
-    for name, value in {
-        "Stream": HostStream,
-        "Event": HostEvent,
-        "current_stream": HostStream,
-        "device": lambda device: nullcontext(),
-        "stream": lambda stream: nullcontext(),
-        "synchronize": lambda device=None: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
-    monkeypatch.setattr(streams, "give_back_cache", lambda: None)
-    monkeypatch.setattr(streams, "set_allocator", lambda device, memory_bytes: None)
-    monkeypatch.setattr(streams, "register", lambda memory: True)
-    monkeypatch.setattr(streams, "unregister", lambda memory: None)
-    device = HostedDevice()
-    yield device
-    device.close()
+def device() -> Iterator[HostedDevice]:
+    machine = Machine()
+    with hosted(machine):
+        device = HostedDevice(machine)
+        yield device
+        device.close()
 
 
 def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
@@ -122,16 +61,15 @@ def test_the_steady_state_makes_nothing_and_only_the_thread_that_adds_waits(
     losses and extremes alone."""
     rig = EngineRig(FINEST, device=device)
     rig.engine.run_pass(batches([2, 3]), [1, 2])
-    told, default = list[str](), HostStream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
+    told = list[str]()
 
     def note(what: str) -> Callable[..., None]:
         return lambda *given, **named: told.append(f"{what}, {threading.current_thread().name}")
 
     for name in ("host_memory", "slot_memory", "reserve_gradients"):
         monkeypatch.setattr(device, name, note("memory"))
-    for made in (HostStream, HostEvent):
-        monkeypatch.setattr(made, "__init__", note("made"))
+    for made in (Stream, Event):
+        monkeypatch.setattr(torch.cuda, made.__name__, note("made"))
         monkeypatch.setattr(made, "synchronize", note("waits"))
     monkeypatch.setattr(torch.cuda, "synchronize", note("waits"))
     for seed in range(3):
@@ -438,31 +376,49 @@ def test_code_runs_on_later_minor_versions_and_what_the_driver_compiles_on_all_l
 # ---- times
 
 
+class Timed(Machine):
+    """Its time passes by hand, in milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms, self.synchronized = 1e6, 0
+
+    def record(self, event: Event, stream: Stream) -> None:
+        event.records = [self.now_ms]
+
+    def synchronize(self, awaited: Stream | Event) -> None:
+        self.synchronized += 1
+
+    def elapsed_ms(self, earlier: Event, later: Event) -> float:
+        return float(later.records[0] - earlier.records[0])
+
+
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> HostStream:
-    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-    return HostStream()
+def timed() -> Iterator[Timed]:
+    machine = Timed()
+    with hosted(machine):
+        yield machine
 
 
-def test_times_on_streams_become_times_on_the_clock_once_drained(stream: HostStream) -> None:
+def test_times_on_streams_become_times_on_the_clock_once_drained(timed: Timed) -> None:
     clock, told = ManualClock(50.0), list[tuple[float, float]]()
-    times = StreamTimes(clock)
+    times, stream = StreamTimes(clock), torch.cuda.Stream()
     for origin_s in (50.0, 70.0):
         times.begin(stream)
         for _ in range(2):
-            stream.now_ms += 1000
+            timed.now_ms += 1000
             with times.around(stream, lambda *span: told.append(span)):
-                stream.now_ms += 500
+                timed.now_ms += 500
             times.begin(stream)
         assert told == [], "nobody waited for them"
         times.end(tell=True)
         assert told == [(origin_s + 1.0, origin_s + 1.5), (origin_s + 2.5, origin_s + 3.0)]
         told.clear()
         clock.advance(20)
-    assert stream.synchronized == 2, "once per origin"
+    assert timed.synchronized == 2, "once per origin"
     times.begin(stream)
     with times.around(stream, lambda *span: told.append(span)):
-        stream.now_ms += 1
+        timed.now_ms += 1
     for tell in (False, True):
         times.end(tell)
         times.begin(stream)
