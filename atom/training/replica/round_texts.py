@@ -1,8 +1,9 @@
-"""What the weights of a round write, for people to read.
+"""What the weights write, for people to read.
 
 A text grows a token at a time, each between two passes, on the worker's thread. It only reads, so
 training keeps its bits. Whatever the round asks for comes first: a freeze waits for one token at
-most, and ends the text where it is. The passes of this peer wait meanwhile.
+most, and the text goes on after the step, with the new weights. The passes of this peer wait
+meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,18 +56,27 @@ class RoundTexts:
         self._clock = clock
         self._on_text = on_text
         self._round = 0
+        """Whose weights write now."""
         self._text: list[int] = []
         self._begins_with = 0
-        self._coming: Iterator[Mapping[int, int]] = iter(())
+        self._coming: Iterator[Mapping[int, int]] | None = None
+        """None: no text is under way."""
+        self._queued = False
+        """Its next token is among the worker's commands."""
         self._spent_s = 0.0
 
     def round_settled(self) -> None:
-        """All that follows the replica's latest step is done: begins a text, if one is due."""
-        prompts, number = self._prompts, self._replica.round
-        if prompts is None or number % prompts.every_rounds:
-            return
+        """All that follows the replica's latest step is done: goes on with a text, or begins one if
+        it is due."""
+        prompts, self._round = self._prompts, self._replica.round
+        if prompts is not None and self._coming is None and self._round % prompts.every_rounds == 0:
+            self._begin(prompts, self._round)
+        if not self._queued:
+            self._go_on()
+
+    def _begin(self, prompts: Prompts, number: int) -> None:
         turn = number // prompts.every_rounds % len(prompts.tokens)
-        self._round, self._text, self._spent_s = number, list(prompts.tokens[turn]), 0.0
+        self._text, self._spent_s = list(prompts.tokens[turn]), 0.0
         self._begins_with = len(self._text)
         self._coming = continuations(
             [self._text],
@@ -77,25 +87,28 @@ class RoundTexts:
             Sampling(_TEMPERATURE, seed=number),
             lambda questions: self._replica.answers(questions, self._worker.should_stop),
         )
-        self._go_on()
 
     def _go_on(self) -> None:
-        told = self._next() if self._worker.is_free and self._replica.round == self._round else None
+        coming, self._queued = self._coming, False
+        if coming is None or not self._worker.is_free or self._replica.round != self._round:
+            return
+        told = self._next(coming)
         if told:
             self._text.append(told[0])
+            self._queued = True
             self._worker.submit(self._go_on)
             return
         assert self._prompts is not None
-        self._coming = iter(())
+        self._coming = None
         if len(self._text) > self._begins_with:
             text = shown(self._prompts.decode(self._text))
             self._on_text(SampleText(self._round, text), self._spent_s)
 
-    def _next(self) -> Mapping[int, int] | None:
+    def _next(self, coming: Iterator[Mapping[int, int]]) -> Mapping[int, int] | None:
         """The next token; None: there is none, or it cannot be had now."""
         started = self._clock.now()
         try:
-            return next(self._coming, None)
+            return next(coming, None)
         except (PassCancelled, DeviceTaken, PassVoided):
             return None
         finally:

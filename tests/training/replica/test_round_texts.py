@@ -101,29 +101,62 @@ def test_every_nth_round_writes_and_training_keeps_its_bits(desk: Desk) -> None:
     assert all(len(text.text) in (MOST_TOKENS + 1, MOST_TOKENS + 2) for text in desk.told)
 
 
-@pytest.mark.parametrize("why", ["frozen", "stepped", "stopped"])
-def test_what_the_round_asks_for_ends_a_text_where_it_is(desk: Desk, why: str) -> None:
+@pytest.mark.parametrize("why", ["frozen", "stepped"])
+def test_a_text_waits_for_a_round_and_goes_on_after_it(desk: Desk, why: str) -> None:
     desk.round()
     desk.round()
     desk.texts.round_settled()
     assert desk.hands.work(3) == 3
     if why == "frozen":
         desk.hands.is_free = False
-    elif why == "stopped":
-        desk.hands.stops = True
     else:
         desk.round()
+    assert desk.hands.work() == 1
+    assert not desk.told
+    if why == "frozen":
+        desk.hands.is_free = True
+        desk.round()
+    desk.round()  # another one is due: the one under way comes first
+    desk.texts.round_settled()
+    desk.hands.work()
+    assert [(text.round, len(text.text)) for text in desk.told] == [(4, MOST_TOKENS + 1)]
+
+
+def test_a_step_between_two_tokens_doubles_no_text(desk: Desk) -> None:
+    desk.round()
+    desk.round()
+    desk.texts.round_settled()
+    for _ in range(3):
+        assert desk.hands.work(1) == 1
+        desk.round()
+        desk.texts.round_settled()
+        assert len(desk.hands.commands) == 1
+    desk.hands.work()
+    assert [len(text.text) for text in desk.told] == [MOST_TOKENS + 1]
+
+
+def test_a_pass_that_is_cancelled_ends_a_text_where_it_is(desk: Desk) -> None:
+    desk.round()
+    desk.round()
+    desk.texts.round_settled()
+    assert desk.hands.work(3) == 3
+    desk.hands.stops = True
     assert desk.hands.work() == 1
     assert [len(text.text) for text in desk.told] == [5], "one prompt token, and four written"
 
 
-def test_nothing_is_told_where_nothing_was_written(desk: Desk) -> None:
+def test_a_text_that_is_due_waits_for_a_free_moment(desk: Desk) -> None:
     desk.round()
     desk.round()
     desk.hands.is_free = False
     desk.texts.round_settled()
     assert desk.hands.work() == 0
     assert not desk.told
+    desk.round()
+    desk.hands.is_free = True
+    desk.texts.round_settled()
+    desk.hands.work()
+    assert [text.round for text in desk.told] == [3]
 
 
 def test_weights_that_give_no_numbers_write_nothing(desk: Desk) -> None:
