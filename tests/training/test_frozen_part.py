@@ -133,6 +133,7 @@ def test_from_a_donor_whose_file_is_damaged_nothing_is_taken(
         joiner.sync.restore()
         assert "hash-mismatch" in joiner.sync.run([donor.peer_id], discard=True)
         path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert set(joiner.lies) == {donor.peer_id}
     assert joiner.sync.lacks == "the run's state"
     assert not joiner.sync.run([donor.peer_id], discard=True)
     assert joiner.is_whole()
