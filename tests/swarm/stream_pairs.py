@@ -1,12 +1,15 @@
-"""Connected streams without a network."""
+"""Connected streams without a network, and frames that are not whole."""
 
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
 
 from atom.swarm.stream.tls import SocketStream
 
+HEADER = struct.Struct(">IB")
+"""Of a frame: how many bytes follow, and their kind."""
 _made: list[SocketStream] = []
 
 

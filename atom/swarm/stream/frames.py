@@ -206,10 +206,6 @@ class Channel:
             self.send_all(memoryview(pending), patience)
         self.sending_s += time.monotonic() - began
 
-    def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
-        """Begins a frame whose `length` bytes follow."""
-        self.send_all(memoryview(_HEADER.pack(length, kind)), patience)
-
     def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
         """The next frame's kind and payload length; the payload is to be received.
 

@@ -16,6 +16,7 @@ from atom.swarm.exchange.plans import chunk_header
 from atom.swarm.exchange.reduction import Reduction, Terms, hear_broken
 from atom.swarm.exchange.sparse import CHUNK, Sparse
 from atom.swarm.stream.frames import Kind, Pace, Patience, Purpose
+from tests.swarm.stream_pairs import HEADER
 
 CULPRIT, QUIET, KINDS = (
     2,
@@ -77,8 +78,8 @@ def test_ring_that_gets_a_few_bytes_at_a_time_ends_for_all(swarm_of: Make) -> No
 
     def dribble(channels: Channels, over: threading.Event) -> None:
         length = len(header) + 4 * (step.stop - step.start)
-        channels.right[0].send_header(Kind.CHUNK, length, Patience(SOON))
-        channels.right[0].stream.send_all(memoryview(header), Patience(SOON))
+        begun = HEADER.pack(length, Kind.CHUNK) + header
+        channels.right[0].stream.send_all(memoryview(begun), Patience(SOON))
         while not over.wait(0.05):
             channels.right[0].stream.send_all(memoryview(bytes(64)), Patience(SOON))
 

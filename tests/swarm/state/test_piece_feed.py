@@ -34,6 +34,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
+from tests.swarm.stream_pairs import HEADER
 
 SOON = 20.0
 PATIENCE = Patience(SOON)
@@ -216,8 +217,8 @@ def test_a_restart_fetches_what_is_missing_only(village: Village) -> None:
 
 def say(channel: Channel, kind: Kind, raw: bytes | memoryview, of: int | None = None) -> None:
     """A frame; `of`: as long as its header says."""
-    channel.send_header(kind, len(raw) if of is None else of, PATIENCE)
-    channel.send_all(memoryview(raw), PATIENCE)
+    header = HEADER.pack(len(raw) if of is None else of, kind)
+    channel.send_all(memoryview(header + raw), PATIENCE)
 
 
 def cut_off(channel: Channel, chunk: bytes, rest: threading.Event) -> None:
@@ -286,7 +287,7 @@ def test_noise_in_place_of_frames_does_no_harm(village: Village) -> None:
         if rounds := max(rounds - 1, 0):
             if dice.random() < 0.5:  # as far as its header is one
                 length, kind = dice.choice([0, 7, CHUNK_BYTES, 2**32 - 1]), dice.choice([*Kind])
-                channel.send_header(kind, length, PATIENCE)
+                channel.send_all(memoryview(HEADER.pack(length, kind)), PATIENCE)
             channel.send_all(memoryview(dice.randbytes(dice.randrange(1, 400))), PATIENCE)
             return
         honest.serve(channel)
