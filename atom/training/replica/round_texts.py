@@ -57,6 +57,8 @@ class RoundTexts:
         self._on_text = on_text
         self._round = 0
         """Whose weights write now."""
+        self._begun = 0
+        """With whose weights the text began."""
         self._text: list[int] = []
         self._begins_with = 0
         self._coming: Iterator[Mapping[int, int]] | None = None
@@ -76,7 +78,7 @@ class RoundTexts:
 
     def _begin(self, prompts: Prompts, number: int) -> None:
         turn = number // prompts.every_rounds % len(prompts.tokens)
-        self._text, self._spent_s = list(prompts.tokens[turn]), 0.0
+        self._begun, self._text, self._spent_s = number, list(prompts.tokens[turn]), 0.0
         self._begins_with = len(self._text)
         self._coming = continuations(
             [self._text],
@@ -102,7 +104,7 @@ class RoundTexts:
         self._coming = None
         if len(self._text) > self._begins_with:
             text = shown(self._prompts.decode(self._text))
-            self._on_text(SampleText(self._round, text), self._spent_s)
+            self._on_text(SampleText(self._begun, text), self._spent_s)
 
     def _next(self, coming: Iterator[Mapping[int, int]]) -> Mapping[int, int] | None:
         """The next token; None: there is none, or it cannot be had now."""

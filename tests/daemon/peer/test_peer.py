@@ -78,7 +78,7 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
 
 
 def test_a_peer_tells_what_its_rounds_write(tmp_path: Path) -> None:
-    text = TINY_RUN.replace("[run]", "[run]\nrounds = 9")
+    text = TINY_RUN.replace("[run]", "[run]\nrounds = 40")
     wanted = '[sample]\nprompts = ["A peer", "What"]\nevery_rounds = 2\n'
     notes = Notes()
     with small_peer(tmp_path / "state", found_in(tmp_path, text, more=wanted), notes) as peer:

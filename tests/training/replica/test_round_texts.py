@@ -119,7 +119,7 @@ def test_a_text_waits_for_a_round_and_goes_on_after_it(desk: Desk, why: str) -> 
     desk.round()  # another one is due: the one under way comes first
     desk.texts.round_settled()
     desk.hands.work()
-    assert [(text.round, len(text.text)) for text in desk.told] == [(4, MOST_TOKENS + 1)]
+    assert [(text.round, len(text.text)) for text in desk.told] == [(2, MOST_TOKENS + 1)]
 
 
 def test_a_step_between_two_tokens_doubles_no_text(desk: Desk) -> None:
@@ -156,7 +156,7 @@ def test_a_text_that_is_due_waits_for_a_free_moment(desk: Desk) -> None:
     desk.hands.is_free = True
     desk.texts.round_settled()
     desk.hands.work()
-    assert [text.round for text in desk.told] == [3]
+    assert [text.round for text in desk.told] == [2]
 
 
 def test_weights_that_give_no_numbers_write_nothing(desk: Desk) -> None:
