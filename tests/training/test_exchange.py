@@ -211,7 +211,7 @@ def test_the_norm_is_of_the_mean_however_late_it_is_summed(
     read = MeanNumbers.__getitem__
 
     def late(numbers: MeanNumbers, elements: slice) -> Tensor:
-        time.sleep(0.2)
+        time.sleep(0.2)  # this is the lateness
         return read(numbers, elements)
 
     monkeypatch.setattr(MeanNumbers, "__getitem__", late)

@@ -114,7 +114,7 @@ def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"{process.args}\nended with {process.poll()}")
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a program of its own: it tells of itself in files alone
 
 
 def rounds_together(events: Path) -> list[int]:

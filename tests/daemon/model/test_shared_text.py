@@ -17,6 +17,7 @@ from atom.daemon.model import shared_text
 from atom.daemon.model.shared_text import content_of, open_store, piece_of, what_comes
 from atom.daemon.peer.founding import Membership, enter_run
 from atom.models.data.tokenizer import byte_level_tokenizer
+from atom.swarm.records.manifest import Manifest
 from atom.swarm.state.arenas import BlobManifest, describe
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.piece_store import text_blob
@@ -105,21 +106,23 @@ def test_what_will_come_is_said_beforehand(
     assert "keep" in caught.value.hint
 
 
+def of_a_large_text(member: Membership) -> Manifest:
+    """The run's manifest, were its text of 10 billion tokens."""
+    assert member.manifest.text is not None
+    [file] = member.manifest.text.files
+    large = member.manifest.text._replace(files=(file._replace(tokens=10**10),))
+    return replace(member.manifest, text=large)
+
+
 def test_a_cap_that_validation_alone_fills_is_refused(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     member = founded(folder)
-    assert member.manifest.text is not None
-    [file] = member.manifest.text.files
-    large = member.manifest.text._replace(files=(file._replace(tokens=10**10),))
-    amount = member.manifest.data_amount
-    assert amount is not None
-    manifest = replace(
-        member.manifest, text=large, data_amount=amount._replace(held_back=3 * 10**9)
-    )
+    manifest = of_a_large_text(member)
+    amount = manifest.data_amount._replace(held_back=3 * 10**9)
     peer = parse_peer_text('[data]\nkeep = "1 GB"', tmp_path)
     with pytest.raises(ConfigError, match=r"data\.keep") as caught:
-        what_comes(manifest, peer, tmp_path)
+        what_comes(replace(manifest, data_amount=amount), peer, tmp_path)
     assert "GiB" in caught.value.hint
 
 
@@ -127,13 +130,10 @@ def test_a_cap_is_refused_where_no_piece_can_be_given_back(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     member = founded(folder)
-    assert member.manifest.text is not None
-    [file] = member.manifest.text.files
-    large = member.manifest.text._replace(files=(file._replace(tokens=10**10),))
     peer = parse_peer_text('[data]\nkeep = "2 GB"', tmp_path)
     monkeypatch.setattr(shared_text, "gives_back", lambda place: False)
     with pytest.raises(ConfigError, match="cannot free a part of a file") as caught:
-        what_comes(replace(member.manifest, text=large), peer, tmp_path)
+        what_comes(of_a_large_text(member), peer, tmp_path)
     assert "data.keep" in caught.value.hint
     assert "comes through" in what_comes(member.manifest, peer, tmp_path), "all of it is kept"
 
