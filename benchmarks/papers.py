@@ -1,0 +1,56 @@
+"""What the founding papers claim, measured: their figure and ours, a row each, in one table.
+
+    python benchmarks/papers.py --rows lines killed --deadline 1200 --json papers.json
+
+Atom: arXiv 2403.10504; AxoNN: arXiv 2110.13005. docs/papers.md says what each row shows, what is
+real in it and what is asleep. Rows on lines of their own need root, `ip` and `tc`.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sides import machine, publish
+
+Result = dict[str, Any]
+"""Of one case: `case`, `ours` and `theirs` are for the table; what else is measured is for the
+JSON. `theirs` is the paper's figure, or NOT_GIVEN."""
+Row = Callable[[argparse.Namespace], list[Result]]
+NOT_GIVEN = "not given here"
+
+ROWS: Mapping[str, Row] = {}
+
+
+def main() -> None:
+    options = _options()
+    began, results, left = time.monotonic(), list[Result](), list[str]()
+    body = {"benchmark": "papers", "results": results, "left": left, "machine": machine()}
+    for name in options.rows:
+        if options.deadline and time.monotonic() - began > options.deadline:
+            left.append(name)
+            continue
+        results += [{"row": name, **result} for result in ROWS[name](options)]
+        if options.json:
+            options.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    cells = [[result[key] for key in ("row", "case", "ours", "theirs")] for result in results]
+    publish(["row", "case", "ours", "the paper's"], cells, body)
+    for name in left:
+        sys.stderr.write(f"{name}: not begun before the deadline\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", choices=ROWS, nargs="+", default=list(ROWS))
+    parser.add_argument("--deadline", type=float, help="seconds; no row begins after them")
+    parser.add_argument("--json", type=Path, help="rewritten after every row")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
