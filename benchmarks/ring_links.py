@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _CLONE_NEWNET = 0x40000000
-_NETWORK = "10.213.77"
+_NETWORK, _BRIDGE = "10.213.77", "bridge"
 WIRE_SHARE = 1448 / 1514
 """Payload of a full TCP packet on Ethernet, of what it occupies: no sum goes faster than this."""
 
@@ -45,38 +45,40 @@ def shaped(megabits_per_s: Sequence[float], queue_ms: float = 50.0) -> Iterator[
     """A seat on a link of each of these rates. `queue_ms`: how much a link's queue holds; what
     comes on top is dropped. Raises: subprocess.CalledProcessError."""
     mark = os.getpid() % 10_000
-    bridge = f"atomb{mark}"
+    hub = f"atom-ring-{mark}-hub"
     seats = [
         Seat(f"{_NETWORK}.{rank + 1}", f"atomv{mark}", f"atom-ring-{mark}-{rank}")
         for rank in range(len(megabits_per_s))
     ]
     try:
-        _run(f"ip link add {bridge} type bridge")
-        _run(f"ip link set {bridge} up")
+        _run(f"ip netns add {hub}")  # where no firewall of the host's looks at what passes a bridge
+        _run(f"ip -n {hub} link add {_BRIDGE} type bridge")
+        _run(f"ip -n {hub} link set {_BRIDGE} up")
         for rank, seat in enumerate(seats):
-            _plug(seat, f"atomh{mark}{rank}", bridge, megabits_per_s[rank], queue_ms)
+            _plug(seat, hub, f"to{rank}", megabits_per_s[rank], queue_ms)
         yield seats
     finally:
-        for seat in seats:
-            _run(f"ip netns delete {seat.namespace}", check=False)
-        _run(f"ip link delete {bridge}", check=False)
+        for namespace in (hub, *(seat.namespace for seat in seats)):
+            _run(f"ip netns delete {namespace}", check=False)
 
 
-def _plug(seat: Seat, outer: str, bridge: str, megabits_per_s: float, queue_ms: float) -> None:
-    inside = f"ip netns exec {seat.namespace}"
+def _plug(seat: Seat, hub: str, outer: str, megabits_per_s: float, queue_ms: float) -> None:
     _run(f"ip netns add {seat.namespace}")
-    _run(f"ip link add {outer} type veth peer name {seat.interface} netns {seat.namespace}")
-    _run(f"ip link set {outer} master {bridge} up")
-    _run(f"{inside} ip address add {seat.host}/24 dev {seat.interface}")
-    _run(f"{inside} ip link set {seat.interface} up")
-    _run(f"{inside} ip link set lo up")
+    _run(
+        f"ip -n {hub} link add {outer} type veth "
+        f"peer name {seat.interface} netns {seat.namespace}"
+    )
+    _run(f"ip -n {hub} link set {outer} master {_BRIDGE} up")
+    _run(f"ip -n {seat.namespace} address add {seat.host}/24 dev {seat.interface}")
+    _run(f"ip -n {seat.namespace} link set {seat.interface} up")
+    _run(f"ip -n {seat.namespace} link set lo up")
     burst_bytes = max(32_768, int(megabits_per_s * 1e6 / 8 * 0.002))  # two milliseconds' worth
     limit = f"rate {megabits_per_s}mbit burst {burst_bytes} latency {queue_ms}ms"
-    _run(f"tc qdisc add dev {outer} root tbf {limit}")
-    _run(f"{inside} tc qdisc add dev {seat.interface} root tbf {limit}")
-    for device in (f"dev {outer}", None):  # large segments would pass the buckets as one packet
-        command = f"ethtool -K {outer if device else seat.interface} tso off gso off gro off"
-        _run(command if device else f"{inside} {command}", check=False)
+    for namespace, device in ((hub, outer), (seat.namespace, seat.interface)):
+        _run(f"tc -n {namespace} qdisc add dev {device} root tbf {limit}")
+        # large segments would pass the buckets as one packet
+        offloads = f"ethtool -K {device} tso off gso off gro off"
+        _run(f"ip netns exec {namespace} {offloads}", check=False)
 
 
 def _run(command: str, check: bool = True) -> None:
