@@ -1,21 +1,25 @@
-"""What our ring all-reduce costs, beside gloo's (and hivemind's averager), one process per member.
+"""What our exchanges cost beside others' all-reduces, one process per member.
 
 All sides average the same float32 tensors in the same processes, in turn; a run's time is that of
-the slowest member. Ours opens its connections anew for every ring, inside the clock, proves who is
-at the other end, checks every chunk and divides by the weight. gloo (torch.distributed) is plain
-TCP, connects once and only adds. hivemind's time includes its matchmaking.
+the slowest member. Ours opens its connections anew for every exchange, inside the clock, proves who
+is at the other end, checks every chunk and divides by the weight.
 
-A side of ours is tls[/codec[/parts]]: float32, bfloat16, int8 or int4; with parts: parts with
-owners, not a ring. `sockets` only moves the bytes of a ring over bare TCP: as fast as anything
-could be there.
+    tls[/codec]             our ring; float32, bfloat16, int8 or int4
+    tls/codec/parts         parts with owners, as large as each other
+    tls/codec/sized         as large as `atom.swarm.exchange.choice` makes them for these links
+    tls/codec/one           the first member owns everything: incast at its worst
+    gloo                    torch.distributed's ring: plain TCP, connects once and only adds
+    one-shot                everybody's numbers to everybody, over gloo
+    hivemind                its averager; the time includes its matchmaking
+    sockets                 only moves the bytes of a ring: as fast as anything could be there
 
     python benchmarks/ring.py
-    python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400
     python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls hivemind
     python benchmarks/ring.py --members 2 --megabytes 100 --sides sockets gloo tls --mbit 100
+    python benchmarks/ring.py --mbit 200 200 100 50 --sides tls tls/float32/parts tls/float32/sized
 
-`--mbit` puts each member into a network namespace on a link of that rate, both ways (root).
-`--delay-ms` lets what our sides send arrive later, once they are connected; the others it cannot.
+`--mbit` puts each member into a network namespace on a link of that rate, both ways (root): one
+rate for all, or one for each. `--delay-ms` makes the ways between them longer.
 """
 
 import argparse
@@ -23,6 +27,7 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,47 +44,82 @@ DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "tls/int8")]
 
 def main() -> None:
     options = _options()
-    elements = tuple(_elements(megabytes) for megabytes in options.megabytes)
-    links = shaped([options.mbit] * options.members) if options.mbit else None
-    with tempfile.TemporaryDirectory() as folder, links or contextlib.nullcontext() as seats:
+    links = Links(tuple(options.mbit or ()), options.delay_ms / 1e3, options.queue_ms)
+    found = measured(
+        options.members, options.megabytes, options.sides, links, options.runs, options.undialable
+    )
+    _publish(found, options)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Of a group."""
+
+    mbit: tuple[float, ...] = ()
+    """Of each member's, in both directions; empty: loopback."""
+    delay_s: float = 0.0
+    """From one to another."""
+    queue_ms: float = 50.0
+
+
+def measured(
+    members: int,
+    megabytes: Sequence[float],
+    sides: Sequence[Side],
+    links: Links,
+    runs: int,
+    undialable: int | None = None,
+) -> list[tuple[float, dict[str, dict[str, Any]]]]:
+    """Per size its megabytes and, by side, what was found. Raises: AssertionError if members end
+    with other bytes."""
+    elements = tuple(_elements(each) for each in megabytes)
+    network = shaped(links.mbit, links.queue_ms, links.delay_s) if links.mbit else None
+    with tempfile.TemporaryDirectory() as folder, network or contextlib.nullcontext() as seats:
+        where: Sequence[Seat] = seats or loopback(members)
         rendezvous = Path(folder, "gloo").as_uri()
-        where: Sequence[Seat] = seats or loopback(options.members)
-        delay_s = options.delay_ms / 1e3
-        job = Job(tuple(where), elements, options.runs, tuple(options.sides), rendezvous, delay_s)
-        samples = found_by(member, job, options.members)
-    _publish(job, samples, options.mbit, options.delay_ms)
+        job = Job(tuple(where), elements, runs, tuple(sides), rendezvous, links.mbit, undialable)
+        samples = found_by(member, job, members)
+    return [
+        (
+            size * 4 / MEGABYTE,
+            {
+                side.name: _side([of_member[at][index] for of_member in samples], size, links)
+                for index, side in enumerate(job.sides)
+            },
+        )
+        for at, size in enumerate(elements)
+    ]
 
 
-def _publish(job: Job, samples: Sequence[Any], mbit: float | None, delay_ms: float) -> None:
+def _publish(
+    found: Sequence[tuple[float, dict[str, dict[str, Any]]]], options: argparse.Namespace
+) -> None:
     results, rows = [], []
-    for size, elements in enumerate(job.elements):
-        megabytes, sides = elements * 4 / MEGABYTE, {}
-        for index, side in enumerate(job.sides):
-            runs = list(zip(*(of_member[size][index] for of_member in samples), strict=True))
-            sides[side.name] = _side(runs, megabytes, len(job.seats), mbit)
+    for megabytes, sides in found:
         baseline = sides.get(GLOO)
-        for name, found in sides.items():
+        for name, side in sides.items():
             if baseline is not None:
-                found["times_gloos_speed"] = _paired(baseline["seconds"], found["seconds"])
-            rows.append(_row(megabytes, name, found))
+                side["times_gloos_speed"] = _paired(baseline["seconds"], side["seconds"])
+            rows.append(_row(megabytes, name, side))
         results.append({"megabytes": megabytes, "sides": {n: _json(f) for n, f in sides.items()}})
     titles = ["MB", "side", "s (median)", "s (spread)", "opening s", "x gloo's speed",
-              "of the link", "CPU ms per MB", "extra MB"]  # fmt: skip
+              "of the link", "CPU ms per MB", "extra MB", "sent MB"]  # fmt: skip
     body = {
         "benchmark": "ring",
         "machine": machine(),
-        "members": len(job.seats),
-        "mbit": mbit,
-        "delay_ms": delay_ms,
+        "members": options.members,
+        "mbit": options.mbit,
+        "delay_ms": options.delay_ms,
         "results": results,
     }
     publish(titles, rows, body)
 
 
-def _side(
-    runs: Sequence[Sequence[Sample]], megabytes: float, members: int, mbit: float | None
-) -> dict[str, Any]:
+def _side(of_members: Sequence[Sequence[Sample]], elements: int, links: Links) -> dict[str, Any]:
     """Per run the slowest member's time, and the mean member's CPU time per megabyte."""
+    members, megabytes = len(of_members), elements * 4 / MEGABYTE
+    runs = list(zip(*of_members, strict=True))
+    assert all(len({sample.digest for sample in run}) == 1 for run in runs)
     seconds = Timing(tuple(max(sample.seconds for sample in run) for run in runs))
     cpu = Timing(tuple(sum(sample.cpu_s for sample in run) / members for run in runs))
     opening = Timing(tuple(max(sample.opening_s for sample in run) for run in runs))
@@ -90,9 +130,11 @@ def _side(
         "megabytes_per_s": megabytes / seconds.median_s,
         "extra_megabytes": max(sample.extra_bytes for run in runs for sample in run) / MEGABYTE,
     }
-    if mbit:
-        least_s = 2 * (members - 1) / members * megabytes * 8 / mbit
+    if links.mbit:
+        least_s = 2 * (members - 1) / members * megabytes * 8 / min(links.mbit)
         found["of_the_link"] = least_s / seconds.median_s
+        most_sent = [max(sample.sent_bytes for sample in run) / MEGABYTE for run in runs]
+        found["sent_megabytes"] = statistics.median(most_sent)
     return found
 
 
@@ -116,6 +158,7 @@ def _row(megabytes: float, name: str, found: dict[str, Any]) -> list[str]:
         share,
         f"{found['cpu_ms_per_mb']:.2f}",
         f"{found['extra_megabytes']:.1f}",
+        f"{found['sent_megabytes']:.1f}" if "sent_megabytes" in found else "",
     ]
 
 
@@ -138,14 +181,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
     parser.add_argument("--sides", type=_side_name, nargs="+", default=DEFAULT_SIDES)
-    parser.add_argument("--mbit", type=float, help="shape the links to this rate (root)")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way")
+    parser.add_argument("--mbit", type=float, nargs="+", help="rate of the links (root)")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way; with --mbit")
+    parser.add_argument("--queue-ms", type=float, default=50.0, help="that a link holds at most")
+    parser.add_argument("--undialable", type=int, help="rank whose address nobody knows: no ring")
     parser.add_argument("--runs", type=positive, default=5)
     options = parser.parse_args()
+    if options.mbit and len(options.mbit) > 1:
+        options.members = len(options.mbit)
+    elif options.mbit:
+        options.mbit *= options.members
     if options.members < 2:
         parser.error("a ring worth measuring has at least two members")
-    if options.delay_ms and not all(side.ours for side in options.sides):
-        parser.error("--delay-ms is for sides of ours")
+    if options.delay_ms and not options.mbit:
+        parser.error("--delay-ms is for links of a rate: --mbit")
     return options
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from member_processes import PATIENCE_S
-from ring_delay import delay
 from ring_links import Seat
 from ring_sockets import BareSockets
 from torch import Tensor
@@ -24,15 +23,18 @@ from atom.config.run_file import CODECS
 from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.choice import part_shares
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
 TLS = "tls"
-GLOO, HIVEMIND, SOCKETS, PARTS = "gloo", "hivemind", "sockets", "parts"
+GLOO, ONE_SHOT, HIVEMIND, SOCKETS = "gloo", "one-shot", "hivemind", "sockets"
+PARTS, SIZED, ONE_OWNER = "parts", "sized", "one"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 LIBC = ctypes.CDLL(None)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1, "int4": 1.5}
@@ -40,7 +42,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1, "int4": 1.5}
 
 @dataclass(frozen=True)
 class Side:
-    """What does the averaging: gloo, hivemind, our ring in some way; or sockets, which do not."""
+    """What does the averaging: ours in some way, or others; or sockets, which do not."""
 
     name: str
 
@@ -48,9 +50,17 @@ class Side:
     def codec(self) -> str:
         return self._parts[1] if len(self._parts) > 1 else "float32"
 
-    @property
-    def parts(self) -> bool:
-        return self._parts[2:] == [PARTS]
+    def shares(self, mbit: Sequence[float], undialable: int | None) -> tuple[int, ...]:
+        """Of parts, by rank, on lines of these rates; empty: a ring."""
+        able = [rank != undialable for rank in range(len(mbit))]
+        match self._parts[2:]:
+            case [each] if each == PARTS:
+                return tuple(map(int, able))
+            case [each] if each == SIZED:
+                return part_shares(mbit, able)
+            case [each] if each == ONE_OWNER:
+                return tuple(int(rank == able.index(True)) for rank in range(len(mbit)))
+        return ()
 
     @property
     def _parts(self) -> list[str]:
@@ -58,17 +68,20 @@ class Side:
 
     @property
     def ours(self) -> bool:
-        return self.name not in (GLOO, HIVEMIND, SOCKETS)
+        return self.name not in (GLOO, ONE_SHOT, HIVEMIND, SOCKETS)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members end with the same bytes."""
+        return self.name not in (HIVEMIND, SOCKETS)
 
     def check(self) -> None:
         """Raises: ValueError for a name that is no side."""
         if not self.ours:
             return
-        if (
-            self._parts[0] != TLS
-            or self.codec not in CODECS
-            or self._parts[2:] not in ([], [PARTS])
-        ):
+        tls, codec, *parts = [*self._parts, "float32"] if self.name == TLS else self._parts
+        known = parts in ([], [PARTS], [SIZED], [ONE_OWNER])
+        if tls != TLS or codec not in CODECS or not known:
             raise ValueError(f"{self.name} is neither tls/codec nor tls/codec/parts")
 
 
@@ -82,8 +95,13 @@ class Job:
     sides: tuple[Side, ...]
     rendezvous: str
     """A file through which gloo's processes find each other."""
-    delay_s: float = 0.0
-    """One way, for what our sides send."""
+    mbit: tuple[float, ...] = ()
+    """Of each member's link; empty: not known."""
+    undialable: int | None = None
+    """The rank whose address nobody knows."""
+
+    def shares(self, side: Side) -> tuple[int, ...]:
+        return side.shares(self.mbit or (1.0,) * len(self.seats), self.undialable)
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,10 @@ class Sample:
     cpu_s: float
     extra_bytes: int
     """How far the process's memory rose above what it had before the run."""
+    sent_bytes: int
+    """As the interface counts them, headers and acknowledgements included."""
+    digest: bytes = b""
+    """Of the mean, on sides where all members have the same."""
 
 
 Reduce = Callable[[Tensor, int], tuple[FlatNumbers, float]]
@@ -124,9 +146,11 @@ def _sides(
     parent.send((contact, swarm.addresses if swarm else [], bare.address if bare else None))
     contacts = parent.recv()
     found: dict[Side, Reduce] = {}
+    if {GLOO, ONE_SHOT} & {side.name for side in job.sides}:
+        _join_group(rank, job, stack)
     for side in job.sides:
-        if side.name == GLOO:
-            found[side] = _gloo(rank, job, stack)
+        if side.name in (GLOO, ONE_SHOT):
+            found[side] = _gloo if side.name == GLOO else _one_shot
         elif swarm is not None and side.name == HIVEMIND:
             found[side] = swarm.join(len(job.seats), contacts[0][1], stack)
         elif bare is not None and side.name == SOCKETS:
@@ -134,7 +158,7 @@ def _sides(
             found[side] = bare.reduce
         else:
             everybody = [contact for contact, _, _ in contacts]
-            found[side] = _ours(rank, side, transport, everybody, job.delay_s)
+            found[side] = _ours(rank, side, job, transport, everybody)
     return found
 
 
@@ -148,12 +172,13 @@ def member_transport(seat: Seat) -> Transport:
 def _ours(
     rank: int,
     side: Side,
+    job: Job,
     transport: Transport,
     contacts: Sequence[tuple[str, tuple[str, int]]],
-    delay_s: float,
 ) -> Reduce:
-    for peer_id, (host, port) in contacts:
-        transport.set_addresses(peer_id, [f"{host}:{port}"])
+    for other, (peer_id, (host, port)) in enumerate(contacts):
+        if other != job.undialable:
+            transport.set_addresses(peer_id, [f"{host}:{port}"])
     order = tuple(peer_id for peer_id, _ in contacts)
 
     def reduce(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
@@ -161,12 +186,10 @@ def _ours(
         started = time.perf_counter()
         terms = Terms(
             order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(side.codec),
-            (1,) * len(order) if side.parts else (), PATIENCE_S,
+            job.shares(side), PATIENCE_S,
         )  # fmt: skip
         channels = open_exchange(transport, terms, PATIENCE_S)
         opening_s = time.perf_counter() - started
-        if delay_s:
-            delay(channels, delay_s)
         wires = terms.mean_wires(source.numel())
         all_reduce(Sums(source), wires, terms, channels)
         return wires.numbers, opening_s
@@ -174,16 +197,31 @@ def _ours(
     return reduce
 
 
-def _gloo(rank: int, job: Job, stack: contextlib.ExitStack) -> Reduce:
+def _join_group(rank: int, job: Job, stack: contextlib.ExitStack) -> None:
     size = len(job.seats)
     dist.init_process_group("gloo", init_method=job.rendezvous, rank=rank, world_size=size)
     stack.callback(dist.destroy_process_group)
 
-    def reduce(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
-        dist.all_reduce(source)
-        return source.div_(size), 0.0
 
-    return reduce
+def _gloo(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
+    dist.all_reduce(source)
+    return source.div_(dist.get_world_size()), 0.0
+
+
+def _one_shot(source: Tensor, run: int) -> tuple[FlatNumbers, float]:
+    """Everybody's numbers to everybody; each adds them up in the order of ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    brought = [source if each == rank else torch.empty_like(source) for each in range(size)]
+    others = [each for each in range(size) if each != rank]
+    under_way = [dist.irecv(brought[each], each) for each in others]
+    under_way += [dist.isend(source, each) for each in others]
+    for way in under_way:
+        assert way is not None
+        way.wait()
+    total = brought[0].clone()
+    for each in brought[1:]:
+        total += each
+    return total.div_(size), 0.0
 
 
 class _Hivemind:
@@ -241,7 +279,10 @@ def _runs(
             if run == -1:
                 LIBC.malloc_trim(0)
             gate.wait(PATIENCE_S)
-            mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)[:]
+            seat = job.seats[rank]
+            mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), seat, taken)
+            if side.alike:
+                taken[-1] = replace(taken[-1], digest=state_digest({"mean": mean}))
             if run < 0:
                 del taken[:-1]
             elif run == 0:
@@ -254,15 +295,18 @@ def _runs(
     return samples
 
 
-def _timed(reduce: Callable[[], tuple[FlatNumbers, float]], into: list[Sample]) -> FlatNumbers:
+def _timed(
+    reduce: Callable[[], tuple[FlatNumbers, float]], seat: Seat, into: list[Sample]
+) -> Tensor:
     before = _resident_bytes(peak=False)
     CLEAR_PEAK.write_text("5")
-    started, cpu = time.perf_counter(), time.process_time()
+    sent, started, cpu = seat.sent_bytes(), time.perf_counter(), time.process_time()
     mean, opening_s = reduce()
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    sent_bytes = seat.sent_bytes() - sent
     extra_bytes = max(_resident_bytes(peak=True) - before, 0)
-    into.append(Sample(seconds, opening_s, cpu_s, extra_bytes))
-    return mean
+    into.append(Sample(seconds, opening_s, cpu_s, extra_bytes, sent_bytes))
+    return mean[:]
 
 
 def _resident_bytes(peak: bool) -> int:
