@@ -16,8 +16,10 @@ import torch
 
 from atom.base.errors import ModelError
 
-ALIGNMENT_ELEMENTS = 16
-"""Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut."""
+ALIGNMENT_ELEMENTS = 128
+"""Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut, and
+matrix products as they do a tensor of its own, which a GPU's allocator puts at 256 bytes or more:
+cuBLAS asks how a matrix is aligned, up to these, before it picks a kernel."""
 
 
 def padded_elements(numel: int) -> int:

@@ -160,5 +160,7 @@ def test_two_bytes_a_weight_and_two_for_each_block(run_with: Callable[..., RunFi
     layout = ParameterLayout.of({"matrix": (64, 256), "bias": (16,)})
     arenas = optimizer_state(AdamW8Bit(), layout, StateForm.EXACT)
     state_bytes = sum(arena.size_bytes for arena in arenas.values())
-    assert state_bytes == 2 * (64 * 256 + 16) + 2 * (64 + 16)
-    assert peer_bytes(run_with("adamw-8bit"), layout) == state_bytes + (4 + 4 + 8) * (64 * 256 + 16)
+    blocks = padded_elements(64 * 256 // MOMENT_BLOCK) + padded_elements(1)
+    assert state_bytes == 2 * layout.trained_elements + 2 * blocks
+    weights_bytes = (4 + 4 + 8) * layout.trained_elements
+    assert peer_bytes(run_with("adamw-8bit"), layout) == state_bytes + weights_bytes

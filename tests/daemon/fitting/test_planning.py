@@ -119,7 +119,7 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     assert landing[0] == "gradients on their way from the device"
     assert landing[1] == staging_bytes(planned.program)
     arenas = planned.host.total_bytes - landing[1]
-    assert arenas == pytest.approx(24 * planned.parameters, rel=0.01)
+    assert arenas == 24 * planned.program.layout.trained_elements
     assert not planned.fits
     assert planned.choice.cut.limits.device_bytes == 600_000
     assert planned.choice.memory.total_bytes <= 600_000
@@ -152,12 +152,13 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
         planned.program, leaving
     )
     assert ("gradients in bfloat16" in dict(planned.host.arenas)) is (gradients == "bfloat16")
+    elements = planned.program.layout.trained_elements
     of_the_cut = sum(size for _, size in arenas)
-    assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
+    assert planned.host.total_bytes - of_the_cut == element_bytes * elements
     disk, every = planned.disk, 50
-    assert disk.snapshot_bytes == 2 * snapshot_bytes * planned.parameters
-    assert disk.result_bytes == (every + 1) * 4 * planned.parameters
-    assert disk.joiners_bytes == (snapshot_bytes + every * 4) * planned.parameters
+    assert disk.snapshot_bytes == 2 * snapshot_bytes * elements
+    assert disk.result_bytes == (every + 1) * 4 * elements
+    assert disk.joiners_bytes == (snapshot_bytes + every * 4) * elements
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,8 @@ def test_what_a_gpu_has_room_for_is_trained_there_if_there_is_a_kernel_for_it(
     """Master weights, moments and sums; beside them the slot has the weights that are computed
     with."""
     planned = plan(tmp_path, precision="bfloat16", state=chosen)
-    assert planned.choice.memory.trained_bytes == state_bytes * planned.parameters
+    elements = planned.program.layout.trained_elements
+    assert planned.choice.memory.trained_bytes == state_bytes * elements
     assert (planned.prediction.optimizer_s == 0) is (state_bytes > 0)
 
 

@@ -495,7 +495,8 @@ def test_what_it_keeps_is_reckoned_with() -> None:
     layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
     run, plain = parse_run_text(RUN), parse_run_text(RUN.split("update")[0])
     assert list(shared_state(run, layout)) == ["master", "outer_momentum"]
-    assert peer_bytes(run, layout) - peer_bytes(plain, layout) == (4 + 2 + 4) * 528
+    own_bytes = peer_bytes(run, layout) - peer_bytes(plain, layout)
+    assert own_bytes == (4 + 2 + 4) * layout.trained_elements
 
 
 RUN = """
