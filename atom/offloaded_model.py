@@ -25,7 +25,7 @@ from atom.daemon.fitting.device_choice import (
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
-from atom.daemon.model.recipe import open_device
+from atom.daemon.model.devices import open_devices
 from atom.graph.ir import Program
 from atom.graph.layers import ends_alike
 from atom.graph.program import build_program
@@ -185,7 +185,7 @@ def offload(
     whole = _WithLoss(model, loss).train()
     batch = _entries(example)
     graph = trace(whole, batch)
-    opened = open_device(device, graph.parameter_dtype, allowed_bytes(capped))
+    (opened,) = open_devices([device], graph.parameter_dtype, allowed_bytes(capped))
     choice = _choice(graph, optimizer or AdamW(), opened, capped)
     settings = ReplicaSettings(
         rate=_schedule(learning_rate),

@@ -88,7 +88,7 @@ inner_sequences = 8
 """By update rule: what a run file says of it, after [swarm]."""
 PEER = """\
 [device]
-kind = "cpu"
+use = "cpu"
 memory = "{memory}"
 cpu_threads = 1
 

@@ -29,7 +29,7 @@ class Silence:
     note = progress = join_address = lambda self, *told: None
 print(run_start(StartOptions(Path("run.toml"), Path("box.toml"), Path("state")), Silence()).name)
 """
-BOX = '[device]\nkind = "cpu"\n[network]\nlisten = "127.0.0.1:0"\n[data]\npaths = ["text.txt"]\n'
+BOX = '[device]\nuse = "cpu"\n[network]\nlisten = "127.0.0.1:0"\n[data]\npaths = ["text.txt"]\n'
 
 
 def test_a_daemon_without_extras_trains_its_rounds_and_ends(tmp_path: Path) -> None:

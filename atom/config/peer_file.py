@@ -1,8 +1,10 @@
 """The peer file: what one box gives. Every key is optional, an empty file is a valid one."""
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -43,21 +45,54 @@ PeerName = Annotated[str, Field(pattern=rf"^{PEER_NAME}$")]
 AnnouncementText = Annotated[str, _checked(parse_announcement)]
 
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
+MAX_DEVICES = 16
+"""That the chassis of one host holds."""
+
+
+def _listed(value: Any) -> Any:
+    """A word is a list of one."""
+    return (
+        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    )
+
+
+def _why_not_used(names: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with these as [device] use, and what would do; empty: nothing is."""
+    unknown = [n for n in names if n != "all" and not re.match(DEVICE_PATTERN, n)]
+    if unknown or not 0 < len(names) <= MAX_DEVICES:
+        return f"cannot be {json.dumps(unknown[0] if unknown else names)}", ""
+    if len(names) > 1 and {"auto", "all"} & set(names):
+        return '"auto" and "all" stand alone', 'use = "all", or name each: ["cuda:0", "cuda:1"]'
+    gpus = [int(n.partition(":")[2] or 0) for n in names if n.startswith("cuda")]
+    if gpus and "cpu" in names:
+        hint = "name the GPUs alone; a daemon that uses the CPU is a peer of its own"
+        return "a CPU and GPUs round differently", hint
+    if len(gpus) > len(set(gpus)):
+        return "a GPU is named twice", '"cuda" is "cuda:0": name each once'
+    return "", ""
 
 
 class Device(Section):
     """[device]"""
 
-    kind: str = Field(default="auto", pattern=DEVICE_PATTERN)
-    """auto (the first GPU, else the CPU), cpu, cuda, or cuda:N."""
+    use: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("auto",)
+    """"auto" (the first GPU, else the CPU), "all" (GPUs), "cpu", "cuda", "cuda:1", or a list:
+    ["cuda:0", "cuda:1"]."""
     memory_bytes: BytesOrAuto = Field(default=None, alias="memory")
-    """Device memory that sub-models may fill: "8 GiB"; "auto": what is free."""
+    """Of each device, what sub-models may fill: "8 GiB"; "auto": what is free."""
     cpu_threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     deterministic: bool = False
     """Whether a pass that is repeated gives the same bits on a GPU, too, at some cost of speed."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
     """How long a turn is, where daemons of several runs use the device; it ends with a round."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Device":
+        what, hint = _why_not_used(self.use)
+        if what:
+            refuse("use", what, hint)
+        return self
 
 
 class Host(Section):

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from atom.base.clock import Clock
 from atom.base.errors import ConfigError
 from atom.base.events import EventSink
@@ -48,9 +46,7 @@ class Wishes:
         """Ends what `keep_looking` began."""
 
 
-OpenWishes = Callable[
-    [PeerFile, torch.device, Callable[[str], None], Callable[[BaseException], None]], Wishes
-]
+OpenWishes = Callable[[PeerFile, Callable[[str], None], Callable[[BaseException], None]], Wishes]
 """The two hear why the peer is to stand still (empty: it is not), and with what a look fails.
 Raises: UserError."""
 
@@ -111,5 +107,5 @@ def _no_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors
 NO_EXTENSIONS = Extensions(
     monitors=_no_monitors,
     turns=lambda device, state, run, owner, clock: Turns(),
-    wishes=lambda peer, device, told, failed: Wishes(),
+    wishes=lambda peer, told, failed: Wishes(),
 )

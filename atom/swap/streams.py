@@ -398,7 +398,7 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
     if not torch.cuda.is_available():
         raise DeviceError(
             "this machine has no usable CUDA GPU",
-            'check the driver, or set [device] kind = "cpu" in the peer file; '
+            'check the driver, or set [device] use = "cpu" in the peer file; '
             "to plan for another machine: --assume",
         )
     if index >= torch.cuda.device_count():

@@ -65,7 +65,7 @@ def test_what_a_command_line_gets_wrong(
     assert str(folder / "absent") in refused(begun, ExitCode.CONFIG, capsys)
     assert "did you mean" in refused(["stat"], ExitCode.USAGE, capsys)
     assert "--json" in refused(["status", "--jsn", "x"], ExitCode.USAGE, capsys)
-    (folder / "bad.toml").write_text('[device]\nkind = "cuda:100"')
+    (folder / "bad.toml").write_text('[device]\nuse = "cuda:100"')
     assert "GPU" in refused(["plan", "run.toml", "--peer", "bad.toml"], ExitCode.DEVICE, capsys)
 
 

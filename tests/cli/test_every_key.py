@@ -117,7 +117,8 @@ BAD_OF_A_RUN: dict[str, tuple[str, ...]] = {
     "snapshot.every_rounds": count(2**31),
 }
 BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
-    "device.kind": ("3", '"gpu"', '"cuda:x"'),
+    "device.use": ("3", '"gpu"', '"cuda:x"', "[]", "[3]", '["cuda", "cuda:0"]', '["cpu", "cuda"]',
+                   '["cpu", "auto"]', str(["cpu"] * 17)),
     "device.memory": (*SIZE, '"0 B"'),
     "device.cpu_threads": count(1024),
     "device.deterministic": SWITCH,

@@ -86,6 +86,11 @@ def test_malformed_toml_names_the_line() -> None:
     ("text", "place", "hint"),
     [
         ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
+        ('[device]\nkind = "cpu"', "device.kind: unknown key", "did you mean use?"),
+        ('[device]\nuse = ["cuda", "cuda:0"]', "device.use: a GPU is named twice", "once"),
+        ('[device]\nuse = ["cuda", "cpu"]', "a CPU and GPUs round differently", "peer of its own"),
+        ('[device]\nuse = ["all", "cpu"]', '"auto" and "all" stand alone', 'use = "all"'),
+        ("[device]\nuse = []", "device.use: cannot be []", '"cuda:1"]'),
         (
             '[network]\nlisten = "[::1]:7"\ndata_port = 7',
             "network.data_port: 7 is the port of network.listen",
@@ -118,7 +123,7 @@ def test_a_full_peer_file_has_units_and_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p.toml").write_text(
-        '[device]\nkind = "cuda:1"\nmemory = "8 GiB"\ncpu_threads = 3\n'
+        '[device]\nuse = ["cuda:0", "cuda:1"]\nmemory = "8 GiB"\ncpu_threads = 3\n'
         '[host]\nmemory = "auto"\n'
         '[network]\nlisten = "[::1]:80"\nannounce = ["a.example:1", "[::1]", "192.0.2.1"]\n'
         'upload = "400 Mbit/s"\ndata_port = 5\n'

@@ -30,5 +30,5 @@ def run_text(
 
 TINY_RUN = run_text("tiny", f"{GPT3}\nvocabulary_size = 256")
 TINY_DATA = 'paths = ["text.txt"]'
-TINY_PEER = f'[device]\nkind = "cpu"\ncpu_threads = 1\n{{device}}\n[data]\n{TINY_DATA}\n'
+TINY_PEER = f'[device]\nuse = "cpu"\ncpu_threads = 1\n{{device}}\n[data]\n{TINY_DATA}\n'
 TINY_TEXT = "A peer gives what it has, and takes its part. " * 40

@@ -299,7 +299,7 @@ def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError) as refused:
         CudaDevice()
-    assert 'kind = "cpu"' in refused.value.hint
+    assert 'use = "cpu"' in refused.value.hint
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ _ELSEWHERE = "name another folder with --directory DIR"
 _PEER_FILE = """\
 # Every peer of the demo: one thread each, reachable from this machine alone.
 [device]
-kind = "cpu"
+use = "cpu"
 memory = "16 MiB"             # so little that the model goes through it in four pieces
 cpu_threads = 1
 slot = "10 s"                 # beside a volunteer's own daemon: nobody waits for long

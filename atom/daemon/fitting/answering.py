@@ -10,7 +10,7 @@ import torch
 from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
 from atom.daemon.fitting.device_choice import free_host_bytes, question, usable_device_bytes
-from atom.daemon.model.recipe import open_device
+from atom.daemon.model.devices import open_devices
 from atom.daemon.model.sampled import Sampled
 from atom.graph.ir import ParameterLayout
 from atom.graph.profile.measured import measure_link
@@ -41,7 +41,7 @@ def answering(
     model = next_token_model(sampled.source, sampled.dtype)
     graph = trace(model, example_question(window), training=False, gives_loss=False)
     layout, vocabulary = graph.layout, graph.specs[graph.loss].shape[-1]
-    device = open_device(kind, sampled.dtype)
+    (device,) = open_devices([kind], sampled.dtype)
     try:
         left_bytes = free_host_bytes(None) - layout.total_elements * sampled.dtype.itemsize
         if left_bytes < 0:

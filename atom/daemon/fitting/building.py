@@ -23,12 +23,12 @@ from atom.daemon.fitting.device_choice import (
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
+from atom.daemon.model.devices import open_devices
 from atom.daemon.model.recipe import (
     PRECISIONS,
     Recipe,
     answering_graph,
     evaluation_graph,
-    open_device,
     verify_recipe,
 )
 from atom.daemon.model.run_optimizer import (
@@ -76,7 +76,10 @@ def build_replica(
     require_host_memory(need_bytes, have_bytes, cap_bytes)
     verify_recipe(recipe, samples, console)
     allowed = allowed_bytes(peer.device.memory_bytes)
-    device = open_device(peer.device.kind, PRECISIONS[run.model.precision], allowed)
+    devices = open_devices(peer.device.use, PRECISIONS[run.model.precision], allowed)
+    if len(devices) > 1:
+        raise DeviceError("a peer uses one device in this version", 'name it: use = "cuda:0"')
+    device = devices[0]
     kind = device.torch_device
     evaluation = evaluation_graph(recipe) if run.validation is not None else None
 

@@ -31,8 +31,9 @@ from atom.daemon.fitting.device_choice import (
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
+from atom.daemon.model.devices import open_devices
 from atom.daemon.model.model_source import open_source, pin_source, source_errors
-from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
+from atom.daemon.model.recipe import PRECISIONS, trace_run
 from atom.daemon.model.run_optimizer import (
     gradients,
     load_run,
@@ -268,12 +269,13 @@ def _device(
                 "ask for less, or assume another device",
             )
         return assumed.title, cap or int(has * PLANNED_SHARE), assume_graph(graph, request.assume)
-    opened = open_device(peer.device.kind, graph.parameter_dtype)
+    opened = open_devices(peer.device.use, graph.parameter_dtype)
     try:
-        kind = opened.torch_device
+        kind = opened[0].torch_device
         budget = cap or usable_device_bytes(kind, left_bytes)
     finally:
-        opened.close()
+        for each in opened:
+            each.close()
     return str(kind), budget, profile_of(graph, kind, note, again=request.measure_again)
 
 

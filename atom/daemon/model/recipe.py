@@ -27,7 +27,6 @@ from atom.models.data.samples import Samples
 from atom.models.installing import install_version
 from atom.models.sampling import example_question, next_token_model
 from atom.models.source import Batch, InitialValue, ModelSource, materialised
-from atom.swap.device import CpuDevice, Device
 from atom.training.replica.replica import Replica
 
 PRECISIONS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISION_NAMES}
@@ -152,17 +151,6 @@ def _counted(value_of: InitialValue, total: int, console: Console) -> InitialVal
         return value
 
     return told
-
-
-def open_device(kind: str, precision: torch.dtype, memory_bytes: int | None = None) -> Device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`. `memory_bytes`: as `CudaDevice` has it. Raises:
-    DeviceError."""
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
-        return CpuDevice()
-    from atom.swap.streams import CudaDevice
-
-    _, _, index = kind.partition(":")
-    return CudaDevice(int(index or 0), precision, memory_bytes)
 
 
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:

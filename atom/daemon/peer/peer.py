@@ -130,8 +130,7 @@ class Peer:
         # what its owner asks of it
         self._turns = turns
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
-        device = replica.engines.torch_device
-        self._wishes = open_wishes(box.peer, device, self._pauses.wish, self.fail)
+        self._wishes = open_wishes(box.peer, self._pauses.wish, self.fail)
         self._settings = Settings(
             box.peer_file, box.peer, self._wishes, turns, self._transport.bandwidth,
             self._worker.submit,

@@ -189,7 +189,7 @@ def examine(
     note("looking at the machine")
     found = [
         this_box.kernels(),
-        this_box.gpu(peer.device, this_box.daemon_runs(folder)),
+        *this_box.gpus(peer.device, this_box.daemon_runs(folder)),
         this_box.memory(),
         this_box.disk(folder),
         *this_box.ports(peer, is_ours),

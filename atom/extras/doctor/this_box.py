@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 from atom.base.build_kernels import BUILDING
-from atom.base.errors import AtomError
+from atom.base.errors import AtomError, DeviceError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder
+from atom.daemon.model.devices import named_devices, require_alike
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.swap import host_kernels
@@ -80,13 +81,24 @@ def kernels() -> Finding:
     return ok("Host kernels", "compiled")
 
 
-def gpu(device: Device, daemon_runs: bool) -> Finding:
-    if device.kind == "cpu":
-        return ok("GPU", "none is used: the peer file says cpu")
-    index = int(device.kind.partition(":")[2] or 0)
-    problem = _gpu_problem(index)
-    if problem:
-        return _no_gpu(problem, device.kind.startswith("cuda"), card_seen())
+def gpus(device: Device, daemon_runs: bool) -> Iterator[Finding]:
+    """Each that the peer file names."""
+    if "cpu" in device.use:
+        yield ok("GPU", "none is used: the peer file says cpu")
+        return
+    named = named_devices(device.use)
+    indices = [each.index or 0 for each in named]
+    if missing := next(filter(None, map(_gpu_problem, indices)), ""):
+        yield _no_gpu(missing, "auto" not in device.use, card_seen())
+        return
+    try:
+        require_alike(named)
+    except DeviceError as problem:
+        yield failure("GPU", problem.message, problem.hint)
+    yield from (_gpu(index, daemon_runs) for index in indices)
+
+
+def _gpu(index: int, daemon_runs: bool) -> Finding:
     free, total = torch.cuda.mem_get_info(index)
     said = f"{torch.cuda.get_device_name(index)}, "
     said += f"{format_bytes(free)} of {format_bytes(total)} free"
@@ -113,7 +125,7 @@ def _gpu_problem(index: int) -> str:
 def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
     """Where there is no card to mend, nothing is wrong: it is a slower box."""
     if wanted:
-        fix = f'{_MEND_GPU}; or [device] kind = "cpu"'
+        fix = f'{_MEND_GPU}; or [device] use = "cpu"'
         return failure("GPU", f"{problem}, and the peer file wants one", fix)
     means = "trains on the CPU, many times slower than a GPU: choose a run of a small model"
     if card:

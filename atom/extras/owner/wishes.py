@@ -4,18 +4,17 @@ decides, and is pure."""
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
-
-import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
 from atom.daemon.extensions import Wishes
+from atom.daemon.model.devices import named_devices
 from atom.extras.owner.machine import Gpu, MachineUse, Neighbours, on_battery, open_gpu
 
 GPU_QUIET_S = 30.0
@@ -58,16 +57,19 @@ LOOK_S = 2.0
 class Observer:
     """Looks at no more than the wishes ask for. From one thread at a time."""
 
-    def __init__(self, gpu: Gpu, clock: Clock, neighbours: Neighbours = lambda: ()) -> None:
-        self._gpu, self._clock, self._neighbours = gpu, clock, neighbours
+    def __init__(
+        self, gpus: Sequence[Gpu], clock: Clock, neighbours: Neighbours = lambda: ()
+    ) -> None:
+        self._gpus, self._clock, self._neighbours = gpus, clock, neighbours
         self._gpu_used_at_s, self._gpu_user = -math.inf, ""
         self._use: MachineUse | None = None
 
     def look(self, wishes: Schedule) -> Observations:
         wants_idle = wishes.idle_for_s is not None
         self._use = (self._use or MachineUse(self._neighbours)) if wants_idle else None
-        if wishes.pause_for_gpu_programs and (user := self._gpu.other_user()):
-            self._gpu_used_at_s, self._gpu_user = self._clock.now(), user
+        users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
+        if any(users):
+            self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
         return Observations(
             on_battery=wishes.pause_on_battery and on_battery(),
             idle_s=self._use.idle_s() if self._use is not None else math.inf,
@@ -88,13 +90,13 @@ class OwnersWishes(Wishes):
     def __init__(
         self,
         peer: PeerFile,
-        gpu: Gpu,
+        gpus: Sequence[Gpu],
         look: Callable[[Schedule], Observations],
         told: Callable[[str], None],
         failed: Callable[[BaseException], None],
         wall: Callable[[], datetime] = wall_clock,
     ) -> None:
-        self._peer, self._gpu, self._see, self._wall = peer, gpu, look, wall
+        self._peer, self._gpus, self._see, self._wall = peer, gpus, look, wall
         self._told, self._failed = told, failed
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -121,12 +123,12 @@ class OwnersWishes(Wishes):
     def figures(self) -> Mapping[str, Any]:
         """[schedule] as it holds, for `atom info`; in words where it cannot."""
         schedule = self._peer.schedule
-        gpu: bool | str = schedule.pause_for_gpu_programs
+        beside, blind = schedule.pause_for_gpu_programs, max(gpu.blind for gpu in self._gpus)
         return {
             "hours": list(schedule.hours),
             "idle_for_s": schedule.idle_for_s,
             "pause_on_battery": schedule.pause_on_battery,
-            "pause_for_gpu_programs": (gpu and self._gpu.blind) or gpu,
+            "pause_for_gpu_programs": (beside and blind) or beside,
         }
 
     def close(self) -> None:
@@ -144,11 +146,10 @@ class OwnersWishes(Wishes):
 
 def open_wishes(
     peer: PeerFile,
-    device: torch.device,
     told: Callable[[str], None],
     failed: Callable[[BaseException], None],
     neighbours: Neighbours,
 ) -> OwnersWishes:
     """Of the owner of this machine. Starts nothing."""
-    gpu = open_gpu(device, neighbours)
-    return OwnersWishes(peer, gpu, Observer(gpu, BootClock(), neighbours).look, told, failed)
+    gpus = [open_gpu(each, neighbours) for each in named_devices(peer.device.use)]
+    return OwnersWishes(peer, gpus, Observer(gpus, BootClock(), neighbours).look, told, failed)

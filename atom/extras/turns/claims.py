@@ -1,5 +1,6 @@
-"""The daemons of one device as small files in one folder, a file each, and whose turn it is: who
-waits longest is next, and a turn ends with a round. The rules are pure. Nobody serves the files.
+"""The daemons of one machine as small files in one folder, a file each, and whose turn it is on a
+device: who waits longest is next, and a turn ends with a round. The rules are pure, and of daemons
+with a device in common. Nobody serves the files.
 
 Times are of the clock that all programs of this machine share. Daemons of one run have their turns
 together.
@@ -41,13 +42,21 @@ class Claim:
     """One of `STANDINGS`."""
     since_s: float
     """Since when it has the device; else when it had it last, or began."""
+    devices: tuple[str, ...]
+    """All that it uses: they come and go together."""
 
     @classmethod
-    def of(cls, run: str, place: str, slot_s: float, turn: str, since_s: float) -> "Claim":
+    def of(
+        cls, run: str, place: str, slot_s: float, turn: str, since_s: float, devices: list[str]
+    ) -> "Claim":
         """Raises: ValueError for values that no daemon writes."""
         if turn not in STANDINGS or not slot_s > 0 or not math.isfinite(since_s + slot_s):
             raise ValueError("not a claim")
-        return cls(str(run), str(place), float(slot_s), turn, float(since_s))
+        return cls(str(run), str(place), float(slot_s), turn, float(since_s), (*map(str, devices),))
+
+    def meets(self, other: "Claim") -> bool:
+        """Whether both cannot have their turns at once."""
+        return not {*self.devices}.isdisjoint(other.devices)
 
 
 def may_take(mine: Claim, others: Iterable[Claim], now: float) -> bool:
@@ -166,7 +175,7 @@ def living(folder: Path, own: Path) -> dict[str, Claim]:
 
 
 def claims_in(folder: Path) -> Iterator[Claim]:
-    """Of a device's living daemons, as far as they can be read now."""
+    """Of the living daemons, as far as they can be read now."""
     for path in list(folder.glob(f"*{CLAIM}")):
         with contextlib.suppress(OSError):
             if is_held(path) and (claim := _read(path)) is not None:
@@ -174,10 +183,9 @@ def claims_in(folder: Path) -> Iterator[Claim]:
 
 
 def neighbours(machine: Path) -> frozenset[int]:
-    """Process ids of all this user's daemons on this machine, our own among them. `machine`: the
-    folder with a folder per device."""
+    """Process ids of all this user's daemons on this machine, our own among them."""
     found = set[int]()
-    for path in list(machine.glob(f"*/*{CLAIM}")):
+    for path in list(machine.glob(f"*{CLAIM}")):
         with contextlib.suppress(OSError, ValueError):
             if is_held(path):
                 found.add(int(path.name.partition("-")[0]))

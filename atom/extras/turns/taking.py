@@ -3,7 +3,7 @@ rules say."""
 
 import platform
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from atom.base.events import EventSink
 from atom.config.peer_file import Device
 from atom.config.places import base_folder
 from atom.daemon.extensions import Seat, Trainer, Turns
+from atom.daemon.model.devices import named_devices
 from atom.extras.turns.claims import (
     HAS_IT,
     NOT_NOW,
@@ -46,12 +47,12 @@ class DeviceTurns(Turns):
     """`serve`, `retune`, `end_of_round` and `figures` may be called from any thread."""
 
     def __init__(self, folder: Path, claim: Claim, clock: Clock) -> None:
-        """`folder`: of the device, whose name it has. `claim`: as it waits."""
+        """`folder`: of the machine. `claim`: as it waits."""
         self._file, self._mine, self._clock = ClaimFile(folder), claim, clock
-        self._device = folder.name
+        self._device = ", ".join(claim.devices)
         self._lock = threading.Lock()
         self._closing, self._begun = threading.Event(), threading.Event()
-        self._claims: Mapping[str, Claim] = {}
+        self._claims: list[Claim] = []
         self._set_up: _SetUp | None = None
         self._note: Callable[[str], None] = lambda text: None
         self._failure: BaseException | None = None
@@ -68,7 +69,7 @@ class DeviceTurns(Turns):
         self.look()
         self._thread.start()
         if not self._begun.is_set():
-            holder = _holder_of(self._claims.values())
+            holder = _holder_of(self._claims)
             note(f"{holder} has the device ({self._device}): waiting for a turn")
             self._begun.wait()
         if self._failure is not None:
@@ -102,7 +103,7 @@ class DeviceTurns(Turns):
     def figures(self) -> Mapping[str, Any]:
         """For `atom info`: the daemons of this device, as they were seen last."""
         now = self._clock.now()
-        claims = sorted(self._claims.values(), key=lambda claim: (claim.run, claim.place))
+        claims = sorted(self._claims, key=lambda claim: (claim.run, claim.place))
         return {"device": self._device, "runs": [_row(claim, now) for claim in claims]}
 
     def close(self) -> None:
@@ -122,10 +123,11 @@ class DeviceTurns(Turns):
         before = self._mine
 
         def decide(others: Mapping[str, Claim]) -> Claim:
-            return self._decided(list(others.values()), round_ended)
+            return self._decided(list(filter(before.meets, others.values())), round_ended)
 
-        self._claims = self._file.look(decide)
-        self._mine = self._claims[""]  # only once it is written: others go by that
+        seen = self._file.look(decide)
+        self._claims = list(filter(before.meets, seen.values()))
+        self._mine = seen[""]  # only once it is written: others go by that
         if self._mine.turn == HAS_IT and not self._giving:
             self._take(is_new=before.turn != HAS_IT)
 
@@ -196,32 +198,37 @@ class DeviceTurns(Turns):
 
 def open_turns(device: Device, state: Path, run: str, owner: str, clock: Clock) -> DeviceTurns:
     """The turns of the daemon in `state`. Starts nothing."""
-    claim = Claim(f"{run}/{owner}", str(state), device.slot_s, WAITS, clock.now())
-    return DeviceTurns(machine_folder() / device_name(device.kind), claim, clock)
+    names = device_names(device.use)
+    claim = Claim(f"{run}/{owner}", str(state), device.slot_s, WAITS, clock.now(), names)
+    return DeviceTurns(machine_folder(), claim, clock)
 
 
 def machine_folder() -> Path:
-    """With a folder for each of this machine's devices: homes may be shared by machines."""
+    """Of this machine's claims: homes may be shared by machines."""
     return base_folder("state") / "turns" / (platform.node() or "here")
 
 
 def awaited_turn(place: Path) -> str | None:
     """Whose turn the daemon with that state directory waits for, before it is set up; None: it is
     in no queue."""
-    for device in sorted(machine_folder().glob("*/")):
-        claims = list(claims_in(device))
-        if any(claim.place == str(place) and claim.turn == WAITS for claim in claims):
-            return f"{_holder_of(claims)} has the device ({device.name})"
+    claims = list(claims_in(machine_folder()))
+    own = [claim for claim in claims if claim.place == str(place) and claim.turn == WAITS]
+    for mine in own:
+        holder = _holder_of(filter(mine.meets, claims))
+        return f"{holder} has the device ({', '.join(mine.devices)})"
     return None
 
 
-def device_name(kind: str) -> str:
-    """The same for all programs of this machine, whichever GPUs they see: "cpu", "GPU-…". What the
-    replica will refuse counts as the processor here."""
-    index = int(kind.partition(":")[2] or 0)
-    if kind == "cpu" or index >= torch.cuda.device_count():
+def device_names(use: Sequence[str]) -> tuple[str, ...]:
+    """Of [device] use, each once. The same for all programs of this machine, whichever GPUs they
+    see: "cpu", "GPU-…". What the replica will refuse counts as the processor here."""
+    return tuple(dict.fromkeys(map(_name, named_devices(use))))
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cpu" or device.index >= torch.cuda.device_count():
         return "cpu"
-    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def own_row(info: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -103,7 +103,7 @@ def test_one_that_waits_for_its_turn_says_whose_it_is(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "turns"))
-    begins, device = StateDirectory(home / "tiny"), Device(kind="cpu")
+    begins, device = StateDirectory(home / "tiny"), Device(use=("cpu",))
     begins.lock()
     queue = [
         open_turns(device, place, run, "owner", ManualClock())

@@ -276,8 +276,8 @@ def test_a_gpu_that_is_not_there_can_only_be_assumed(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="no usable CUDA GPU") as refusal:
-        plan(tmp_path, '[device]\nkind = "cuda"\n', assume=None)
-    assert 'kind = "cpu"' in refusal.value.hint
+        plan(tmp_path, '[device]\nuse = "cuda"\n', assume=None)
+    assert 'use = "cpu"' in refusal.value.hint
     assert "--assume" in refusal.value.hint
 
 
@@ -292,7 +292,7 @@ def test_without_an_assumed_device_it_measures_also_where_nothing_can_be_kept(
 ) -> None:
     monkeypatch.setattr(profiling, "REPEATS", 1)
     (tmp_path / "cache").write_text("a file")
-    planned = plan(tmp_path, '[device]\nkind = "cpu"\n', assume=None)
+    planned = plan(tmp_path, '[device]\nuse = "cpu"\n', assume=None)
     assert planned.profile.source == "measured"
     assert planned.choice.micro_batches >= 1
 

@@ -55,7 +55,7 @@ def test_without_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(this_box, "card_seen", lambda: card)
     fix = "" if level is Level.OK else "until nvidia-smi lists it"
-    told(this_box.gpu(Device(kind=kind), False), level, said, fix)
+    told(*this_box.gpus(Device(use=(kind,)), False), level, said, fix)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,30 @@ def test_with_a_gpu(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     seen = {"is_available": True, "device_count": 1, "mem_get_info": (free, 24 * GIB)}
     seen |= {"get_device_name": "A card", "is_bf16_supported": False}
+    seen |= {"get_device_capability": (8, 6)}
     for name, value in seen.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    finding = this_box.gpu(Device(kind="auto"), daemon_runs)
+    [finding] = this_box.gpus(Device(), daemon_runs)
     told(finding, level, said, "nvidia-smi" if level is Level.WARNING else "")
     assert "no bfloat16" in finding.said
-    told(this_box.gpu(Device(kind="cuda:1"), False), Level.FAILURE, "there are 1, not number 1")
+    [finding] = this_box.gpus(Device(use=("cuda:1",)), False)
+    told(finding, Level.FAILURE, "there are 1, not number 1")
+
+
+def test_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    seen = {"is_available": True, "device_count": 2, "mem_get_info": (22 * GIB, 24 * GIB)}
+    seen |= {"get_device_name": "A card", "is_bf16_supported": True}
+    for name, value in seen.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9 * device.index))
+    one, *others = this_box.gpus(Device(use=("all",)), False)
+    told(one, Level.FAILURE, "(compute capabilities: cuda:0 8.0, cuda:1 8.9)", "each is a peer")
+    assert [each.level for each in others] == [Level.OK] * 2
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert [each.level for each in this_box.gpus(Device(use=("all",)), False)] == [Level.OK] * 2
+    [finding] = this_box.gpus(Device(use=("cuda:1", "cuda:2")), False)
+    told(finding, Level.FAILURE, "there are 2, not number 2")
 
 
 def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:

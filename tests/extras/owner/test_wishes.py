@@ -84,7 +84,7 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
 
     looking = OwnersWishes(
         PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
-        Gpu("no GPU"),
+        [Gpu("no GPU")],
         lambda wishes: Observations(),
         tell,
         lambda failure: None,
@@ -107,7 +107,7 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
         failed.set()
 
     looking = OwnersWishes(
-        PeerFile(), Gpu(""), lambda wishes: next(looks), lambda reason: None, fail
+        PeerFile(), [Gpu("")], lambda wishes: next(looks), lambda reason: None, fail
     )
     looking.keep_looking()
     assert failed.wait(WAIT_S)
@@ -118,7 +118,9 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
 def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wishes, "on_battery", lambda: True)
     gpu, clock = Used(), ManualClock(100.0)
-    observer = Observer(gpu, clock)
+    quiet = Used()
+    quiet.user = ""
+    observer = Observer([quiet, gpu], clock)
     nothing = Schedule(pause_on_battery=False)
     assert observer.look(nothing) == Observations(gpu_idle_s=math.inf)
     assert gpu.asked == 0
@@ -211,7 +213,7 @@ def test_what_processes_took() -> None:
 def test_the_owner_is_told_what_cannot_be_seen() -> None:
     told = list[str]()
     held = OwnersWishes(
-        PeerFile(), Gpu("no GPU"), lambda wishes: Observations(on_battery=True), told.append,
+        PeerFile(), [Gpu("no GPU")], lambda wishes: Observations(on_battery=True), told.append,
         lambda e: None,
     )  # fmt: skip
     held.keep_looking()

@@ -14,9 +14,19 @@ import pytest
 
 from atom.extras.turns.claims import CLAIM, WAITS, Claim, ClaimFile, neighbours
 
-SAID = {"run": "one/a", "place": "/", "slot_s": 1.0, "turn": WAITS, "since_s": 0.0}
-WRONG = {"turn": "mine"}, {"slot_s": 0.0}, {"since_s": float("nan")}, {"slot_s": "x"}
-ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0)
+SAID = {
+    "run": "one/a",
+    "place": "/",
+    "slot_s": 1.0,
+    "turn": WAITS,
+    "since_s": 0.0,
+    "devices": ["cpu"],
+}
+WRONG = (
+    *({"turn": "mine"}, {"slot_s": 0.0}, {"since_s": float("nan")}, {"slot_s": "x"}),
+    {"devices": 3},
+)
+ONE = Claim("one/a", "/one", 600.0, WAITS, 1000.0, ("cpu",))
 TWO = replace(ONE, run="two/a", place="/two")
 DIES = f"""
 import os, sys
@@ -24,7 +34,7 @@ from pathlib import Path
 from atom.extras.turns.claims import ClaimFile
 from atom.extras.turns.claims import Claim
 file = ClaimFile(Path(sys.argv[1]))
-file.look(lambda others: Claim("gone/a", "/gone", 1.0, {WAITS!r}, 0.0))
+file.look(lambda others: Claim("gone/a", "/gone", 1.0, {WAITS!r}, 0.0, ("cpu",)))
 os._exit(0)
 """
 
@@ -101,9 +111,9 @@ def test_while_another_looks_nothing_changes(tmp_path: Path) -> None:
 
 def test_neighbours_are_all_of_the_machine(tmp_path: Path) -> None:
     assert neighbours(tmp_path / "nowhere") == frozenset()
-    one, two = ClaimFile(tmp_path / "cpu"), ClaimFile(tmp_path / "GPU-1")
+    one, two = ClaimFile(tmp_path), ClaimFile(tmp_path)
     said(one, ONE)
-    said(two, TWO)
+    said(two, replace(TWO, devices=("GPU-1",)))
     assert neighbours(tmp_path) == {os.getpid()}
     one.leave()
     two.leave()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from atom.extras.turns.claims import HAS_IT, NOT_NOW, WAITS, Claim, may_take, must_give
 
 SLOT_S = 100.0
-ONE = Claim("one/a", "/one", SLOT_S, WAITS, 1000.0)
-TWO = Claim("two/a", "/two", SLOT_S, WAITS, 1010.0)
-THREE = Claim("three/a", "/three", SLOT_S, WAITS, 1005.0)
+ONE = Claim("one/a", "/one", SLOT_S, WAITS, 1000.0, ("cpu",))
+TWO = Claim("two/a", "/two", SLOT_S, WAITS, 1010.0, ("cpu",))
+THREE = Claim("three/a", "/three", SLOT_S, WAITS, 1005.0, ("cpu",))
 
 
 def has_it(claim: Claim, since_s: float) -> Claim:

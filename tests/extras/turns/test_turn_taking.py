@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atom.config.peer_file import Device
-from atom.extras.turns.claims import WAITS, Claim
-from atom.extras.turns.taking import IDLE_S, UNREADABLE_S, DeviceTurns, device_name, open_turns
+from atom.extras.turns.claims import HAS_IT, WAITS, Claim
+from atom.extras.turns.taking import IDLE_S, UNREADABLE_S, DeviceTurns, device_names, open_turns
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 
@@ -74,9 +74,9 @@ class Box:
         self.folder, self.clock = folder, ManualClock(1000.0)
         self.daemons: list[Daemon] = []
 
-    def daemon(self, run: str) -> Daemon:
-        claim = Claim(f"{run}/owner", f"/state/{run}", SLOT_S, WAITS, self.clock.now())
-        self.daemons.append(Daemon(DeviceTurns(self.folder / "cpu", claim, self.clock)))
+    def daemon(self, run: str, devices: tuple[str, ...] = ("cpu",)) -> Daemon:
+        claim = Claim(f"{run}/owner", f"/state/{run}", SLOT_S, WAITS, self.clock.now(), devices)
+        self.daemons.append(Daemon(DeviceTurns(self.folder, claim, self.clock)))
         self.daemons[-1].turns.look()
         return self.daemons[-1]
 
@@ -184,7 +184,7 @@ def test_claims_that_cannot_be_read_keep_nobody_waiting(box: Box) -> None:
     one, two = box.handed_over()
     notes: list[str] = []
     one.turns._note = notes.append
-    with (box.folder / "cpu" / "claims.lock").open("a+") as stuck:
+    with (box.folder / "claims.lock").open("a+") as stuck:
         fcntl.flock(stuck, fcntl.LOCK_EX)
         box.clock.advance(8 * 3600.0)
         one.turns.look()
@@ -202,10 +202,28 @@ def test_claims_that_cannot_be_read_keep_nobody_waiting(box: Box) -> None:
     assert two.seat.has_it
 
 
+def test_devices_of_one_daemon_come_and_go_together(box: Box) -> None:
+    one, other = box.daemon("one", ("GPU-0",)), box.daemon("other", ("GPU-1",))
+    both = box.daemon("both", ("GPU-0", "GPU-1"))
+    for each in (one, other):
+        each.serve()
+    assert (one.seat.has_it, other.seat.has_it) == (True, True), "they have none in common"
+    assert both.shown.count(HAS_IT) == 2
+    box.clock.advance(SLOT_S)
+    one.turns.end_of_round()
+    both.turns.look()
+    one.turns.look()
+    assert not one.seat.has_it, "who waits longer is next, though one of its devices is in use"
+    other.turns.end_of_round()
+    both.turns.look()
+    both.serve()
+    assert (one.seat.has_it, other.seat.has_it, both.seat.has_it) == (False, False, True)
+
+
 def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    claim = Claim("one/a", "/one", SLOT_S, WAITS, 0.0)
-    turns = DeviceTurns(tmp_path / "file" / "cpu", claim, ManualClock())
+    claim = Claim("one/a", "/one", SLOT_S, WAITS, 0.0, ("cpu",))
+    turns = DeviceTurns(tmp_path / "file" / "turns", claim, ManualClock())
     notes: list[str] = []
     turns.begin(notes.append)
     turns.close()
@@ -226,10 +244,12 @@ def test_the_claims_are_the_machine_s_and_the_device_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    turns = open_turns(Device(kind="cpu"), tmp_path / "state", "run", "owner", ManualClock())
+    turns = open_turns(
+        Device(use=("cpu", "cpu")), tmp_path / "state", "run", "owner", ManualClock()
+    )
     turns.begin(lambda note: None)
     assert turns.figures()["device"] == "cpu"
-    (claim,) = (tmp_path / "atom" / "turns").glob("*/cpu/*.claim")
+    (claim,) = (tmp_path / "atom" / "turns").glob("*/*.claim")
     assert "run/owner" in claim.read_text()
     turns.close()
-    assert device_name("cuda:99") == "cpu", "what is not there is refused elsewhere"
+    assert device_names(["cuda:99"]) == ("cpu",), "what is not there is refused elsewhere"
