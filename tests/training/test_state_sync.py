@@ -254,7 +254,7 @@ def test_a_half_fetched_state_is_finished_first_and_one_not_offered_goes(peer_of
 def test_without_room_for_the_state_it_waits_and_says_so(peer_of: Make) -> None:
     peer, served = peer_of(knows_start=False), Served(offers=[4])
     peer.downloads.write_text("in the way")
-    assert "cannot reserve" in peer.run(served)
+    assert "cannot write into" in peer.run(served)
     assert not peer.state_sync.usable
     assert peer.events.events[-1]["what"] == "downloads"
     assert peer.storage.room.paused.keys() == {"downloads"}

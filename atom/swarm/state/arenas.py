@@ -6,11 +6,8 @@ covers type, length and the digests of its chunks; the digest of a state covers 
 A manifest is what a peer says of some arenas before it sends their chunks.
 """
 
-import errno
-import os
-import threading
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -19,12 +16,10 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atom.base.errors import PeerRefused, StorageError
-from atom.base.files import why_not_written
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import canonical_digest
-from atom.swarm.stream.frames import Interrupted
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIGEST_BYTES = 32
@@ -37,6 +32,8 @@ MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_ARENAS = 4096
 MAX_NAME_CHARACTERS = 256
 _MAX_ELEMENTS = 2**45
+Piece = tuple[int, int]
+"""Arena, chunk."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -84,6 +81,11 @@ class BlobManifest:
     @property
     def byte_count(self) -> int:
         return sum(arena.byte_count for arena in self.arenas)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All of it."""
+        return [(n, chunk) for n, arena in enumerate(self.arenas) for chunk in range(arena.chunks)]
 
     def digest(self) -> bytes:
         """The same as `state_digest` of the tensors."""
@@ -140,8 +142,6 @@ def named_digest(arena_digests: Mapping[str, bytes]) -> bytes:
     )
 
 
-Piece = tuple[int, int]
-"""Arena, chunk."""
 _MOST_OWED = 4
 """Pieces under way with a donor."""
 _OVERDUE_S = 1.0
@@ -230,39 +230,20 @@ class Target(Protocol):
         """Stores a checked chunk. Raises: StorageError."""
 
 
-class WholeTarget:
-    """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
+class MemoryTarget:
+    """The arenas of a manifest in new memory."""
 
-    def __init__(
-        self,
-        manifest: BlobManifest,
-        into: Path | None,
-        stop: threading.Event,
-        only: Container[str] | None = None,
-    ) -> None:
-        """Chunks that are in place already lack nothing. `only`: arenas that are wanted, of those
-        that are there; None: all. Raises: StorageError, Interrupted."""
-        wanted = {
-            number: arena
-            for number, arena in enumerate(manifest.arenas)
-            if only is None or arena.name in only
+    reused_bytes = 0
+
+    def __init__(self, manifest: BlobManifest) -> None:
+        self._manifests = manifest.arenas
+        self.arenas = {
+            arena.name: torch.empty(arena.elements, dtype=DTYPES[arena.dtype])
+            for arena in manifest.arenas
         }
-        arenas = self.arenas = _in_memory(wanted) if into is None else _in_files(wanted, into)
-        self.total_bytes = sum(arena.byte_count for arena in wanted.values())
-        self._manifests = wanted
-        self._views = {number: bytes_of(arenas[each.name]) for number, each in wanted.items()}
-        self.queue = PieceQueue(deque())
-        for piece in self._pieces():
-            if stop.is_set():
-                raise Interrupted("stopped")
-            if chunk_digest(self._chunk(piece)) != self.digest(piece):
-                self.queue.pending.append(piece)
-        self.done_bytes = self.total_bytes - sum(map(self.length, self.queue.pending))
-        self.reused_bytes = self.done_bytes
-
-    def _pieces(self) -> list[Piece]:
-        numbered = self._manifests.items()
-        return [(number, chunk) for number, arena in numbered for chunk in range(arena.chunks)]
+        self._views = list(map(bytes_of, self.arenas.values()))
+        self.queue = PieceQueue(deque(manifest.pieces))
+        self.total_bytes, self.done_bytes = manifest.byte_count, 0
 
     def length(self, piece: Piece) -> int:
         return len(self._chunk(piece))
@@ -271,28 +252,12 @@ class WholeTarget:
         return self._manifests[piece[0]].chunk_digest(piece[1])
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Stores a checked chunk; from any thread, a second time changes nothing."""
+        """A second copy changes nothing."""
         self._chunk(piece)[:] = chunk
 
     def _chunk(self, piece: Piece) -> memoryview:
         start, stop = self._manifests[piece[0]].chunk_bounds(piece[1])
         return self._views[piece[0]][start:stop]
-
-
-def _in_memory(arenas: Mapping[int, ArenaManifest]) -> Mapping[str, Tensor]:
-    return {
-        arena.name: torch.zeros(arena.elements, dtype=DTYPES[arena.dtype])
-        for arena in arenas.values()
-    }
-
-
-def _in_files(arenas: Mapping[int, ArenaManifest], folder: Path) -> Mapping[str, Tensor]:
-    """Their room is reserved: writing to a mapped file on a full disk kills the process."""
-    paths = {number: folder / f"arena-{number}" for number in arenas}
-    for number, arena in arenas.items():
-        if arena.elements:
-            _reserve(paths[number], arena.byte_count)
-    return {arena.name: map_file(paths[number], arena) for number, arena in arenas.items()}
 
 
 def map_file(path: Path, arena: ArenaManifest) -> Tensor:
@@ -302,16 +267,3 @@ def map_file(path: Path, arena: ArenaManifest) -> Tensor:
         return torch.empty(0, dtype=dtype)
     mapped: Tensor = torch.from_file(str(path), shared=True, size=arena.elements, dtype=dtype)
     return mapped
-
-
-def _reserve(path: Path, count: int) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
-            os.ftruncate(file.fileno(), count)
-            os.posix_fallocate(file.fileno(), 0, count)
-    except OSError as error:
-        hint = "free some space" if error.errno == errno.ENOSPC else "check the state directory"
-        raise StorageError(
-            f"cannot reserve {count:,} bytes in {path.parent}: {why_not_written(error)}", hint
-        ) from error

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -27,19 +26,19 @@ from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     BlobManifest,
+    MemoryTarget,
     Piece,
     Target,
-    WholeTarget,
     chunk_digest,
     decode_manifest,
 )
+from atom.swarm.state.piece_store import PieceStore, StoreTarget
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import OFFENCES, Unreachable
 from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
 
-T = TypeVar("T", bound=Target)
 SILENCE_S = 5.0
 """A donor that says nothing for so long is given up."""
 UNCHECKED_PACE = Pace(slack_s=15.0)
@@ -93,7 +92,7 @@ class Wanted:
     pace: Pace | None = None
     """The least that must come, from all donors together; None: each by itself is enough."""
     only: frozenset[str] | None = None
-    """Arenas to fetch, of those that it has; None: all."""
+    """Arenas to fetch into files, of those that it has; None: all."""
     purpose: Purpose = Purpose.BLOBS
 
 
@@ -111,29 +110,23 @@ def fetch(
     TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError.
     """
 
-    def settle(manifest: BlobManifest, ended: threading.Event) -> WholeTarget:
-        return WholeTarget(manifest, into, ended, wanted.only)
+    arenas: Mapping[str, Tensor] = {}
 
-    return _Fetch(transport, wanted, settle, watch or Watch()).run(stop).arenas
+    def settle(manifest: BlobManifest, ended: threading.Event) -> Target:
+        nonlocal arenas
+        if into is None:
+            in_memory = MemoryTarget(manifest)
+            arenas = in_memory.arenas
+            return in_memory
+        shapes = [replace(arena, chunk_digests=b"") for arena in manifest.arenas]
+        store, only = PieceStore(wanted.digest, shapes, into), wanted.only
+        store.settle(manifest)
+        arenas = {n: arena for n, arena in store.arenas.items() if only is None or n in only}
+        pieces = (each for each in manifest.pieces if shapes[each[0]].name in arenas)
+        return StoreTarget(store, pieces, ended)
 
-
-def fetch_pieces(
-    transport: Transport,
-    wanted: Wanted,
-    settle: Callable[[BlobManifest, threading.Event], Target],
-    known: Target | None,
-    stop: threading.Event,
-    watch: Watch,
-) -> None:
-    """What the target lacks of a blob. Donors may lack pieces themselves, and say so.
-
-    Args:
-        settle: the target for a manifest with the right digest.
-        known: the target, where the manifest is here already.
-
-    Raises: as `fetch`; PeerRefused(PIECE_MISSING) where the last donor has none of what is missing.
-    """
-    _Fetch(transport, wanted, settle, watch, known).run(stop)
+    Fetch(transport, wanted, settle, watch or Watch()).run(stop)
+    return arenas
 
 
 @contextmanager
@@ -212,17 +205,19 @@ class Donor:
         raise refusal(self._channel.recv_rest(length, patience), otherwise=Reason.NOT_FOUND)
 
 
-class _Fetch(Generic[T]):
+class Fetch:
     """Used once, by `run`."""
 
     def __init__(
         self,
         transport: Transport,
         wanted: Wanted,
-        settle: Callable[[BlobManifest, threading.Event], T],
+        settle: Callable[[BlobManifest, threading.Event], Target],
         watch: Watch,
-        known: T | None = None,
+        known: Target | None = None,
     ) -> None:
+        """`settle`: the target for a manifest with the right digest. `known`: the target, where the
+        manifest is here already."""
         self._transport, self._wanted = transport, wanted
         self._target_for, self._watch = settle, watch
         self._waiting = deque(dict.fromkeys(wanted.donors))
@@ -235,7 +230,7 @@ class _Fetch(Generic[T]):
         """Why the last donor that failed did."""
         self._fault: Exception | None = None
 
-    def run(self, stop: threading.Event | None) -> T:
+    def run(self, stop: threading.Event | None) -> None:
         """Raises: as `fetch`."""
         stop = stop or threading.Event()
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
@@ -250,10 +245,10 @@ class _Fetch(Generic[T]):
                 self._pause()
         if self._target is not None and self._complete:
             self._tell(self._target, time.monotonic() - began)
-            return self._target
+            return
         raise self._fault or self._last
 
-    def _tell(self, target: T, seconds: float) -> None:
+    def _tell(self, target: Target, seconds: float) -> None:
         given = dict(self._given)
         self._watch.events.emit(
             "fetched",
@@ -322,7 +317,7 @@ class _Fetch(Generic[T]):
             target = self._target or self._settle(donor.manifest(self._wanted.max_bytes))
             self._pull(donor, peer_id, target)
 
-    def _settle(self, manifest: BlobManifest) -> T:
+    def _settle(self, manifest: BlobManifest) -> Target:
         """Where the pieces go, for whoever comes first with the right manifest."""
         if manifest.digest() != self._wanted.digest:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")

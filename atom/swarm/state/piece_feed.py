@@ -17,9 +17,9 @@ from itertools import islice
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.state.arenas import BlobManifest, Piece, PieceQueue
-from atom.swarm.state.fetch import Wanted, Watch, fetch_pieces
-from atom.swarm.state.piece_store import PieceStore, text_blob
+from atom.swarm.state.arenas import BlobManifest, Piece
+from atom.swarm.state.fetch import Fetch, Wanted, Watch
+from atom.swarm.state.piece_store import PieceStore, StoreTarget, text_blob
 from atom.swarm.stream.frames import Purpose
 from atom.swarm.transport.transport import Transport
 
@@ -215,30 +215,6 @@ class PieceFeed:
                     excess -= 1
 
 
-class _Batch:
-    """Pieces that are fetched together, into a store whose manifest is known."""
-
-    reused_bytes = 0
-
-    def __init__(
-        self, store: PieceStore, pieces: Iterable[Piece], landed: Callable[[Piece], None]
-    ) -> None:
-        self._store, self._landed = store, landed
-        self.length, self.digest = store.length, store.piece_digest
-        self.queue = PieceQueue(deque())
-        for piece in pieces:
-            if store.has(piece):  # nobody could tell before
-                landed(piece)
-            else:
-                self.queue.pending.append(piece)
-        self.total_bytes = sum(map(store.length, self.queue.pending))
-        self.done_bytes = 0
-
-    def write(self, piece: Piece, chunk: memoryview) -> None:
-        self._store.write(piece, chunk)
-        self._landed(piece)
-
-
 def fetch_into(
     store: PieceStore,
     transport: Transport,
@@ -248,13 +224,14 @@ def fetch_into(
     watch: Watch,
     landed: Callable[[Piece], None] = lambda piece: None,
 ) -> None:
-    """These pieces. Raises: as `fetch_pieces`."""
+    """These pieces; donors may lack some themselves, and say so. Raises: as `fetch`;
+    PeerRefused(PIECE_MISSING) where the last donor has none of what is missing."""
 
-    def settle(manifest: BlobManifest, ended: threading.Event) -> _Batch:
+    def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
         store.settle(manifest)
-        return _Batch(store, pieces, landed)
+        return StoreTarget(store, pieces, ended, landed)
 
-    known = None if store.manifest is None else _Batch(store, pieces, landed)
+    known = None if store.manifest is None else StoreTarget(store, pieces, stop, landed)
     name, total = text_blob(store.digest), store.total_bytes
     wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
-    fetch_pieces(transport, wanted, settle, known, stop, watch)
+    Fetch(transport, wanted, settle, watch, known).run(stop)

@@ -1,4 +1,5 @@
-"""A blob of which a peer keeps some pieces, in sparse files that are mapped: a run's text.
+"""A blob in sparse files that are mapped, of which a peer has all or some of the pieces: a run's
+text, or a state that it fetches.
 
 A piece counts once its digest was seen to be right; those of an earlier start are looked at when
 they are asked for first. Pieces are written by a call, not through the map: a full disk is an error
@@ -9,7 +10,8 @@ import ctypes
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +26,13 @@ from atom.swarm.state.arenas import (
     ArenaManifest,
     BlobManifest,
     Piece,
+    PieceQueue,
     bytes_of,
     chunk_digest,
     decode_manifest,
     map_file,
 )
+from atom.swarm.stream.frames import Interrupted
 
 _PUNCH_HOLE = 0x02 | 0x01
 """Of fallocate(2): the size stays."""
@@ -173,9 +177,41 @@ class PieceStore:
 
     def _unwritten(self, problem: OSError) -> StorageError:
         return StorageError(
-            f"cannot write the run's text into {self._folder}: {why_not_written(problem)}",
-            "free some disk space, or let it take less: [data] keep in the peer file",
+            f"cannot write into {self._folder}: {why_not_written(problem)}",
+            "free some disk space, or let a text take less: [data] keep in the peer file",
         )
+
+
+class StoreTarget:
+    """Pieces that are fetched together, into a store whose manifest is known."""
+
+    def __init__(
+        self,
+        store: PieceStore,
+        pieces: Iterable[Piece],
+        stop: threading.Event,
+        landed: Callable[[Piece], None] = lambda piece: None,
+    ) -> None:
+        """`landed` hears of each that is there, of those that are already at once. Raises:
+        Interrupted."""
+        self._store, self._landed = store, landed
+        self.length, self.digest = store.length, store.piece_digest
+        self.queue = PieceQueue(deque())
+        self.total_bytes = self.reused_bytes = 0
+        for piece in pieces:
+            if stop.is_set():
+                raise Interrupted("stopped")
+            self.total_bytes += store.length(piece)
+            if store.has(piece):
+                self.reused_bytes += store.length(piece)
+                landed(piece)
+            else:
+                self.queue.pending.append(piece)
+        self.done_bytes = self.reused_bytes
+
+    def write(self, piece: Piece, chunk: memoryview) -> None:
+        self._store.write(piece, chunk)
+        self._landed(piece)
 
 
 def gives_back(folder: Path) -> bool:
