@@ -14,21 +14,16 @@ from atom.cli.look.onlooker import onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
-from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.lease import Lease
 from atom.swarm.records.view import (
     SwarmView,
     batch_text,
-    round_use,
     trained_on,
     validation_by_text,
     void_text,
 )
 
 _BAR_COLUMNS = 40
-_COLUMNS = (
-    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
-    "received", "digest", "lease age",
-)  # fmt: skip
 _WORDS = ("peer", "state", "digest")
 _FIRST_TO_GO = (
     "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
@@ -76,7 +71,7 @@ def swarm(
     # Who has left takes no row from who is there.
     listed = sorted(view.peers, key=lambda peer: peer.state == "left")[:most_peers]
     table = fitting(
-        [title for title in _COLUMNS if title != "tokens/s" or _of_text(view)],
+        view.columns,
         [_cells(peer, view) for peer in listed],
         width,
         words=_WORDS,
@@ -115,28 +110,14 @@ def batch_bar(view: SwarmView) -> RenderableType:
     return row
 
 
-def _of_text(view: SwarmView) -> bool:
-    """A sample that is no text has no tokens: a sequence per second is one."""
-    return trained_on(view.data_amount) == "tokens"
-
-
 def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
-    gone = peer.state == "left"
-    row = "dim" if gone else ""
-    behind = "yellow" if peer.round != view.round and not gone else row
-    age_s = view.age_s(peer)
-    aged = "yellow" if age_s > LEASE_SECONDS / 2 and not gone else row
+    row, marked = "dim" if peer.state == "left" else "", view.marked(peer)
+    cells = {
+        title: Text(text, "yellow" if title in marked else row)
+        for title, text in view.row(peer).items()
+    }
     # What is wrong comes first: on a narrow terminal the rest is cut off.
     trouble = void_text(peer.void_passes, peer.void_cause)
     state = Text(peer.state, _STATE_STYLES.get(peer.state, "yellow"))
-    return {
-        "peer": Text(view.name(peer.peer_id), row),
-        "state": Text.assemble((trouble, "bad"), ", ", state) if trouble else state,
-        "round": Text(f"{peer.round:,}", behind),
-        "sequences": Text(f"{peer.sequences:,}", row),
-        "seq/s": Text(f"{peer.sequences_per_s:,.1f}", row),
-        "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
-        **{title: Text(text, row) for title, text in round_use(peer).items()},
-        "digest": Text(peer.state_digest.hex()[:8] or "-", row),
-        "lease age": Text(f"{age_s:.1f} s", aged),
-    }
+    cells["state"] = Text.assemble((trouble, "bad"), ", ", state) if trouble else state
+    return cells

@@ -10,7 +10,7 @@ from html import escape
 from atom.extras.dashboard.chart import loss_chart
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit_chain import Ledger, Round
-from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
+from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.view import (
     SwarmView,
     VoidAttempt,
@@ -18,7 +18,6 @@ from atom.swarm.records.view import (
     loss_meaning,
     loss_unit,
     remaining,
-    round_use,
     trained_on,
     void_text,
 )
@@ -175,11 +174,6 @@ MAX_ROUNDS = 12
 MAX_ATTEMPTS = 8
 """In vain, of each round: they are whatever leases say, and a crowd has many."""
 _ID_CHARACTERS = 6
-_DIGEST_CHARACTERS = 8
-_PEERS = (
-    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
-    "received", "digest", "lease age",
-)  # fmt: skip
 _ROUNDS = ("round", "loss", "sequences", "peers", "what happened")
 _SHARES = ("peer", "sequences", "share", "rounds", "last round")
 _NUMBERS = frozenset(
@@ -190,9 +184,7 @@ _NUMBERS = frozenset(
 
 def peers_table(view: SwarmView) -> str:
     """Who is there, and what they do."""
-    # A sample that is no text has no tokens: a sequence per second is one.
-    of_text = trained_on(view.data_amount) == "tokens"
-    titles = [title for title in _PEERS if title != "tokens/s" or of_text]
+    titles = view.columns
     rows = [_peer_row(peer, view, titles) for peer in view.peers[:MAX_ROWS]]
     return _table("peers", titles, rows, len(view.peers) - MAX_ROWS)
 
@@ -246,24 +238,13 @@ def _row(titles: Sequence[str], cells: Sequence[str], gone: bool = False) -> str
 
 
 def _peer_row(peer: Lease, view: SwarmView, titles: Sequence[str]) -> str:
-    cells = dict(zip(_PEERS, _peer(peer, view), strict=True))
+    row, marked = view.row(peer), view.marked(peer)
+    cells = {title: _marked(text, title in marked) for title, text in row.items()} | {
+        "peer": _short(peer.peer_id, row["peer"]),
+        "state": f'<span class="state {peer.state}">{peer.state}</span>{_trouble(peer)}',
+        "digest": _short(peer.state_digest.hex(), row["digest"]),
+    }
     return _row(titles, [cells[title] for title in titles], peer.state == PeerState.LEFT)
-
-
-def _peer(peer: Lease, view: SwarmView) -> tuple[str, ...]:
-    gone = peer.state == PeerState.LEFT
-    digest, age_s = peer.state_digest.hex(), view.age_s(peer)
-    return (
-        _short(peer.peer_id, view.name(peer.peer_id)),
-        f'<span class="state {peer.state}">{peer.state}</span>{_trouble(peer)}',
-        _marked(f"{peer.round:,}", peer.round != view.round and not gone),
-        f"{peer.sequences:,}",
-        f"{peer.sequences_per_s:,.1f}",
-        f"{peer.tokens_per_s:,.0f}",
-        *round_use(peer).values(),
-        _short(digest, digest[:_DIGEST_CHARACTERS] or "-"),
-        _marked(f"{age_s:.1f} s", age_s > LEASE_SECONDS / 2 and not gone),
-    )
 
 
 def _trouble(peer: Lease) -> str:

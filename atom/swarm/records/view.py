@@ -10,7 +10,7 @@ from atom.base.units import format_bytes
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import Lease, PeerState, SampleText, Validation
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState, SampleText, Validation
 from atom.swarm.records.manifest import DataAmount, Manifest
 
 
@@ -86,16 +86,6 @@ def void_text(in_a_row: int, cause: str) -> str:
     return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
 
 
-def round_use(lease: Lease) -> dict[str, str]:
-    """What the last round took of a peer, in words: utilisation, sent, received."""
-    use = lease.last_round
-    return {
-        "utilisation": f"{use.utilisation:.0%}" if use else "-",
-        "sent": format_bytes(use.sent_bytes) if use else "-",
-        "received": format_bytes(use.received_bytes) if use else "-",
-    }
-
-
 def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
     """What a run's loss counts, by the amount in its manifest. Empty where there is no text, or
     nobody said so: then the loss is whatever its module returns."""
@@ -105,6 +95,12 @@ def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
 def trained_on(data_amount: tuple[int, int, int] | None) -> str:
     """What a run's speed counts, by the same amount. Where nobody said it: as almost everywhere."""
     return "samples" if data_amount and not data_amount[0] else "tokens"
+
+
+_COLUMNS = (
+    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
+    "received", "digest", "lease age",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -158,6 +154,38 @@ class SwarmView:
         named = [lease.name for lease in self.peers if lease.peer_id == peer_id and lease.name]
         you = ["(you)"] if peer_id == self.me else []
         return " ".join([*named, short_id(peer_id), *you])
+
+    @property
+    def columns(self) -> list[str]:
+        """Of a table of peers. A sample that is no text has no tokens: a sequence per second is
+        one."""
+        has_tokens = trained_on(self.data_amount) == "tokens"
+        return [title for title in _COLUMNS if title != "tokens/s" or has_tokens]
+
+    def row(self, peer: Lease) -> dict[str, str]:
+        """What a table says of a peer, by column."""
+        use = peer.last_round
+        cells = (
+            self.name(peer.peer_id),
+            peer.state,
+            f"{peer.round:,}",
+            f"{peer.sequences:,}",
+            f"{peer.sequences_per_s:,.1f}",
+            f"{peer.tokens_per_s:,.0f}",
+            f"{use.utilisation:.0%}" if use else "-",
+            format_bytes(use.sent_bytes) if use else "-",
+            format_bytes(use.received_bytes) if use else "-",
+            peer.state_digest.hex()[:8] or "-",
+            f"{self.age_s(peer):.1f} s",
+        )
+        return dict(zip(_COLUMNS, cells, strict=True))
+
+    def marked(self, peer: Lease) -> set[str]:
+        """The columns of its row that say that something is amiss."""
+        wrong = {"round": peer.round != self.round}
+        wrong["lease age"] = self.age_s(peer) > LEASE_SECONDS / 2
+        gone = peer.state == PeerState.LEFT
+        return {title for title, amiss in wrong.items() if amiss and not gone}
 
     def outlook(self, rounds: int | None) -> list[str]:
         """How long the run goes on, and the newest validation, as far as they are known."""
