@@ -65,6 +65,19 @@ INLINE uint16_t to_bfloat16(float value) {
 #define CHOOSE(level, NAME) ((void)(level), NAME##_plain)
 #endif
 
+/* Defines for each level, and for Python, what ALL(DEFINE, ...) lists: DEFINE(type of the result, name of an inline
+ * function, "(" and what it is given, that handed on). */
+#define ONE_LEVEL(TYPE, NAME, GIVEN, HANDED_ON, SUFFIX, ATTRIBUTE)                               \
+    ATTRIBUTE static TYPE NAME##_##SUFFIX GIVEN) { return NAME HANDED_ON; }
+#define FOR_PYTHON(TYPE, NAME, GIVEN, HANDED_ON, ...)                                            \
+    TYPE atom_##NAME GIVEN, int32_t level) { return CHOOSE(level, NAME) HANDED_ON; }
+#if defined(__x86_64__)
+#define FOR_EACH_LEVEL(ALL)                                                                      \
+    ALL(ONE_LEVEL, plain, ) ALL(ONE_LEVEL, avx2, AVX2) ALL(ONE_LEVEL, avx512, AVX512) ALL(FOR_PYTHON, )
+#else
+#define FOR_EACH_LEVEL(ALL) ALL(ONE_LEVEL, plain, ) ALL(FOR_PYTHON, )
+#endif
+
 /* Of the sources that the library was made from. */
 const char *atom_source_digest(void) { return SOURCE_DIGEST; }
 

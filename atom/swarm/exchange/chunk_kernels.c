@@ -249,46 +249,22 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
 
 /* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
-#define ADD_ARGUMENTS                                                                            \
-    const void *wire, const float *own, float factor, float *out, int64_t count
-#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count
-#define ENCODE_ARGUMENTS const float *values, void *wire, float *lost, int64_t count
-#define SIZE_ARGUMENTS const float *values, int64_t count, float largest
+#define ADD (const void *wire, const float *own, float factor, float *out, int64_t count
+#define DECODE (const void *wire, float *out, int64_t count
+#define ENCODE (const float *values, void *wire, float *lost, int64_t count
+#define SIZE (const float *values, int64_t count, float largest
 
-#define DEFINE_ONE(NAME, SUFFIX, ATTRIBUTE, DECLARED, ...)                                       \
-    ATTRIBUTE static int32_t NAME##_##SUFFIX(DECLARED) { return NAME(__VA_ARGS__); }
+#define ALL(DEFINE, ...)                                                                         \
+    DEFINE(int32_t, add_float32, ADD, (wire, own, factor, out, count), __VA_ARGS__)              \
+    DEFINE(int32_t, add_bfloat16, ADD, (wire, own, factor, out, count), __VA_ARGS__)             \
+    DEFINE(int32_t, add_int8, ADD, (wire, own, factor, out, count), __VA_ARGS__)                 \
+    DEFINE(int32_t, add_int4, ADD, (wire, own, factor, out, count), __VA_ARGS__)                 \
+    DEFINE(int32_t, decode_bfloat16, DECODE, (wire, out, count), __VA_ARGS__)                    \
+    DEFINE(int32_t, decode_int8, DECODE, (wire, out, count), __VA_ARGS__)                        \
+    DEFINE(int32_t, decode_int4, DECODE, (wire, out, count), __VA_ARGS__)                        \
+    DEFINE(int32_t, encode_bfloat16, ENCODE, (values, wire, lost, count), __VA_ARGS__)           \
+    DEFINE(int32_t, encode_int8, ENCODE, (values, wire, lost, count), __VA_ARGS__)               \
+    DEFINE(int32_t, encode_int4, ENCODE, (values, wire, lost, count), __VA_ARGS__)               \
+    DEFINE(int32_t, too_large, SIZE, (values, count, largest), __VA_ARGS__)
 
-#define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
-    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)     \
-    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)    \
-    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
-    DEFINE_ONE(add_int4, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
-    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)           \
-    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
-    DEFINE_ONE(decode_int4, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
-    DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
-    DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
-    DEFINE_ONE(encode_int4, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
-    DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
-
-DEFINE_ALL(plain, )
-#if defined(__x86_64__)
-DEFINE_ALL(avx2, AVX2)
-DEFINE_ALL(avx512, AVX512)
-#endif
-
-#define EXPORT(NAME, DECLARED, ...)                                                              \
-    int32_t atom_##NAME(DECLARED, int32_t level) { return CHOOSE(level, NAME)(__VA_ARGS__); }
-
-EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(add_int4, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count)
-EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count)
-EXPORT(decode_int4, DECODE_ARGUMENTS, wire, out, count)
-EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
-EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
-EXPORT(encode_int4, ENCODE_ARGUMENTS, values, wire, lost, count)
-EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)
-
+FOR_EACH_LEVEL(ALL)

@@ -27,10 +27,10 @@ def _library() -> ctypes.CDLL:
     """The compiled loops. Raises: MismatchError, if they are not compiled."""
     library = build_kernels.load(SOURCE)
     encode, decode, add = library.atom_encode, library.atom_decode, library.atom_add
-    encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+    encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
     encode.restype = c_int64
-    decode.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32)
-    add.argtypes = (c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32)
+    decode.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32)
+    add.argtypes = (c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32)
     return library
 
 
@@ -91,16 +91,16 @@ class Sparse(Codec):
         wire, left = self.wire(values, scratch), None if lost is None else lost.data_ptr()
         assert wire.numel() == self.wire_bytes(values.numel())
         source, into, count = values.data_ptr(), wire.data_ptr(), values.numel()
-        size = self._library.atom_encode(source, into, left, count, KEPT, self._level)
+        size = self._library.atom_encode(source, into, left, count, self._level)
         if size < 0:
             raise NotFinite
         return wire[:size]
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
         source, size, target, count = wire.data_ptr(), wire.numel(), out.data_ptr(), out.numel()
-        _raise_if(self._library.atom_decode(source, size, target, count, KEPT, self._level))
+        _raise_if(self._library.atom_decode(source, size, target, count, self._level))
 
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
         source, size, target, count = wire.data_ptr(), wire.numel(), out.data_ptr(), out.numel()
-        addend, of_record = own.data_ptr(), (KEPT, self._level)
-        _raise_if(self._library.atom_add(source, size, addend, factor, target, count, *of_record))
+        addend, level = own.data_ptr(), self._level
+        _raise_if(self._library.atom_add(source, size, addend, factor, target, count, level))

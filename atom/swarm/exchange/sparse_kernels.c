@@ -13,7 +13,7 @@
 
 #include "../../base/kernel.h"
 
-enum { CHUNK = 4096, MOST_KEPT = 256, GROUPS = 16, LANES = 8, HEADER = 6 };
+enum { CHUNK = 4096, KEPT = 256, LOW = 3, GROUPS = 16, LANES = 8, HEADER = 6 };
 enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 enum { MOST_RECORD = 320, AHEAD = 8 }; /* bytes: above any record's, and how far a look ahead reads */
 
@@ -26,13 +26,6 @@ INLINE uint32_t size_of(float value) { return bits_of(value) & 0x7fffffffu; }
 INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Bits of a gap that are not unary: with the places of `kept` numbers drawn at random, as few bits as may be. */
-INLINE int32_t low_bits(int32_t kept) {
-    int32_t bits = 0;
-    while (kept << bits < CHUNK / 2) bits++;
-    return bits;
-}
-
 /* ---- Which are kept */
 
 /* Numbers that are kept, or may be, in the order of their places. */
@@ -42,11 +35,11 @@ struct some {
     int32_t count;
 };
 
-/* The largest of each of 4 * kept groups, as halves; and the largest of all, as a size. */
-INLINE uint32_t group_maxima(const float *restrict values, int32_t kept, uint16_t *restrict maxima) {
-    const int32_t rows = CHUNK / (4 * kept);
+/* The largest of each of 4 * KEPT groups, as halves; and the largest of all, as a size. */
+INLINE uint32_t group_maxima(const float *restrict values, uint16_t *restrict maxima) {
+    const int32_t rows = CHUNK / (4 * KEPT);
     uint32_t largest[GROUPS] = {0};
-    for (int32_t block = 0; block < 4 * kept / GROUPS; block++) {
+    for (int32_t block = 0; block < 4 * KEPT / GROUPS; block++) {
         uint32_t found[GROUPS] = {0};
         for (int32_t row = 0; row < rows; row++, values += GROUPS)
             for (int32_t lane = 0; lane < GROUPS; lane++)
@@ -60,25 +53,25 @@ INLINE uint32_t group_maxima(const float *restrict values, int32_t kept, uint16_
     return largest[0];
 }
 
-/* The largest half that at least `kept` of the maxima reach: at least so many numbers reach it as well. */
-INLINE uint16_t half_reached(const uint16_t *restrict maxima, int32_t groups, int32_t kept) {
+/* The largest half that at least KEPT of the maxima reach: at least so many numbers reach it as well. */
+INLINE uint16_t half_reached(const uint16_t *restrict maxima) {
     uint16_t found = 0;
     for (int32_t bit = 15; bit >= 0; bit--) {
         const uint16_t tried = (uint16_t)(found | 1u << bit);
         uint16_t count = 0;
-        for (int32_t i = 0; i < groups; i++) count = (uint16_t)(count + (maxima[i] >= tried));
-        if (count >= kept) found = tried;
+        for (int32_t i = 0; i < 4 * KEPT; i++) count = (uint16_t)(count + (maxima[i] >= tried));
+        if (count >= KEPT) found = tried;
     }
     return found;
 }
 
-/* The largest size that at least `kept` of these reach, of more than so many. */
-INLINE uint32_t size_reached(const struct some *all, int32_t kept, uint32_t at_least, uint32_t at_most) {
+/* The largest size that at least KEPT of these reach, of more than so many. */
+INLINE uint32_t size_reached(const struct some *all, uint32_t at_least, uint32_t at_most) {
     while (at_least < at_most) {
         const uint32_t tried = at_least + (at_most - at_least + 1) / 2;
         int32_t count = 0;
         for (int32_t i = 0; i < all->count; i++) count += all->sizes[i] >= tried;
-        if (count >= kept)
+        if (count >= KEPT)
             at_least = tried;
         else
             at_most = tried - 1;
@@ -107,15 +100,15 @@ INLINE void reaching(const float *restrict values, uint32_t size, struct some *f
     found->count = count;
 }
 
-/* The `kept` largest of a chunk that are not as good as 0; of equal ones the first. Returns the largest size. */
-INLINE uint32_t choose(const float *restrict values, int32_t kept, struct some *found) {
-    uint16_t maxima[4 * MOST_KEPT];
-    const uint32_t largest = group_maxima(values, kept, maxima);
-    const uint32_t bound = larger((uint32_t)half_reached(maxima, 4 * kept, kept) << 15, SMALLEST);
+/* The KEPT largest of a chunk that are not as good as 0; of equal ones the first. Returns the largest size. */
+INLINE uint32_t choose(const float *restrict values, struct some *found) {
+    uint16_t maxima[4 * KEPT];
+    const uint32_t largest = group_maxima(values, maxima);
+    const uint32_t bound = larger((uint32_t)half_reached(maxima) << 15, SMALLEST);
     reaching(values, bound, found);
-    if (found->count <= kept) return largest;
-    const uint32_t least_kept = size_reached(found, kept, bound, largest);
-    int32_t ties = kept, count = 0;
+    if (found->count <= KEPT) return largest;
+    const uint32_t least_kept = size_reached(found, bound, largest);
+    int32_t ties = KEPT, count = 0;
     for (int32_t i = 0; i < found->count; i++) ties -= found->sizes[i] > least_kept;
     for (int32_t i = 0; i < found->count; i++) {
         const int32_t tie = found->sizes[i] == least_kept && ties > 0;
@@ -172,10 +165,10 @@ INLINE void means_beside(const float *sizes, int32_t count, float border, float 
 }
 
 /* Lloyd's: begins at the mean of all, and moves the border between the means of both sides. All is reckoned in
- * 1/MOST_KEPT, which is exact and overflows nowhere. */
+ * 1/KEPT, which is exact and overflows nowhere. */
 INLINE struct levels levels_of(const struct some *kept) {
-    float sizes[MOST_KEPT + LANES], low, high;
-    for (int32_t i = 0; i < kept->count; i++) sizes[i] = float_of(kept->sizes[i]) * (1.0f / MOST_KEPT);
+    float sizes[KEPT + LANES], low, high;
+    for (int32_t i = 0; i < kept->count; i++) sizes[i] = float_of(kept->sizes[i]) * (1.0f / KEPT);
     for (int32_t i = 0; i < LANES; i++) sizes[kept->count + i] = 0.0f;
     means_beside(sizes, kept->count, float_of(INFINITE), &low, &high);
     struct levels found = {0, 0, low};
@@ -184,9 +177,9 @@ INLINE struct levels levels_of(const struct some *kept) {
         found.border = low + (high - low) * 0.5f;
         means_beside(sizes, kept->count, found.border, &low, &high);
     }
-    found.low = to_bfloat16(low * MOST_KEPT);
-    found.high = to_bfloat16(high * MOST_KEPT);
-    found.border = found.low == found.high ? float_of(INFINITE) : found.border * MOST_KEPT;
+    found.low = to_bfloat16(low * KEPT);
+    found.high = to_bfloat16(high * KEPT);
+    found.border = found.low == found.high ? float_of(INFINITE) : found.border * KEPT;
     return found;
 }
 
@@ -216,19 +209,19 @@ INLINE void put_all(struct writer *to, const uint64_t *words, int32_t count) {
 }
 
 /* One record; `lost` has the values already, or is NULL. Returns where the next one begins. */
-INLINE uint8_t *write_record(const float *values, const struct some *kept, struct levels levels, int32_t low,
+INLINE uint8_t *write_record(const float *values, const struct some *kept, struct levels levels,
                              uint8_t *wire, float *lost) {
     const float numbers[2] = {from_bfloat16(levels.low), from_bfloat16(levels.high)};
-    uint64_t signs[MOST_KEPT / 64] = {0}, highs[MOST_KEPT / 64] = {0}, unary[MOST_RECORD / 8] = {0};
-    uint16_t lows[MOST_KEPT], header[3] = {(uint16_t)kept->count, levels.low, levels.high};
+    uint64_t signs[KEPT / 64] = {0}, highs[KEPT / 64] = {0}, unary[MOST_RECORD / 8] = {0};
+    uint16_t lows[KEPT], header[3] = {(uint16_t)kept->count, levels.low, levels.high};
     int32_t next = 0, at = -1;
     for (int32_t i = 0; i < kept->count; i++) {
         const int32_t place = kept->places[i], gap = place - next;
         const uint64_t sign = bits_of(values[place]) >> 31, high = float_of(kept->sizes[i]) > levels.border;
         signs[i / 64] |= sign << (i % 64);
         highs[i / 64] |= high << (i % 64);
-        lows[i] = (uint16_t)(gap & ((1 << low) - 1));
-        at += 1 + (gap >> low);
+        lows[i] = (uint16_t)(gap & ((1 << LOW) - 1));
+        at += 1 + (gap >> LOW);
         unary[at / 64] |= (uint64_t)1 << (at % 64);
         next = place + 1;
         if (lost) lost[place] = values[place] - (sign ? -numbers[high] : numbers[high]);
@@ -237,7 +230,7 @@ INLINE uint8_t *write_record(const float *values, const struct some *kept, struc
     struct writer to = {wire + HEADER, 0, 0};
     put_all(&to, signs, kept->count);
     put_all(&to, highs, kept->count);
-    for (int32_t i = 0; i < kept->count; i++) put(&to, lows[i], low);
+    for (int32_t i = 0; i < kept->count; i++) put(&to, lows[i], LOW);
     put_all(&to, unary, at + 1);
     for (; to.bits > 0; to.bits -= 8, to.held >>= 8) *to.at++ = (uint8_t)to.held;
     return to.at;
@@ -245,8 +238,7 @@ INLINE uint8_t *write_record(const float *values, const struct some *kept, struc
 
 INLINE int64_t in_chunk(int64_t start, int64_t all) { return all - start < CHUNK ? all - start : CHUNK; }
 
-INLINE int64_t encode(const float *all_values, uint8_t *wire, float *all_lost, int64_t all, int32_t kept) {
-    const int32_t low = low_bits(kept);
+INLINE int64_t encode(const float *all_values, uint8_t *wire, float *all_lost, int64_t all) {
     const uint8_t *begin = wire;
     struct some found;
     float padded[CHUNK];
@@ -259,12 +251,12 @@ INLINE int64_t encode(const float *all_values, uint8_t *wire, float *all_lost, i
             memset(padded, 0, sizeof padded);
             values = memcpy(padded, values, size);
         }
-        if (choose(values, kept, &found) >= INFINITE) return -1;
+        if (choose(values, &found) >= INFINITE) return -1;
         struct levels levels = {0, 0, 0.0f};
         if (found.count) levels = levels_of(&found);
         if ((uint32_t)levels.high << 16 >= INFINITE) return -1;
         if (found.count) {
-            wire = write_record(values, &found, levels, low, wire, lost);
+            wire = write_record(values, &found, levels, wire, lost);
         } else {
             memset(wire, 0, 2);
             wire += 2;
@@ -277,8 +269,8 @@ INLINE int64_t encode(const float *all_values, uint8_t *wire, float *all_lost, i
 
 /* What one record says. */
 struct record {
-    float numbers[MOST_KEPT];
-    uint16_t places[MOST_KEPT];
+    float numbers[KEPT];
+    uint16_t places[KEPT];
     int32_t count;
 };
 
@@ -296,18 +288,17 @@ INLINE int32_t wrong_levels(uint16_t low, uint16_t high) {
 }
 
 /* The places, from the bit where the low bits begin. Returns the first bit after them, or -1. */
-INLINE int32_t read_places(const uint8_t *raw, int32_t bit, int32_t end, int32_t low, int64_t numbers,
-                           struct record *to) {
-    const uint64_t ahead = ((uint64_t)1 << 56) - 1, mask = ((uint64_t)1 << low) - 1;
-    int32_t at = bit + low * to->count, next = 0;
-    for (int32_t i = 0; i < to->count; i++, bit += low) {
+INLINE int32_t read_places(const uint8_t *raw, int32_t bit, int32_t end, int64_t numbers, struct record *to) {
+    const uint64_t ahead = ((uint64_t)1 << 56) - 1, mask = ((uint64_t)1 << LOW) - 1;
+    int32_t at = bit + LOW * to->count, next = 0;
+    for (int32_t i = 0; i < to->count; i++, bit += LOW) {
         uint64_t word = bits_from(raw, at) & ahead;
         int32_t zeros = 0;
         for (; word == 0 && at + zeros < end; word = bits_from(raw, at + zeros) & ahead) zeros += 56;
         if (at + zeros >= end) return -1;
         zeros += __builtin_ctzll(word);
         at += zeros + 1;
-        next += zeros << low | (int32_t)(bits_from(raw, bit) & mask);
+        next += zeros << LOW | (int32_t)(bits_from(raw, bit) & mask);
         if (at > end || next >= numbers) return -1;
         to->places[i] = (uint16_t)next++;
     }
@@ -315,24 +306,24 @@ INLINE int32_t read_places(const uint8_t *raw, int32_t bit, int32_t end, int32_t
 }
 
 /* One record, of so many numbers, in at most `left` bytes; `used` of them. */
-INLINE int32_t read_record(const uint8_t *wire, int64_t left, int64_t numbers, int32_t kept, int32_t low,
-                           struct record *to, int64_t *used) {
+INLINE int32_t read_record(const uint8_t *wire, int64_t left, int64_t numbers, struct record *to,
+                           int64_t *used) {
     uint8_t raw[MOST_RECORD + AHEAD];
     const int32_t size = left < MOST_RECORD ? (int32_t)left : MOST_RECORD;
     uint16_t header[3] = {0};
     memcpy(header, wire, (size_t)least(size, HEADER));
     to->count = header[0];
     *used = 2;
-    if (size < 2 || to->count > kept) return NOT_CANONICAL;
+    if (size < 2 || to->count > KEPT) return NOT_CANONICAL;
     if (to->count == 0) return NUMBERS;
-    if (size < HEADER + (to->count * (low + 3) + 7) / 8) return NOT_CANONICAL;
+    if (size < HEADER + (to->count * (LOW + 3) + 7) / 8) return NOT_CANONICAL;
     const int32_t wrong = wrong_levels(header[1], header[2]);
     if (wrong) return wrong;
     memcpy(raw, wire, (size_t)size);
     memset(raw + size, 0, AHEAD);
 
     const int32_t signs = 8 * HEADER, highs = signs + to->count;
-    const int32_t end = read_places(raw, highs + to->count, 8 * size, low, numbers, to);
+    const int32_t end = read_places(raw, highs + to->count, 8 * size, numbers, to);
     if (end < 0 || bits_from(raw, end) & (((uint64_t)1 << (-end & 7)) - 1)) return NOT_CANONICAL;
     int32_t high_ones = 0;
     for (int32_t i = 0; i < to->count; i++) {
@@ -346,14 +337,13 @@ INLINE int32_t read_record(const uint8_t *wire, int64_t left, int64_t numbers, i
     return canonical ? NUMBERS : NOT_CANONICAL;
 }
 
-INLINE int32_t decode(const uint8_t *wire, int64_t bytes, float *all_out, int64_t all, int32_t kept) {
-    const int32_t low = low_bits(kept);
+INLINE int32_t decode(const uint8_t *wire, int64_t bytes, float *all_out, int64_t all) {
     struct record record;
     for (int64_t start = 0; start < all; start += CHUNK) {
         const int64_t count = in_chunk(start, all);
         float *out = all_out + start;
         int64_t used;
-        const int32_t wrong = read_record(wire, bytes, count, kept, low, &record, &used);
+        const int32_t wrong = read_record(wire, bytes, count, &record, &used);
         if (wrong) return wrong;
         memset(out, 0, (size_t)count * sizeof *out);
         for (int32_t i = 0; i < record.count; i++) out[record.places[i]] = record.numbers[i];
@@ -375,16 +365,15 @@ INLINE uint32_t scaled(const float *own, float factor, float *out, int64_t count
 
 /* out = (what arrived + own) * factor; own may be out, and then only what arrived is touched if factor is 1. */
 INLINE int32_t add(const uint8_t *wire, int64_t bytes, const float *all_own, float factor, float *all_out,
-                   int64_t all, int32_t kept) {
-    const int32_t low = low_bits(kept);
+                   int64_t all) {
     struct record record;
     uint32_t worst = 0;
     for (int64_t start = 0; start < all; start += CHUNK) {
         const int64_t count = in_chunk(start, all);
         const float *own = all_own + start;
-        float *out = all_out + start, sums[MOST_KEPT];
+        float *out = all_out + start, sums[KEPT];
         int64_t used;
-        const int32_t wrong = read_record(wire, bytes, count, kept, low, &record, &used);
+        const int32_t wrong = read_record(wire, bytes, count, &record, &used);
         if (wrong) return wrong;
         for (int32_t i = 0; i < record.count; i++) {
             sums[i] = (record.numbers[i] + own[record.places[i]]) * factor;
@@ -399,41 +388,16 @@ INLINE int32_t add(const uint8_t *wire, int64_t bytes, const float *all_own, flo
     return worst >= INFINITE ? NOT_FINITE : NUMBERS;
 }
 
-/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. `kept`: a
- * power of two from 16 to MOST_KEPT. */
+/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. Encoding
+ * returns the bytes written, or -1: not finite. */
 
-#define ENCODE_ARGUMENTS                                                                         \
-    const float *values, uint8_t *wire, float *lost, int64_t all, int32_t kept
-#define DECODE_ARGUMENTS const uint8_t *wire, int64_t bytes, float *out, int64_t all, int32_t kept
-#define ADD_ARGUMENTS                                                                            \
-    const uint8_t *wire, int64_t bytes, const float *own, float factor, float *out, int64_t all, int32_t kept
+#define ENCODE (const float *values, uint8_t *wire, float *lost, int64_t all
+#define DECODE (const uint8_t *wire, int64_t bytes, float *out, int64_t all
+#define ADD (const uint8_t *wire, int64_t bytes, const float *own, float factor, float *out, int64_t all
 
-#define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
-    ATTRIBUTE static int64_t encode_##SUFFIX(ENCODE_ARGUMENTS) {                                 \
-        return encode(values, wire, lost, all, kept);                                         \
-    }                                                                                            \
-    ATTRIBUTE static int32_t decode_##SUFFIX(DECODE_ARGUMENTS) {                                 \
-        return decode(wire, bytes, out, all, kept);                                           \
-    }                                                                                            \
-    ATTRIBUTE static int32_t add_##SUFFIX(ADD_ARGUMENTS) {                                       \
-        return add(wire, bytes, own, factor, out, all, kept);                                 \
-    }
+#define ALL(DEFINE, ...)                                                                         \
+    DEFINE(int64_t, encode, ENCODE, (values, wire, lost, all), __VA_ARGS__)                      \
+    DEFINE(int32_t, decode, DECODE, (wire, bytes, out, all), __VA_ARGS__)                        \
+    DEFINE(int32_t, add, ADD, (wire, bytes, own, factor, out, all), __VA_ARGS__)
 
-DEFINE_ALL(plain, )
-#if defined(__x86_64__)
-DEFINE_ALL(avx2, AVX2)
-DEFINE_ALL(avx512, AVX512)
-#endif
-
-/* Bytes written, or -1: not finite. */
-int64_t atom_encode(ENCODE_ARGUMENTS, int32_t level) {
-    return CHOOSE(level, encode)(values, wire, lost, all, kept);
-}
-
-int32_t atom_decode(DECODE_ARGUMENTS, int32_t level) {
-    return CHOOSE(level, decode)(wire, bytes, out, all, kept);
-}
-
-int32_t atom_add(ADD_ARGUMENTS, int32_t level) {
-    return CHOOSE(level, add)(wire, bytes, own, factor, out, all, kept);
-}
+FOR_EACH_LEVEL(ALL)

@@ -68,15 +68,15 @@ int main(int argc, char **argv) {
     uint8_t *bytes_end = guarded(BYTES_MOST);
     static float values[NUMBERS_MOST];
     static uint8_t valid[BYTES_MOST], again[BYTES_MOST];
-    const int32_t all_kept[] = {16, 64, 128, 256}, levels = atom_highest_level() + 1;
+    const int32_t levels = atom_highest_level() + 1;
     int64_t encoded = 0, count = 0, decoded = 0;
-    int32_t kept = 0, level = 0;
+    int32_t level = 0;
     for (uint64_t input = 0; input < inputs; input++) {
         if (input % 64 == 0) {
-            kept = all_kept[drawn(4)], level = (int32_t)drawn((uint32_t)levels);
+            level = (int32_t)drawn((uint32_t)levels);
             count = drawn(2) ? 16 * (1 + drawn(20)) : CHUNK * drawn(2) + 16 * (1 + drawn(32));
             fill(values, count);
-            encoded = atom_encode(values, valid, NULL, count, kept, level);
+            encoded = atom_encode(values, valid, NULL, count, level);
             if (encoded < 0 || encoded > BYTES_MOST - 8) fail("cannot be encoded", input);
         }
         int64_t size = encoded;
@@ -89,15 +89,15 @@ int main(int argc, char **argv) {
         }
         uint8_t *bytes = memcpy(bytes_end - size, again, (size_t)size);
         float *numbers = numbers_end - count, *sums = sums_end - count;
-        const int32_t wrong = atom_decode(bytes, size, numbers, count, kept, level);
+        const int32_t wrong = atom_decode(bytes, size, numbers, count, level);
         memset(sums, 0, (size_t)count * sizeof *sums);
-        const int32_t not_added = atom_add(bytes, size, sums, 1.0f, sums, count, kept, level);
+        const int32_t not_added = atom_add(bytes, size, sums, 1.0f, sums, count, level);
         if (wrong != not_added) fail("adding and decoding do not agree", input);
         if (wrong) continue;
         decoded++;
         for (int64_t i = 0; i < count; i++)
             if (sums[i] != numbers[i]) fail("was added as other numbers", input);
-        if (atom_encode(numbers, again, NULL, count, kept, level) != size || memcmp(again, bytes, (size_t)size))
+        if (atom_encode(numbers, again, NULL, count, level) != size || memcmp(again, bytes, (size_t)size))
             fail("has another form", input);
     }
     printf("%llu inputs: %lld decoded, %lld refused\n", (unsigned long long)inputs, (long long)decoded,
