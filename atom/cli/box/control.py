@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from atom.base.errors import ControlError, StorageError
+from atom.base.errors import ControlError, StorageError, UserError
 from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import stderr_console, stdout_console
 from atom.config.places import base_folder
@@ -134,22 +134,19 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
 
     Raises: ControlError if there is none, or more than one.
     """
-    if state is not None:
-        return _named(StateDirectory(state)).control_socket
-    home = base_folder("data") if home is None else home
-    folders = _state_directories(home)
-    running = [folder for folder in folders if _listens(folder)]
+    if state is not None and not state.is_dir():
+        raise ControlError(f"there is no state directory {state}", _START_HINT)
+    home = home or (base_folder("data") if state is None else state)
+    folders = _state_directories(home) if state is None else [StateDirectory(state)]
+    running = [folder.root for folder in folders if _listens(folder)]
     if not running:
         for folder in folders:
             _refuse_deaf(folder)
-        raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
-    if len(running) > 1:
-        names = ", ".join(folder.root.name for folder in running)
-        raise ControlError(
-            f"{len(running)} daemons run on this machine: {names}",
-            _which_one(folder.root for folder in running),
-        )
-    return running[0].control_socket
+        where = f"under {home}" if state is None else f"in {state}"
+        raise ControlError(f"no daemon of yours runs {where}", _START_HINT)
+    return StateDirectory(
+        _the_one(running, "daemons run on this machine", ControlError)
+    ).control_socket
 
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
@@ -165,29 +162,18 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     if not runs:
         raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")
     running = [path for path in runs if StateDirectory(path).in_use]
-    if len(runs) > 1 and len(running) == 1:
-        return running[0]
-    if len(runs) > 1:
-        names = ", ".join(path.name for path in runs)
-        raise StorageError(
-            f"{len(runs)} runs are kept under {home}: {names}",
-            _which_one(runs),
-        )
-    return runs[0]
+    meant = running if len(running) == 1 else runs
+    return _the_one(meant, f"runs are kept under {home}", StorageError)
 
 
-def _which_one(folders: Iterable[Path]) -> str:
-    """A hint: what to add to the command, a line for each of them, ready to be copied."""
-    return "\n".join(["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)])
-
-
-def _named(folder: StateDirectory) -> StateDirectory:
-    if not folder.root.is_dir():
-        raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
-    if not _listens(folder):
-        _refuse_deaf(folder)
-        raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
-    return folder
+def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> Path:
+    """Raises: `error` for more than one; its hint is what to add to the command, a line for each of
+    them, ready to be copied."""
+    if len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
+        lines = ["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)]
+        raise error(f"{len(folders)} {several}: {names}", "\n".join(lines))
+    return folders[0]
 
 
 def _refuse_deaf(folder: StateDirectory) -> None:

@@ -76,22 +76,16 @@ class Onlooker:
 
         Raises: AddressError if the DHT answered no question.
         """
-        problem: DirectoryUnavailable | None = None
-        view: SwarmView | None = None
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(RETRY_S)
+        for tries_left in reversed(range(TRIES)):
             try:
                 view = await self.view()
-            except DirectoryUnavailable as unavailable:
-                problem = unavailable
-                continue
-            if view.peers:
-                break
-        if view is None:
-            assert problem is not None
-            raise no_answer(problem)
-        return view
+                if view.peers or not tries_left:
+                    return view
+            except DirectoryUnavailable as problem:
+                if not tries_left:
+                    raise no_answer(problem) from problem
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns, or raises")
 
     # ---- the chain (with `view`: an `atom.extras.dashboard.feed.Swarm`)
 
