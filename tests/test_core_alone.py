@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 
 from atom.base.errors import ConfigError
 from atom.config.load import parse_peer_text
@@ -65,6 +64,6 @@ def test_what_nobody_would_see_to_is_refused(wish: str, key: str, tmp_path: Path
         with pytest.raises(ConfigError, match=f"{key}: this daemon was built without"):
             NO_EXTENSIONS.monitors(peer, stack, Silence())
         NO_EXTENSIONS.monitors(PeerFile(), stack, Silence())
-    wishes = NO_EXTENSIONS.wishes(PeerFile(), torch.device("cpu"), str, repr)
+    wishes = NO_EXTENSIONS.wishes(PeerFile(), str, repr)
     with pytest.raises(ConfigError, match=key):
         wishes.change(peer)
