@@ -237,9 +237,22 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
     if "_for_cpu" in _name(func):  # the table has its like on a GPU
         packet = getattr(torch.ops.aten, _name(func).replace("_for_cpu", ""), packet)
     formula = flop_registry.get(packet)
-    if formula is not None:
-        return float(formula(*args, **kwargs, out_val=result))
-    return float(_flops_beyond(_name(func), args, result))
+    if formula is None:
+        return float(_flops_beyond(_name(func), args, result))
+    if "scaled_dot_product" in _name(func):
+        args = _as_many_heads(args)
+    return float(formula(*args, **kwargs, out_val=result))
+
+
+def _as_many_heads(attention: Sequence[Any]) -> tuple[Any, ...]:
+    """Its arguments, keys and values as shapes with a head for each of the queries: one that
+    several share is computed with as often, but the formula of PyTorch 2.11 refuses that."""
+    wide = [isinstance(each, torch.Tensor) and each.dim() == 4 for each in attention]
+    heads = max(each.shape[1] for each, is_wide in zip(attention, wide, strict=True) if is_wide)
+    return tuple(
+        torch.Size((each.shape[0], heads, *each.shape[2:])) if is_wide else each
+        for each, is_wide in zip(attention, wide, strict=True)
+    )
 
 
 def _flops_beyond(name: str, args: tuple[Any, ...], result: Any) -> Any:
