@@ -20,15 +20,15 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from ordered_story import TELLING, Case
+from ordered_story import TELLING, Case, Told
 from stream_order import Order
 
 from atom.swap import device
@@ -130,13 +130,24 @@ def _function(mutant: Mutant) -> FunctionType:
 # --- a process for each ---------------------------------------------------------------------------
 
 
-def found_without(chosen: Sequence[Mutant]) -> str:
-    """The first that goes wrong; "" if nothing does."""
+def found_without(chosen: Sequence[Mutant], told: Sequence[Told]) -> str:
+    """The first that goes wrong; "" if nothing does. `told`: of each of `TELLING`, by a CPU."""
+    found = _forked(partial(_play, chosen, told))
+    return f"no end after {PATIENCE_S} s" if found is None else str(found)
+
+
+def _forked(work: Callable[[Callable[[object], None]], None]) -> Any:
+    """What the work ends a process of its own with; None: it has not in time."""
     hears, tells = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_play, args=(chosen, tells))
+
+    def end(found: object) -> None:
+        tells.send(found)
+        os._exit(0)
+
+    child = multiprocessing.get_context("fork").Process(target=work, args=(end,))
     child.start()
     tells.close()
-    found = f"no end after {PATIENCE_S} s"
+    found = None
     if hears.poll(PATIENCE_S):
         try:
             found = hears.recv()
@@ -148,11 +159,11 @@ def found_without(chosen: Sequence[Mutant]) -> str:
     return found
 
 
-def _play(chosen: Sequence[Mutant], tells: Connection) -> None:
-    def end(found: object) -> None:
-        tells.send(str(found))
-        os._exit(0)
+def _tell(end: Callable[[object], None]) -> None:
+    end([case.told for case in TELLING])
 
+
+def _play(chosen: Sequence[Mutant], told: Sequence[Told], end: Callable[[object], None]) -> None:
     leave_out(chosen)
     plays = [Case.on_gpu, Case.on_cpu]
     if not any(mutant.path.name == "device.py" for mutant in chosen):
@@ -161,8 +172,8 @@ def _play(chosen: Sequence[Mutant], tells: Connection) -> None:
         plays = [Case.on_cpu]
     try:
         for play in plays:
-            for case in TELLING:
-                if play(case, Order(end)) != case.told:
+            for case, expected in zip(TELLING, told, strict=True):
+                if play(case, Order(lambda race: end(str(race)))) != expected:
                     end("other numbers")
     except Exception:  # noqa: BLE001 - whatever comes of it
         end(traceback.format_exc())
@@ -172,10 +183,11 @@ def _play(chosen: Sequence[Mutant], tells: Connection) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for case in TELLING:
-        assert case.told
+        assert case.program
+    TOLD = _forked(_tell)  # after a backward of ours, autograd would refuse to work in children
     gc.collect()  # no child may unmap host memory of ours: it has its own in the same place
     EVERY = list(mutants())
     for line in sys.stdin:
-        found = found_without([EVERY[number] for number in json.loads(line)])
+        found = found_without([EVERY[number] for number in json.loads(line)], TOLD)
         sys.stdout.write(f"{json.dumps(found)}\n")
         sys.stdout.flush()
