@@ -371,8 +371,7 @@ def set_allocator(device: torch.device, memory_bytes: int | None) -> None:
     given up become one again; else a tenth and more is lost in gaps. Not where somebody has set it
     already, nor in WSL, whose driver refuses that (pytorch/pytorch#192330)."""
     if not (ALLOCATOR_SETTINGS & os.environ.keys() or "microsoft" in platform.release().lower()):
-        later = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # PyTorch 2.10
-        (later or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     has_bytes = torch.cuda.get_device_properties(device).total_memory
     share = 1.0 if memory_bytes is None else min(memory_bytes / has_bytes, 1.0)
     torch.cuda.set_per_process_memory_fraction(share, device)

@@ -334,31 +334,23 @@ def test_a_gpu_that_pytorch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("kernel", "environment", "later", "grows"),
+    ("kernel", "environment", "grows"),
     [
-        ("6.8.0-49-generic", {}, True, True),
-        ("6.8.0-49-generic", {}, False, True),
-        ("5.15.167.4-microsoft-standard-WSL2", {}, True, False),
-        ("6.8.0-49-generic", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, True, False),
+        ("6.8.0-49-generic", {}, True),
+        ("5.15.167.4-microsoft-standard-WSL2", {}, False),
+        ("6.8.0-49-generic", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, False),
     ],
 )
 def test_the_allocator_grows_where_it_can_and_keeps_to_its_cap(
     kernel: str,
     environment: dict[str, str],
-    later: bool,
     grows: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since PyTorch 2.10 its settings have another name."""
     settings, caps = list[str](), list[float]()
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(platform, "release", lambda: kernel)
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings", raising=False)
-    if later:
-        name = "_accelerator_setAllocatorSettings"
-        monkeypatch.setattr(torch._C, name, settings.append, raising=False)
-    else:
-        monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     has = SimpleNamespace(total_memory=8 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: has)
     monkeypatch.setattr(
