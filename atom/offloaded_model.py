@@ -168,7 +168,8 @@ def offload(
         loss: of the module's output and the targets, the mean over the sequences: a scalar.
         example: inputs and targets of one micro-batch. All micro-batches must be shaped like it.
         gpu_memory: the most that may be taken of the device, as "8 GiB"; None: nine tenths of what
-            is free there. On a CPU it bounds what is computed at a time.
+            is free there. Several models that are open have theirs together. On a CPU it bounds
+            what is computed at a time.
         optimizer: `atom.AdamW(...)`, or another `atom.optim.optimizer.Optimizer`; None: AdamW.
         learning_rate: constant, or a schedule over steps.
         clip_norm: the global norm to which gradients are clipped; None: they are not.

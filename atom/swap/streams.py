@@ -25,8 +25,10 @@ nothing here allocates. Loads are issued by their own thread: a thread that laun
 keep a fast link busy as well.
 """
 
+import math
 import os
 import platform
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -107,7 +109,7 @@ class StreamTimes:
 
 class CudaDevice:
     """One GPU, by index. Used by one engine thread at a time. `memory_bytes`: the most that
-    PyTorch's allocator may take of it; None: all.
+    PyTorch's allocator may take of it, for those that are open there together; None: all.
 
     Raises: DeviceError when there is no such GPU, or it lacks `precision`.
     """
@@ -121,7 +123,9 @@ class CudaDevice:
     ) -> None:
         require_gpu(index, precision)
         self._device = torch.device("cuda", index)
-        set_allocator(self._device, memory_bytes)
+        self._memory_bytes = math.inf if memory_bytes is None else memory_bytes
+        _OPEN.add(self)
+        self._set_allocator()
         self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -144,6 +148,11 @@ class CudaDevice:
         self._sums = Lane("atom-gradient-sums")
         self._registered = list[torch.Tensor]()
         self.unlocked_bytes = 0
+
+    def _set_allocator(self) -> None:
+        """Its cap is of the process: what is open may take it together."""
+        caps = [each._memory_bytes for each in _OPEN if each._device == self._device]
+        set_allocator(self._device, sum(caps) or math.inf)
 
     @property
     def torch_device(self) -> torch.device:
@@ -364,17 +373,22 @@ class CudaDevice:
         self._staging.clear()
         while self._registered:
             unregister(self._registered.pop())
+        _OPEN.discard(self)
+        self._set_allocator()
 
 
-def set_allocator(device: torch.device, memory_bytes: int | None) -> None:
+_OPEN = weakref.WeakSet[CudaDevice]()
+"""Not closed yet, in this process."""
+
+
+def set_allocator(device: torch.device, memory_bytes: float) -> None:
     """PyTorch's, of this process: what it takes of a GPU may grow where it lies, so that pieces
     given up become one again; else a tenth and more is lost in gaps. Not where somebody has set it
     already, nor in WSL, whose driver refuses that (pytorch/pytorch#192330)."""
     if not (ALLOCATOR_SETTINGS & os.environ.keys() or "microsoft" in platform.release().lower()):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     has_bytes = torch.cuda.get_device_properties(device).total_memory
-    share = 1.0 if memory_bytes is None else min(memory_bytes / has_bytes, 1.0)
-    torch.cuda.set_per_process_memory_fraction(share, device)
+    torch.cuda.set_per_process_memory_fraction(min(memory_bytes / has_bytes, 1.0), device)
 
 
 def give_back_cache() -> None:

@@ -356,10 +356,22 @@ def test_the_allocator_grows_where_it_can_and_keeps_to_its_cap(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, device: caps.append(share)
     )
-    for memory_bytes in (2 * 2**30, None, 16 * 2**30):
+    for memory_bytes in (2 * 2**30, math.inf, 16 * 2**30):
         set_allocator(torch.device("cuda", 0), memory_bytes)
     assert settings == ["expandable_segments:True"] * 3 * grows
     assert caps == [0.25, 1.0, 1.0]
+
+
+def test_what_is_open_on_a_gpu_has_its_caps_together(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may take all takes no other's cap away for good; a closed one leaves none behind."""
+    caps = list[float]()
+    monkeypatch.setattr(streams, "set_allocator", lambda device, cap: caps.append(cap))
+    capped, other, all_of_it = (CudaDevice(1, memory_bytes=most) for most in (4, 3, None))
+    for each in (all_of_it, capped, other):
+        each.close()
+    assert caps == [4, 7, math.inf, 7, 3, math.inf]
 
 
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110a", "sm_120", "compute_120"]

@@ -183,11 +183,13 @@ def allowed_bytes(planned_bytes: int | None) -> int | None:
 
 
 def usable_device_bytes(device: torch.device, host_left_bytes: int, alone: bool = False) -> int:
-    """Where the peer file says nothing: of a GPU, what is free or ours; on a CPU, what the peer
-    leaves of the host. `alone`: were no other program there; on a CPU `host_left_bytes` says so."""
+    """Where the peer file says nothing: of a GPU, what is free there or in our allocator; on a
+    CPU, what the peer leaves of the host. `alone`: were no other program there; on a CPU
+    `host_left_bytes` says so."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int((total if alone else free + torch.cuda.memory_reserved(device)) * PLANNED_SHARE)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((total if alone else free + unused) * PLANNED_SHARE)
     return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
 
 
