@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from planned import layer_ends
 from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 
@@ -58,7 +59,10 @@ def main() -> None:
 class Round:
     """A replica with the gradients of a round, again and again."""
 
-    def __init__(self, config: GPT3Config, micro_batches: int, device: CpuDevice) -> None:
+    def __init__(
+        self, config: GPT3Config, micro_batches: int, device: CpuDevice, layers: int = 1
+    ) -> None:
+        """`layers`: of a sub-model."""
         generator = torch.Generator().manual_seed(SEED)
         shape = (1, config.sequence_tokens)
         self.batches = [
@@ -68,7 +72,9 @@ class Round:
             }
             for _ in range(micro_batches)
         ]
-        self.program = build_program(trace(GPT3(config, device="meta"), self.batches[0]))
+        graph = trace(GPT3(config, device="meta"), self.batches[0])
+        last, ends = layer_ends(graph)[-1], layer_ends(graph)[layers - 1 : -1 : layers]
+        self.program = build_program(graph, ends=(*ends, last))
         self.clock, self.recording = BootClock(), Recording()
         rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
         settings = ReplicaSettings(rate, clip_norm=1.0)

@@ -8,14 +8,14 @@ fallen, by one over the root. All rows: warm-up over the first tenth of the step
 down to a tenth of the rate; clipping at 1, a decay of 0.1.
 
     python benchmarks/large_batch.py
-    python benchmarks/large_batch.py --times 16 --optimizers adamw lamb
+    python benchmarks/large_batch.py --times 2 4 8 16 32 --scalings "square root"
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
     )
+    parser.add_argument("--times", nargs="+", type=positive, default=[8])
+    parser.add_argument("--scalings", nargs="+", choices=list(SCALINGS), default=list(SCALINGS))
     for name, usual in {
-        "batch": 12, "times": 8, "steps": 1200, "layers": 2, "width": 64, "seed": 1,
+        "batch": 12, "steps": 1200, "layers": 2, "width": 64, "seed": 1,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=positive, default=usual)
     return parser.parse_args()
@@ -115,16 +117,30 @@ def best(losses: Mapping[Row, float], optimizer: str) -> Row:
     return min((row for row in losses if row.optimizer == optimizer), key=losses.__getitem__)
 
 
+def compared(
+    setting: Setting,
+    optimizers: Sequence[str],
+    batch: int,
+    times: Sequence[int],
+    scalings: Sequence[str],
+) -> tuple[dict[Row, float], list[Row]]:
+    """Losses of all rows, and those of the base batch that are the best of an optimizer's."""
+    sweep = [Row(name, batch, "base", rate) for name in optimizers for rate in RATES[name]]
+    losses = {row: measured(setting, row) for row in sweep}
+    bases = [best(losses, name) for name in optimizers]
+    for base in bases:
+        for more in times:
+            for scaling in scalings:
+                rate = base.rate * more ** SCALINGS[scaling]
+                row = Row(base.optimizer, batch * more, scaling, rate)
+                losses[row] = measured(setting, row)
+    return losses, bases
+
+
 def main() -> None:
     o = arguments()
     setting = Setting(Size(o.layers, o.width), o.steps * o.batch, o.seed)
-    sweep = [Row(name, o.batch, "base", rate) for name in o.optimizers for rate in RATES[name]]
-    losses = {row: measured(setting, row) for row in sweep}
-    bases = [best(losses, name) for name in o.optimizers]
-    for base in bases:
-        for scaling, power in SCALINGS.items():
-            row = Row(base.optimizer, o.batch * o.times, scaling, base.rate * o.times**power)
-            losses[row] = measured(setting, row)
+    losses, bases = compared(setting, o.optimizers, o.batch, o.times, o.scalings)
     reference = losses[bases[0]]
     table = [
         (row.optimizer, str(row.batch), str(setting.sequences // row.batch), row.scaling,

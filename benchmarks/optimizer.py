@@ -218,18 +218,19 @@ def holding_the_lock() -> HostKernels:
 
 def _fused(arenas: Arenas, step: int) -> None:
     """In place, one call, no copy for a device."""
-    _torch_step(arenas, slice(None), arenas.gradients[torch.float32], step)
+    torch_step(arenas, slice(None), arenas.gradients[torch.float32], step)
 
 
 def _with_casts(arenas: Arenas, step: int) -> None:
     """bfloat16 gradients in, bfloat16 weights out, in chunks."""
     for start in range(0, arenas.elements, CHUNK_ELEMENTS):
         where = slice(start, start + CHUNK_ELEMENTS)
-        _torch_step(arenas, where, arenas.gradients[torch.bfloat16][where].float(), step)
+        torch_step(arenas, where, arenas.gradients[torch.bfloat16][where].float(), step)
         arenas.copy[where].copy_(arenas.wide[MASTER][where])
 
 
-def _torch_step(arenas: Arenas, where: slice, gradient: Tensor, step: int) -> None:
+def torch_step(arenas: Arenas, where: slice, gradient: Tensor, step: int) -> None:
+    """PyTorch's fused one, of the float32 arenas."""
     mean, square = (arenas.wide[name][where] for name in MOMENTS)
     steps = torch.tensor(float(step - 1))
     torch_adamw(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from papers_alone import ROWS as ALONE
 from sides import machine, publish
 
 Result = dict[str, Any]
@@ -22,7 +23,7 @@ JSON. `theirs` is the paper's figure, or NOT_GIVEN."""
 Row = Callable[[argparse.Namespace], list[Result]]
 NOT_GIVEN = "not given here"
 
-ROWS: Mapping[str, Row] = {}
+ROWS: Mapping[str, Row] = {**ALONE}
 
 
 def main() -> None:

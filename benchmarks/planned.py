@@ -32,8 +32,11 @@ class Planner:
 
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
-        chain, ends = profile.chain, layer_ends(self.graph)
-        return choose(Question(chain, profile.link, self._limits(device_bytes), ends))
+        return choose(self.question(profile, device_bytes))
+
+    def question(self, profile: Profile, device_bytes: int) -> Question:
+        ends = layer_ends(self.graph)
+        return Question(profile.chain, profile.link, self._limits(device_bytes), ends)
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""

@@ -1,0 +1,380 @@
+"""Rows of `papers.py` without a pipeline: what sides hold and what fits, the offloaded optimizer,
+the all-reduce beside its model, large batches, and the loss beside one process's.
+
+In the model of an all-reduce a step has a latency, and a byte a time on its line (Patarasu & Yuan,
+"Bandwidth optimal all-reduce algorithms", 2009).
+"""
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+from unittest.mock import patch
+
+import large_batch
+import optimizer as optimizers
+import torch
+from after_commit import Round
+from foretold import graph_of, profile_of
+from parity_model import Size
+from planned import Planner, layer_ends
+from ring import Links, measured
+from ring_links import WIRE_SHARE, loopback
+from ring_member import ONE_SHOT, Side, member_transport
+from swap_atom import Atom
+from swap_exactness import Exactness, Reference, Text
+from swap_memory import BYTES_PER_PARAMETER, Recomputed
+from swap_setup import Setup
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+
+from atom.base.clock import BootClock
+from atom.base.errors import DeviceError
+from atom.graph.profile.seconds import assume_graph
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.optim.stepper import Stepper
+from atom.placement.choosing import enough_bytes
+from atom.placement.memory import Piece, pieces_of
+from atom.swap.device import CpuDevice
+from atom.swap.state_form import MASTER, StateForm
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.choice import ASSUMED_LATENCY_S, averages_moved
+from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica, ReplicaSettings
+
+Result = dict[str, Any]
+GB, MEGABYTE = 10**9, 10**6
+SIZES, NODES = ("small", "xl", "2.7b", "6.7b", "13b", "175b"), (2, 4, 8)
+CARD_BYTES = 7 << 30
+"""Of a card of 8 GB, what is left beside PyTorch and the driver."""
+SMALL = GPT3Config(8, 4, 256, sequence_tokens=128, vocabulary_size=2048)
+FLOAT32_BYTES_PER_PARAMETER = 16
+
+
+def told(case: str, ours: str, theirs: str = "not given here", **more: Any) -> Result:
+    return {"case": case, "ours": ours, "theirs": theirs, **more}
+
+
+# --- device memory ------------------------------------------------------------------------------
+
+
+def memory(_: argparse.Namespace) -> list[Result]:
+    """Atom, tables II and III: of each side, and what a card of 8 GB takes."""
+    return [*map(_foretold, SIZES), *_held()]
+
+
+def stage_bytes(pieces: Sequence[Piece], in_flight: int, parameter_bytes: int) -> int:
+    """Device memory of a pipeline's stage of these layers: all that belongs to its parameters, what
+    lies between layers of every micro-batch in flight, and what one layer takes that is computed
+    again in the backward. Of the whole model: one stage, one in flight."""
+    parameters = {name: n for piece in pieces for name, n in piece.parameters.items()}
+    between = in_flight * sum(piece.out_bytes for piece in pieces)
+    at_work = max(piece.activation_bytes for piece in pieces)
+    return parameter_bytes * sum(parameters.values()) + between + at_work
+
+
+def largest_stage_bytes(pieces: Sequence[Piece], nodes: int) -> int:
+    """Of as many layers each, or one more, under 1F1B: stage n holds nodes - n micro-batches."""
+    ends = [len(pieces) * n // nodes for n in range(nodes + 1)]
+    return max(
+        stage_bytes(pieces[begin:end], nodes - n, BYTES_PER_PARAMETER)
+        for n, (begin, end) in enumerate(pairwise(ends))
+    )
+
+
+def _foretold(size: str) -> Result:
+    """With one sequence of 2,048 tokens in bfloat16 as a micro-batch."""
+    graph, profile = graph_of(size), profile_of(size, "rtx3060-12g")
+    pieces = pieces_of(profile.chain, layer_ends(graph))
+    held = [largest_stage_bytes(pieces, nodes) / GB for nodes in (1, *NODES)]
+    planner = Planner(graph, torch.device("cuda"), micro_batches=1)
+    least, fits = enough_bytes(planner.question(profile, CARD_BYTES)) / GB, "no plan"
+    with contextlib.suppress(DeviceError):
+        fits = f"{len(planner.choose(profile, CARD_BYTES).cut.pieces)} sub-models"
+    words = ", ".join(f"{each:,.3g}" for each in held)
+    case = f"GPT-3 {size}: GB whole; a stage of 2, 4, 8 nodes; Atom at the least; on 8 GB"
+    return told(case, f"{words}; {least:.2g}; {fits}", held_gb=held, least_gb=least)
+
+
+def _held() -> Iterator[Result]:
+    """A small model on the CPU twin, in float32: reckoned as above, and allocated."""
+    layers, batch = (
+        2,
+        {name: torch.zeros(1, 128, dtype=torch.int64) for name in ("tokens", "targets")},
+    )
+    graph = trace(GPT3(SMALL, device="meta"), batch)
+    profile = assume_graph(graph, "rtx3060-12g")
+    pieces = pieces_of(profile.chain, layer_ends(graph))
+    planner = Planner(graph, torch.device("cpu"), micro_batches=1)
+    choice = planner.choose(profile, planner.budgets(profile)["swapped"])
+    with contextlib.closing(CountingDevice()) as device:
+        rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
+        settings = ReplicaSettings(rate, arrangement=choice.arrangement, micro_batches=1)
+        replica = Replica(choice.program(graph), None, settings, device)
+        replica.initialise(partial(initial_value, SMALL, seed=1))
+        atom = device.slot_bytes + _peak(lambda: replica.run_pass([batch]))
+    whole, stage = partial(_train_whole, batch), partial(_train_stage, layers, 4)
+    reckon = partial(stage_bytes, parameter_bytes=FLOAT32_BYTES_PER_PARAMETER)
+    for name, reckoned, held in (
+        ("whole", reckon(pieces, 1), _peak(whole)),
+        ("2 of 10 layers, 4 in flight", reckon(pieces[1 : 1 + layers], 4), _peak(stage)),
+        ("Atom", choice.memory.total_bytes, atom),
+    ):
+        case = f"{graph.layout.total_elements:,} parameters, CPU twin, {name}: MB reckoned, held"
+        yield told(case, f"{reckoned / MEGABYTE:.1f}, {held / MEGABYTE:.1f}")
+
+
+class CountingDevice(CpuDevice):
+    slot_bytes = 0
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+        self.slot_bytes += elements * dtype.itemsize
+        return super().slot_memory(elements, dtype)
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """The most bytes that the tensors it makes have at a time; slots are not among them."""
+    with profile(profile_memory=True) as recorded:
+        work()
+    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+def _train_whole(batch: dict[str, Tensor]) -> None:
+    model = GPT3(SMALL)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = Recomputed(block)
+    _train(model, lambda: [model(**batch)], [None])
+
+
+def _train_stage(layers: int, in_flight: int) -> None:
+    stage = nn.Sequential(*(Recomputed(block) for block in GPT3(SMALL).blocks[:layers]))
+    came = torch.zeros(1, SMALL.sequence_tokens, SMALL.model_dim, requires_grad=True)
+    forward = lambda: [stage(came) for _ in range(in_flight)]  # noqa: E731 - as in the other
+    _train(stage, forward, [torch.zeros_like(came)] * in_flight)
+
+
+def _train(model: nn.Module, forward: Callable[[], list[Tensor]], gradients: list[Any]) -> None:
+    """Two steps: an optimizer makes its state in the first."""
+    adamw = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(2):
+        for made, gradient in zip(forward(), gradients, strict=True):
+            made.backward(gradient)
+        adamw.step()
+        adamw.zero_grad(set_to_none=False)
+
+
+# --- the offloaded optimizer --------------------------------------------------------------------
+
+
+def buckets(_: argparse.Namespace) -> list[Result]:
+    """AxoNN V-B: the state lies on the host and is stepped on the device, a bucket at a time. Ours
+    is stepped where it lies, by threads that take a piece at a time. Both by one thread here."""
+    sizes, found = [1 << n for n in (14, 16, 18, 20, 22, 24)], list[Result]()
+    torch.set_num_threads(1)
+    arenas = optimizers.Arenas(24_000_000)
+    sides = {size: (_in_place(arenas, size), _bucketed(arenas, size)) for size in sizes}
+    seconds: dict[int, list[tuple[float, ...]]] = {size: [] for size in sizes}
+    for run in range(6):
+        for size, both in sides.items():
+            ends = [time.perf_counter()]
+            for take in both:
+                take(run + 1)
+                ends.append(time.perf_counter())
+            seconds[size].append(tuple(end - begin for begin, end in pairwise(ends)))
+    medians = {s: [statistics.median(c) for c in zip(*r[1:], strict=True)] for s, r in
+               seconds.items()}  # fmt: skip
+    fastest = min(ours for ours, _ in medians.values())
+    for size, (ours, theirs) in medians.items():
+        held = f"{FLOAT32_BYTES_PER_PARAMETER * size / MEGABYTE:.1f} MB of the device"
+        case = f"{arenas.elements:,} parameters, {size:,} at a time: ms, x our fastest"
+        found.append(told(
+            case, f"{1e3 * ours:.1f}, {ours / fastest:.2f}; nothing of the device",
+            f"{1e3 * theirs:.1f}, {theirs / fastest:.2f}; {held} (done here)",
+        ))  # fmt: skip
+    return found
+
+
+def _in_place(arenas: optimizers.Arenas, piece: int) -> optimizers.Take:
+    store = arenas.store(StateForm.EXACT, torch.bfloat16)
+    with patch("atom.optim.optimizer.PIECE_ELEMENTS", piece):
+        stepper = Stepper(store, AdamW(), BootClock())
+
+    def take(step: int) -> None:
+        stepper.begin(arenas.gradients[torch.bfloat16], optimizers.RATE, step)
+        stepper.wait()
+
+    return take
+
+
+def _bucketed(arenas: optimizers.Arenas, bucket: int) -> optimizers.Take:
+    """In: master weights, moments and a gradient in float32. Out: all but that, and a copy."""
+    device, gradient = optimizers.Arenas(bucket), torch.empty(bucket)
+
+    def take(step: int) -> None:
+        for start in range(0, arenas.elements, bucket):
+            there = slice(start, min(start + bucket, arenas.elements))
+            here = slice(there.stop - there.start)
+            gradient[here].copy_(arenas.gradients[torch.bfloat16][there])
+            for name, arena in arenas.wide.items():
+                device.wide[name][here].copy_(arena[there])
+            optimizers.torch_step(device, here, gradient[here], step)
+            for name, arena in arenas.wide.items():
+                arena[there].copy_(device.wide[name][here])
+            arenas.copy[there].copy_(device.wide[MASTER][here])
+
+    return take
+
+
+def coarsening(_: argparse.Namespace) -> list[Result]:
+    """AxoNN V-C: how much is done at once, against what of the step is not hidden. Theirs steps
+    behind the all-reduce. Ours steps when that is decided, under the next pass, so what is exposed
+    is the share of the first sub-model, of `layers` layers."""
+    config, found = GPT3Config(12, 8, 384, sequence_tokens=64, vocabulary_size=2048), list[Result]()
+    for layers in (1, 2, 4, 7, 14):
+        with contextlib.closing(CpuDevice()) as device:
+            round_ = Round(config, 2, device, layers)
+            pairs = [(round_.step_between(), round_.step_under()) for _ in range(6)][1:]
+        spec_of = round_.program.layout.by_name
+        first = {name for _, name in round_.program.sub_models[0].parameters}
+        share = sum(spec_of[name].numel for name in first) / sum(
+            spec.numel for spec in round_.program.layout.specs
+        )
+        between, under = (1e3 * statistics.median(p[side][0] for p in pairs) for side in range(2))
+        case = (
+            f"{layers} of 14 layers at once: ms to the first forward, step before it and under it"
+        )
+        found.append(told(case, f"{between:.0f}, {under:.0f}; {share:.0%} of the step exposed"))
+    return found
+
+
+# --- the all-reduce -----------------------------------------------------------------------------
+
+RING, PARTS = "ring", "parts with owners"
+SIDES = {RING: "tls", PARTS: "tls/float32/parts", ONE_SHOT: ONE_SHOT}
+GROUPS = (
+    *((members, 100.0, 0.0, (0.25, 4.0)) for members in (2, 4, 8)),
+    (4, 20.0, 0.02, (0.05, 0.5)),
+)
+"""Members, Mbit/s of each line, seconds from one to another, megabytes."""
+
+
+def reckoned(side: str, members: int) -> tuple[int, float]:
+    """Of one member: steps one after the other, and averages that it sends."""
+    parts = averages_moved((1,) * members, 0)
+    return {RING: (2 * (members - 1), parts), PARTS: (2, parts), ONE_SHOT: (1, members - 1)}[side]
+
+
+def exchanges(_: argparse.Namespace) -> list[Result]:
+    """HotChips 2020. Without opening connections, which one-shot (over gloo) does once before."""
+    found, sides = list[Result](), [Side(name) for name in SIDES.values()]
+    for members, mbit, delay_s, sizes in GROUPS:
+        links, bytes_per_s = Links((mbit,) * members, delay_s), mbit * 1e6 / 8 * WIRE_SHARE
+        for megabytes, by_side in measured(members, sizes, sides, links, runs=3):
+            for name, side in SIDES.items():
+                seen, (steps, averages) = by_side[side], reckoned(name, members)
+                seconds, sent = seen["seconds"].median_s - seen["opening_s"], averages * megabytes
+                model = steps * (delay_s or ASSUMED_LATENCY_S) + sent * MEGABYTE / bytes_per_s
+                found.append(told(
+                    f"{members} members, {mbit:.0f} Mbit/s, {1e3 * delay_s:.0f} ms, "
+                    f"{megabytes:.2f} MB, {name}: s, MB sent",
+                    f"{seconds:.3f} ({seconds / model:.2f} x), {seen['sent_megabytes']:.2f}; "
+                    f"opening {seen['opening_s']:.3f}",
+                    f"{model:.3f}, {sent:.2f} (the model)",
+                ))  # fmt: skip
+    return found
+
+
+# --- large batches, and the same loss -----------------------------------------------------------
+
+
+def large_batches(_: argparse.Namespace) -> list[Result]:
+    """HotChips 2020: LAMB and LARS at up to 32 times the batch; as `large_batch.py`, in short."""
+    setting, names = large_batch.Setting(Size(2, 64), 400 * 12, 1), list(large_batch.OPTIMIZERS)
+    losses, bases = large_batch.compared(setting, names, 12, (2, 8, 32), ("square root",))
+    return [
+        told(
+            f"{row.optimizer}, {row.batch // 12} x 12 sequences, rate {row.rate:.3g}: loss",
+            f"{loss:.3f}: {loss / losses[bases[0]] - 1:+.1%} beside {bases[0].optimizer}'s at 1 x",
+        )
+        for row, loss in losses.items()
+        if row in bases or row.batch > 12
+    ]
+
+
+STEPS, MEMBERS, SAME = 500, 3, "the same curve"
+
+
+def same_loss(_: argparse.Namespace) -> list[Result]:
+    """AxoNN fig. 10: beside plain PyTorch in one process, on the same batches."""
+    found = []
+    for precision in ("float32", "bfloat16"):
+        setup = Setup("exactness", "tiny", 1, precision, "cpu", micro_batches=2)
+        with contextlib.closing(Exactness(setup)) as sides:
+            for step in range(STEPS):
+                sides.step(setup.batches(2, step))
+        case = f"one device, sub-models swapped, {precision}: steps with equal bits"
+        found.append(told(case, f"{sides.equal_steps} of {STEPS} {sides.differs or ''}", SAME))
+    torch.use_deterministic_algorithms(False)
+    case = f"{MEMBERS} replicas, float32: rounds with equal replicas; loss apart at most"
+    equal, apart = together(MEMBERS, STEPS)
+    return [*found, told(case, f"{equal} of {STEPS}; {apart:.1e}", SAME)]
+
+
+def together(members: int, steps: int) -> tuple[int, float]:
+    """Replicas with a micro-batch each, whose gradients meet in a ring over TLS, beside plain
+    PyTorch with all of them: rounds after which all replicas have the same digest, and how far
+    losses are apart, relatively, at the most."""
+    setup, equal, apart = Setup("atom", "tiny", 1, "float32", "cpu"), 0, 0.0
+    atoms, text = [Atom(setup) for _ in range(members)], Text(setup)
+    reference = Reference(setup, atoms[0].program.layout)
+    transports = [member_transport(seat) for seat in loopback(members)]
+    order = tuple(transport.peer_id for transport in transports)
+    for transport in transports:
+        for other in transports:
+            transport.set_addresses(other.peer_id, ["{}:{}".format(*other.address)])
+
+    def take(rank: int, step: int, batch: dict[str, Tensor]) -> tuple[bytes, float]:
+        replica, tag = atoms[rank].replica, ring_tag(bytes(32), Ballot(step, order[0], bytes(16)))
+        replica.reset_gradients()
+        replica.run_pass([batch])
+        loss, sums = replica.loss_sum / replica.sequences, Sums(replica.gradient_sums())
+        terms = Terms(order, rank, tag, 1 / members, codec_named("float32"), (), 60.0)
+        wires = terms.mean_wires(replica.elements)
+        all_reduce(sums, wires, terms, open_exchange(transports[rank], terms, 60.0))
+        replica.begin_step(wires.numbers, gradient_norm(wires.numbers), step)
+        return state_digest(replica.state_arenas()), loss
+
+    with contextlib.ExitStack() as stack:
+        for each in (*transports, *atoms):
+            stack.callback(each.close)
+        pool = stack.enter_context(ThreadPoolExecutor(members))
+        for step in range(1, steps + 1):
+            batches = text.batches(members)
+            taken = pool.map(take, range(members), [step] * members, batches)
+            digests, losses = zip(*taken, strict=True)
+            equal += len(set(digests)) == 1
+            apart = max(apart, abs(sum(losses) / members / reference.step(batches) - 1))
+    return equal, apart
+
+
+ROWS = {
+    "memory": memory,
+    "buckets": buckets,
+    "coarsening": coarsening,
+    "all-reduce": exchanges,
+    "large-batch": large_batches,
+    "same-loss": same_loss,
+}
