@@ -3,9 +3,6 @@
 All sides take turns in one process, over stores far larger than caches. Seconds of cores tell more
 than seconds on a machine that others use too.
 
-A thread of Python asks for the interpreter every millisecond meanwhile: how late it gets it is what
-a launching thread would wait. One side runs the very same kernel with the interpreter's lock held.
-
 `--matrices` measures what Muon adds instead: the orthogonalisation of one matrix, in both formats.
 
     python benchmarks/optimizer.py
@@ -14,15 +11,12 @@ a launching thread would wait. One side runs the very same kernel with the inter
 """
 
 import argparse
-import ctypes
 import functools
 import gc
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +30,8 @@ from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import MOMENTS, AdamW, AdamW8Bit
 from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import orthogonal
-from atom.optim.optimizer import Optimizer, Part, StepTerms, optimizer_state
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
-from atom.swap.host_kernels import LIBRARY, HostKernels, load
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, state_arenas
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm
@@ -47,7 +40,6 @@ SETTINGS = AdamW()
 RATE = 1e-4
 CHUNK_ELEMENTS = 2**21
 """Of the way with casts: its scratch memory stays in the last cache."""
-TICK_S = 1e-3
 BASELINE = "torch fused"
 Take = Callable[[int], None]
 """Takes the step of this number, over the whole store."""
@@ -114,9 +106,6 @@ class Runs:
 
     seconds: list[float] = field(default_factory=list)
     core_seconds: list[float] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)
-    """The median of how late a tick was."""
-    latest_s: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -155,7 +144,6 @@ def _sides(arenas: Arenas) -> Iterator[Side]:
     yield _other(arenas, AdamW8Bit(), 2 * 2)
     yield _other(arenas, LAMB(), 2 * 8)
     yield _other(arenas, LARS(), 2 * 4)
-    yield _ours("ours exact, one thread, lock held", arenas, StateForm.EXACT, narrow, wide, True)
 
 
 def _ours(
@@ -164,10 +152,9 @@ def _ours(
     form: StateForm,
     precision: torch.dtype,
     gradient_type: torch.dtype,
-    lock_held: bool = False,
 ) -> Side:
     store, gradient = arenas.store(form, precision), arenas.gradients[gradient_type]
-    stepper = Stepper(store, LockHeld() if lock_held else SETTINGS, BootClock())
+    stepper = Stepper(store, SETTINGS, BootClock())
     copied = 0 if form.splits or precision == torch.float32 else precision.itemsize
     element_bytes = sum(arena.dtype.itemsize for arena in store.arenas.values())
 
@@ -195,25 +182,6 @@ def _other(arenas: Arenas, optimizer: Optimizer, moved_bytes: int) -> Side:
 
     name = f"{type(optimizer).__name__}, split, bfloat16 gradient"
     return Side(name, 2 * 4 + moved_bytes + gradient.itemsize, take, arenas.elements)
-
-
-class LockHeld(AdamW):
-    """The same kernel, called as code that belongs to the interpreter is: nobody else runs."""
-
-    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        decay = 1 - step.learning_rate * SETTINGS.weight_decay
-        arguments = self._arguments(part, gradient, step)
-        holding_the_lock().adamw(arguments, part.stop - part.start, part.start, decay)
-
-
-@functools.cache
-def holding_the_lock() -> HostKernels:
-    released, held = load(LIBRARY), ctypes.PyDLL(str(LIBRARY))
-    for name in ("atom_highest_level", "atom_adamw"):
-        function = getattr(held, name)
-        function.argtypes = getattr(released, name).argtypes
-        function.restype = getattr(released, name).restype
-    return HostKernels(held)
 
 
 def _fused(arenas: Arenas, step: int) -> None:
@@ -252,32 +220,10 @@ def _measure(sides: Sequence[Side], count: int) -> list[Runs]:
 
 def _run(side: Side, step: int, runs: Runs) -> None:
     gc.collect()
-    with _ticking() as late_s:
-        started, cores_started = time.perf_counter(), time.process_time()
-        side.take(step)
-        runs.seconds.append(time.perf_counter() - started)
-        runs.core_seconds.append(time.process_time() - cores_started)
-    runs.late_s.append(statistics.median(late_s))
-    runs.latest_s.append(max(late_s))
-
-
-@contextmanager
-def _ticking() -> Iterator[list[float]]:
-    """Collects how much later than wished a thread of Python got to run, in seconds."""
-    late_s, over = [0.0], threading.Event()
-
-    def tick() -> None:
-        last = time.perf_counter()
-        while not over.wait(TICK_S):
-            now = time.perf_counter()
-            late_s.append(now - last - TICK_S)
-            last = now
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    yield late_s
-    over.set()
-    thread.join()
+    started, cores_started = time.perf_counter(), time.process_time()
+    side.take(step)
+    runs.seconds.append(time.perf_counter() - started)
+    runs.core_seconds.append(time.process_time() - cores_started)
 
 
 def _publish(options: argparse.Namespace, sides: Sequence[Side], measured: Sequence[Runs]) -> None:
@@ -286,7 +232,7 @@ def _publish(options: argparse.Namespace, sides: Sequence[Side], measured: Seque
         side.name: _figures(side, runs, baseline)
         for side, runs in zip(sides, measured, strict=True)
     }
-    titles = ["side", "Mparam/s", "per core", "ratio of seconds", "GB/s", "late, ms", "latest, ms"]
+    titles = ["side", "Mparam/s", "per core", "ratio of seconds", "GB/s"]
     body = {
         "benchmark": "optimizer",
         "machine": machine(),
@@ -306,8 +252,6 @@ def _figures(side: Side, runs: Runs, baseline: Timing) -> dict[str, Any]:
         "moved_bytes_per_parameter": side.moved_bytes,
         "moved_bytes_per_s": elements * side.moved_bytes / timing.median_s,
         "ratio": ratio(timing, baseline),
-        "interpreter_late_s": statistics.median(runs.late_s),
-        "interpreter_latest_s": statistics.median(runs.latest_s),
     }
 
 
@@ -318,8 +262,6 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
         f"{figures['parameters_per_core_s'] / 1e6:,.1f}",
         f"{figures['ratio']:.2f}",
         f"{figures['moved_bytes_per_s'] / 1e9:.1f}",
-        f"{figures['interpreter_late_s'] * 1e3:.2f}",
-        f"{figures['interpreter_latest_s'] * 1e3:.1f}",
     ]
 
 

@@ -11,11 +11,10 @@ is at the other end, checks every chunk and divides by the weight.
     gloo                    torch.distributed's ring: plain TCP, connects once and only adds
     one-shot                everybody's numbers to everybody, over gloo
     hivemind                its averager; the time includes its matchmaking
-    sockets                 only moves the bytes of a ring: as fast as anything could be there
 
     python benchmarks/ring.py
     python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls hivemind
-    python benchmarks/ring.py --members 2 --megabytes 100 --sides sockets gloo tls --mbit 100
+    python benchmarks/ring.py --members 2 --megabytes 100 --mbit 100
     python benchmarks/ring.py --mbit 200 200 100 50 --sides tls tls/float32/parts tls/float32/sized
 
 `--mbit` puts each member into a network namespace on a link of that rate, both ways (root): one

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from member_processes import PATIENCE_S
 from ring_links import Seat
-from ring_sockets import BareSockets
 from torch import Tensor
 
 from atom.base.events import EventFan
@@ -33,7 +32,7 @@ from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
 TLS = "tls"
-GLOO, ONE_SHOT, HIVEMIND, SOCKETS = "gloo", "one-shot", "hivemind", "sockets"
+GLOO, ONE_SHOT, HIVEMIND = "gloo", "one-shot", "hivemind"
 PARTS, SIZED, ONE_OWNER = "parts", "sized", "one"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 LIBC = ctypes.CDLL(None)
@@ -42,7 +41,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1, "int4": 1.5}
 
 @dataclass(frozen=True)
 class Side:
-    """What does the averaging: ours in some way, or others; or sockets, which do not."""
+    """What does the averaging: ours in some way, or others."""
 
     name: str
 
@@ -68,12 +67,12 @@ class Side:
 
     @property
     def ours(self) -> bool:
-        return self.name not in (GLOO, ONE_SHOT, HIVEMIND, SOCKETS)
+        return self.name not in (GLOO, ONE_SHOT, HIVEMIND)
 
     @property
     def alike(self) -> bool:
         """Whether all members end with the same bytes."""
-        return self.name not in (HIVEMIND, SOCKETS)
+        return self.name != HIVEMIND
 
     def check(self) -> None:
         """Raises: ValueError for a name that is no side."""
@@ -142,8 +141,7 @@ def _sides(
     stack.callback(transport.close)
     contact = (transport.peer_id, transport.address)
     swarm = _Hivemind(job.seats[rank], stack) if Side(HIVEMIND) in job.sides else None
-    bare = BareSockets(job.seats[rank], stack) if Side(SOCKETS) in job.sides else None
-    parent.send((contact, swarm.addresses if swarm else [], bare.address if bare else None))
+    parent.send((contact, swarm.addresses if swarm else []))
     contacts = parent.recv()
     found: dict[Side, Reduce] = {}
     if {GLOO, ONE_SHOT} & {side.name for side in job.sides}:
@@ -153,11 +151,8 @@ def _sides(
             found[side] = _gloo if side.name == GLOO else _one_shot
         elif swarm is not None and side.name == HIVEMIND:
             found[side] = swarm.join(len(job.seats), contacts[0][1], stack)
-        elif bare is not None and side.name == SOCKETS:
-            bare.connect(contacts[(rank + 1) % len(contacts)][2], len(contacts))
-            found[side] = bare.reduce
         else:
-            everybody = [contact for contact, _, _ in contacts]
+            everybody = [contact for contact, _ in contacts]
             found[side] = _ours(rank, side, job, transport, everybody)
     return found
 
@@ -287,8 +282,6 @@ def _runs(
                 del taken[:-1]
             elif run == 0:
                 taken[:] = [replace(taken[1], extra_bytes=max(each.extra_bytes for each in taken))]
-            if side.name == SOCKETS:
-                continue
             if reference is None:
                 reference = mean.clone()
             _require_near(mean, reference, side)
