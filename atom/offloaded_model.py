@@ -245,7 +245,7 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
     kind = device.torch_device
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
-    device_bytes = capped_bytes or usable_device_bytes(kind, left)
+    device_bytes = capped_bytes or usable_device_bytes([kind], left)
     most = MAX_MICRO_BATCHES_PER_PASS
     kernels = has_kernels(kind, lambda note: None)
     trained = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0

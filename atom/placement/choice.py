@@ -63,8 +63,18 @@ class Choice:
 
     @property
     def micro_batches(self) -> int:
-        """Of a pass."""
+        """Of a pass of one device."""
         return self.cut.limits.micro_batches
+
+    @property
+    def devices(self) -> int:
+        """That make such passes at once."""
+        return self.cut.limits.devices
+
+    def on(self, devices: int) -> "Choice":
+        """The same with so many."""
+        limits = replace(self.cut.limits, devices=devices)
+        return replace(self, cut=replace(self.cut, limits=limits))
 
     @property
     def host_bytes(self) -> int:
@@ -132,7 +142,8 @@ class Choice:
         """Of a pass that begins with a step. That is as slow as memory that carries it with the
         loads that follow it."""
         durations, machine = self._durations, self.cut.machine
-        most = machine.memory_bytes_per_s / (step.element_bytes + self.cut.limits.element_bytes)
+        loaded_bytes = self.devices * self.cut.limits.element_bytes
+        most = machine.memory_bytes_per_s / (step.element_bytes + loaded_bytes)
         elements_per_s = min(step.elements_per_s, most)
         trained = trained_parameters(self.cut.pieces, self.arrangement)
         shares = replace(durations.shares, step=machine.share(elements_per_s * step.element_bytes))

@@ -109,7 +109,7 @@ def piece_of(operations: Sequence[Operation]) -> Piece:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the device and the run allow."""
+    """What the devices and the run allow."""
 
     device_bytes: int
     element_bytes: int
@@ -122,6 +122,8 @@ class Limits:
     """In which gradients leave."""
     trained_element_bytes: int = 0
     """Of a parameter that is trained on the device, beside its slot. 0: none may be."""
+    devices: int = 1
+    """That work at once, each over a link of its own: the host's memory is all of theirs."""
 
 
 @dataclass(frozen=True)
@@ -247,9 +249,11 @@ class Cut:
             if machine.adds_apart
             else (),
             shares=Shares(
-                load=machine.share(machine.load_bytes_per_s),
-                out=machine.share(machine.gradient_bytes_per_s),
-                sum=machine.share(machine.sum_bytes_per_s) if machine.adds_apart else 0.0,
+                load=limits.devices * machine.share(machine.load_bytes_per_s),
+                out=limits.devices * machine.share(machine.gradient_bytes_per_s),
+                sum=limits.devices * machine.share(machine.sum_bytes_per_s)
+                if machine.adds_apart
+                else 0.0,
             ),
         )
 

@@ -32,7 +32,8 @@ class Work:
     gradient_element_bytes: float
     """On the wire."""
     steps_beside: bool
-    """Whether the device computes while the host steps: not if it computes on the host's cores."""
+    """Whether the device computes while the host steps: not if it computes on the host's cores,
+    which several share."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RoundPrediction:
     """Of a round when all peers are like this one. Optimizer steps are taken under the passes."""
 
     passes: int
+    """Of each device."""
     accumulate_s: float
     """In passes, if none waited for an optimizer step."""
     steps: int
@@ -93,6 +95,7 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
         choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
+    micro_batches = math.ceil(micro_batches / (choice.devices if work.steps_beside else 1))
     inner = work.inner_sequences
     average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes

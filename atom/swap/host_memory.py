@@ -17,6 +17,8 @@ import torch
 HUGE_PAGE_BYTES = 2 * 2**20
 _PIECE_BYTES = 64 * HUGE_PAGE_BYTES
 _MAXIMUM_THREADS = 16
+_PORTABLE = 1
+"""cudaHostRegisterPortable, in CUDA's headers: to be had for every GPU, not for one."""
 LEAST_REGISTERED_BYTES = 64 * 2**10
 """Below this, registering costs more than it gives."""
 
@@ -79,9 +81,9 @@ def _touch_every_page(memory: torch.Tensor) -> None:
 
 
 def register(memory: torch.Tensor) -> bool:
-    """Locks host memory for the current device's copy engines, if the driver can (in WSL it locks
+    """Locks host memory for the copy engines of all GPUs, if the driver can (in WSL it locks
     little)."""
-    if int(_cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+    if int(_cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)) == 0:
         return True
     with suppress(RuntimeError):
         # A refusal stays the runtime's last error until somebody asks for it, and who starts a

@@ -71,7 +71,7 @@ class Durations:
 @dataclass(frozen=True)
 class Shares:
     """Of what the host's memory moves per second: what each lane takes while it is at work, were it
-    alone."""
+    alone; with the same lane of other devices more than all of it, maybe."""
 
     load: float = 0.0
     out: float = 0.0

@@ -1,5 +1,6 @@
 """Rounds reckoned from a pass: more of anything good never makes them longer."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -204,3 +205,36 @@ def test_steps_on_an_h200_are_foretold_within_a_tenth(
     step = HostStep(3.6e9, step_bytes)
     foretold_s = choice.passes_s(passes, step) + 3 * choice.norm_s(elements)
     assert foretold_s == pytest.approx(step_s, rel=0.1)
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+def link_bound(devices: int, memory_bytes_per_s: float) -> Choice:
+    """Passes that load and bring out for most of the time, over links of 1 MB/s each."""
+    operations = tuple(Operation(str(n), {str(n): 100_000}, 0.01, 0.02, 0, 0) for n in range(8))
+    machine = Machine(1e6, 1e6, 4e6, memory_bytes_per_s)
+    limits = Limits(0, 4, micro_batches=1, devices=devices)
+    return Choice(Cut.of(Chain(operations, ()), machine, limits, range(1, 9)), Arrangement())
+
+
+def test_each_device_brings_as_much_until_the_host_s_memory_is_full() -> None:
+    work = replace(WORK, peers=1, round_sequences=4 * 640, step=HostStep(1e9, 30.0))
+    free, shared = (
+        [gain(link_bound(n, rate), work).alone for n in (1, 2, 4, 8)] for rate in (math.inf, 10e6)
+    )
+    assert [rate / free[0] for rate in free] == pytest.approx([1, 2, 4, 8], rel=0.01)
+    assert shared[0] == pytest.approx(free[0], rel=0.01), "one device leaves some of it"
+    one = link_bound(1, math.inf).timeline
+    moved_bytes = 1e6 * (one.busy_s("load") + one.busy_s("gradients")) + 4e6 * one.busy_s("sums")
+    most = 4 * WORK.sequence_tokens * 10e6 / moved_bytes
+    times = [rate / shared[0] for rate in shared]
+    assert times[0] < times[1] < times[2] < times[3]
+    assert 0.75 * most < shared[2] < shared[3] < 1.05 * most, "and then no more"
+
+
+def test_devices_that_are_the_host_s_cores_share_them() -> None:
+    beside, own = (replace(WORK, peers=1, steps_beside=beside) for beside in (True, False))
+    one, four = link_bound(1, math.inf), link_bound(4, math.inf)
+    assert predict(four, beside).passes == 4
+    assert predict(four, own) == predict(one, own)

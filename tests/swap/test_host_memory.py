@@ -1,4 +1,5 @@
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,3 +29,18 @@ def test_every_piece_is_touched_by_some_thread(monkeypatch: pytest.MonkeyPatch) 
 def test_more_than_the_host_has_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="cannot give"):
         allocate_host_memory(2**60, torch.float32)
+
+
+def test_what_is_locked_is_locked_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[int, ...]]()
+
+    def locks(*given: int) -> int:
+        asked.append(given)
+        return 0
+
+    driver = SimpleNamespace(cudaHostRegister=locks)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    memory = allocate_host_memory(1024, torch.float32)
+    assert host_memory.register(memory)
+    portable = 1  # cudaHostRegisterPortable of driver_types.h
+    assert asked == [(memory.data_ptr(), 4096, portable)]

@@ -76,6 +76,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},
         "device": {
             "title": plan.device,
+            "count": plan.choice.devices,
+            "alone_tokens_per_s": plan.alone,
             "budget_bytes": plan.choice.cut.limits.device_bytes,
             "seconds_from": plan.profile.source,
             "link_bytes_per_s": plan.profile.link.load_bytes_per_s,

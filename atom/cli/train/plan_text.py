@@ -71,6 +71,9 @@ def _verdict(plan: Plan) -> RenderableType:
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", times, alone)
     table = _grid(right=())
     table.add_row("speed", swarm)
+    if len(plan.alone) > 1:
+        each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
+        table.add_row("devices", f"{each}: {unit}/s of this box alone")
     table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
@@ -93,11 +96,13 @@ def _peers(plan: Plan) -> str:
 
 def _fit(plan: Plan) -> RenderableType:
     memory, host, disk = plan.choice.memory, plan.host, plan.disk
+    limits = plan.choice.cut.limits
+    of_each = f"on each of {limits.devices}" if limits.devices > 1 else ""
     table = _grid(right=(1, 2), columns=4)
     per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
     table.add_row("", Text("needs", "quiet"), Text("has", "quiet"), "")
     rows = [
-        (f"device ({plan.device})", memory.total_bytes, plan.choice.cut.limits.device_bytes, ""),
+        (f"device ({plan.device})", memory.total_bytes, limits.device_bytes, of_each),
         ("host memory", host.total_bytes, host.have_bytes, per_parameter),
         ("disk", disk.total_bytes, disk.have_bytes, ""),
     ]

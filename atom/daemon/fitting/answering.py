@@ -49,7 +49,7 @@ def answering(
             raise DeviceError(f"the weights take {takes} of host memory", "end other programs")
         on = device.torch_device
         profile = typical_graph(graph, on, measure_link(on))
-        device_bytes = usable_device_bytes(on, left_bytes)
+        device_bytes = usable_device_bytes([on], left_bytes)
         choice = choose(question(graph, profile, device_bytes, texts, left_bytes))
         program = choice.program(graph)
         store = _weights(sampled, layout, device, progress)

@@ -1,7 +1,7 @@
 """From a recipe to a replica in memory: measured, cut for this box's device, allocated. Knows no
 peers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -88,7 +88,8 @@ def build_replica(
         console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    choice = _choose(recipe, profile, peer, kind, have_bytes, has_kernels(kind, note))
+    named = [each.torch_device for each in devices]
+    choice = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
     answers = None if prompts is None else answering_graph(recipe, prompts.window)
     training = choice.program(graph)
     evaluating, answering = (_cut_alike(each, graph, choice) for each in (evaluation, answers))
@@ -115,7 +116,7 @@ def _choose(
     recipe: Recipe,
     profile: Profile,
     peer: PeerFile,
-    kind: torch.device,
+    devices: Sequence[torch.device],
     have_bytes: int,
     kernels: bool,
 ) -> Choice:
@@ -125,8 +126,9 @@ def _choose(
 
     def choice(host_bytes: int, alone: bool) -> Choice:
         left_bytes = host_bytes - peer_bytes(run, graph.layout)
-        device_bytes = cap_bytes or usable_device_bytes(kind, left_bytes, alone)
-        return choose(question_of_run(run, graph, profile, device_bytes, left_bytes, kernels))
+        device_bytes = cap_bytes or usable_device_bytes(devices, left_bytes, alone)
+        sizes = device_bytes, left_bytes
+        return choose(question_of_run(run, graph, profile, *sizes, kernels, len(devices)))
 
     try:
         return choice(have_bytes, alone=False)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -49,12 +49,13 @@ def question(
     host_left_bytes: int = -1,
     gradients: torch.dtype = torch.float32,
     trained_element_bytes: int = 0,
+    devices: int = 1,
 ) -> Question:
     """`micro_batches`: the most that one pass may accumulate. `host_left_bytes`: beside the
     replica; where not even that fits, values between sub-models take what they need: only the
-    verdict matters. `gradients`: how they leave. `trained_element_bytes`: as `Limits` has it."""
+    verdict matters. `gradients`: how they leave. The others: as `Limits` has them."""
     element_bytes = graph.parameter_dtype.itemsize
-    waiting_bytes = int(host_left_bytes * BOUNDARY_SHARE) if host_left_bytes >= 0 else None
+    waits_bytes = int(host_left_bytes * BOUNDARY_SHARE / devices) if host_left_bytes >= 0 else None
     return Question(
         chain=profile.chain,
         machine=profile.link,
@@ -62,9 +63,10 @@ def question(
             device_bytes,
             element_bytes,
             micro_batches,
-            waiting_bytes,
+            waits_bytes,
             gradients.itemsize,
             trained_element_bytes,
+            devices,
         ),
         layer_ends=layer_ends(layers_of(graph)),
     )
@@ -77,15 +79,17 @@ def question_of_run(
     device_bytes: int,
     host_left_bytes: int,
     has_kernels: bool,
+    devices: int = 1,
 ) -> Question:
-    """With as many micro-batches as this peer has when it trains alone: with others it may be
-    fewer. `has_kernels`: for what is trained on the device."""
-    whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
-    most = min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
-    leaving, trained_bytes = gradients(run), 0
-    if has_kernels and update_rule(run).same_steps and leaving == torch.float32:
-        trained_bytes = trained_element_bytes(optimizer(run), graph, state_form(run))
-    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, trained_bytes)
+    """With as many micro-batches as each device has of a step when this peer trains alone: with
+    others it may be fewer. `has_kernels`: for what is trained on the device, if there is one."""
+    step = run.update.inner_sequences or run.batch.global_sequences
+    whole_step = math.ceil(step / run.batch.micro_batch_sequences)
+    most = min(math.ceil(whole_step / devices), MAX_MICRO_BATCHES_PER_PASS)
+    leaving, trained = gradients(run), 0
+    if has_kernels and devices == 1 and update_rule(run).same_steps and leaving == torch.float32:
+        trained = trained_element_bytes(optimizer(run), graph, state_form(run))
+    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, trained, devices)
 
 
 def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -> int:
@@ -157,11 +161,12 @@ def peer_bytes(run: RunFile, layout: ParameterLayout) -> int:
 def cut_arenas(
     program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
 ) -> list[tuple[str, int]]:
-    """Host memory that a cut costs: (what, bytes). `leaving`: as what gradients leave."""
+    """Host memory that a cut costs, on all devices: (what, bytes). `leaving`: as what gradients
+    leave."""
     lands_bytes = staging_bytes(program, leaving) if on_gpu else 0
     arenas = [
-        ("gradients on their way from the device", lands_bytes),
-        ("values between sub-models", choice.host_bytes),
+        ("gradients on their way from the device", choice.devices * lands_bytes),
+        ("values between sub-models", choice.devices * choice.host_bytes),
     ]
     return [(what, size) for what, size in arenas if size > 0]
 
@@ -182,15 +187,21 @@ def allowed_bytes(planned_bytes: int | None) -> int | None:
     return None if planned_bytes is None else math.ceil(planned_bytes / PLANNED_SHARE)
 
 
-def usable_device_bytes(device: torch.device, host_left_bytes: int, alone: bool = False) -> int:
-    """Where the peer file says nothing: of a GPU, what is free there or in our allocator; on a
-    CPU, what the peer leaves of the host. `alone`: were no other program there; on a CPU
-    `host_left_bytes` says so."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int((total if alone else free + unused) * PLANNED_SHARE)
-    return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
+def usable_device_bytes(
+    devices: Sequence[torch.device], host_left_bytes: int, alone: bool = False
+) -> int:
+    """Of each, where the peer file says nothing: of a GPU, what is free there or in our allocator,
+    where that is least; on a CPU, what the peer leaves of the host. `alone`: were no other program
+    there; on a CPU `host_left_bytes` says so."""
+    if devices[0].type == "cuda":
+        return min(_usable_gpu_bytes(device, alone) for device in devices)
+    return max(int(host_left_bytes * HOST_SHARE / len(devices)), LEAST_HOST_BYTES)
+
+
+def _usable_gpu_bytes(device: torch.device, alone: bool) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((total if alone else free + unused) * PLANNED_SHARE)
 
 
 def free_host_bytes(cap: int | None) -> int:

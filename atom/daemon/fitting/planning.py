@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from atom.base.errors import ConfigError, DeviceError, TrustError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
@@ -31,7 +29,7 @@ from atom.daemon.fitting.device_choice import (
 )
 from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
-from atom.daemon.model.devices import open_devices
+from atom.daemon.model.devices import named_devices, open_devices
 from atom.daemon.model.model_source import open_source, pin_source, source_errors
 from atom.daemon.model.recipe import PRECISIONS, trace_run
 from atom.daemon.model.run_optimizer import (
@@ -130,7 +128,7 @@ class Plan:
     host: HostPlan
     disk: DiskPlan
     device: str
-    """What computes."""
+    """What computes, each of one kind."""
     schedule: RateSettings
     """With the run's last round; None: endless."""
     per_month_bytes: int | None
@@ -139,6 +137,8 @@ class Plan:
     work: Work
     prediction: RoundPrediction
     gain: Gain
+    alone: tuple[float, ...]
+    """Tokens per second of this box without others, with one device, with two, and so on."""
     recommendation: Recommendation
 
     @property
@@ -186,10 +186,12 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     have_bytes = free_host_bytes(peer.host.memory_bytes)
     arenas = replica_arenas(run, graph.layout)
     left_bytes = have_bytes - sum(size for _, size in arenas)
+    named = named_devices(peer.device.use)
     device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)
-    on_gpu = request.assume is not None or device != "cpu"
-    kernels = request.assume is not None or has_kernels(torch.device(device), note)
-    choice = choose(question_of_run(run, graph, profile, device_bytes, left_bytes, kernels))
+    on_gpu = request.assume is not None or named[0].type != "cpu"
+    kernels = request.assume is not None or has_kernels(named[0], note)
+    sizes = device_bytes, left_bytes
+    choice = choose(question_of_run(run, graph, profile, *sizes, kernels, len(named)))
     program = choice.program(graph)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)
@@ -209,6 +211,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         work=work,
         prediction=predict(choice, work),
         gain=gain(choice, work),
+        alone=tuple(gain(choice.on(n), work).alone for n in range(1, len(named) + 1)),
         recommendation=_recommended(choice, run, graph, work),
     )
 
@@ -257,7 +260,7 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 def _device(
     request: PlanRequest, peer: PeerFile, graph: Graph, left_bytes: int, note: Callable[[str], None]
 ) -> tuple[str, int, Profile]:
-    """What computes, how much of its memory may be used, and its seconds."""
+    """What computes, how much memory of each may be used, and the seconds of one."""
     cap = peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
@@ -271,12 +274,13 @@ def _device(
         return assumed.title, cap or int(has * PLANNED_SHARE), assume_graph(graph, request.assume)
     opened = open_devices(peer.device.use, graph.parameter_dtype)
     try:
-        kind = opened[0].torch_device
-        budget = cap or usable_device_bytes(kind, left_bytes)
+        kinds = [each.torch_device for each in opened]
+        budget = cap or usable_device_bytes(kinds, left_bytes)
     finally:
         for each in opened:
             each.close()
-    return str(kind), budget, profile_of(graph, kind, note, again=request.measure_again)
+    profile = profile_of(graph, kinds[0], note, again=request.measure_again)
+    return ", ".join(map(str, kinds)), budget, profile
 
 
 def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_gpu: bool) -> Work:

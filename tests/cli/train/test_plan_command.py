@@ -45,6 +45,24 @@ def test_the_text_tells_all(
     assert not any(line != line.rstrip() for line in lines)
 
 
+def test_each_device_is_told_what_it_brings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
+    (tmp_path / "box.toml").write_text('[device]\nuse = ["cuda:0", "cuda:1", "cuda:3"]\n')
+    box = "--peer", str(tmp_path / "box.toml")
+    text = "\n".join(lines_of(capsys, *box))
+    rates = re.search(r"devices +(\S+) with 1, (\S+) with 2, (\S+) with 3: tokens/s", text)
+    assert rates is not None
+    said = [int(rate.replace(",", "")) for rate in rates.groups()]
+    assert said == sorted(said)
+    assert "on each of 3" in text
+    device = json.loads("\n".join(lines_of(capsys, "--json", *box)))["device"]
+    assert device["count"] == 3
+    assert [round(rate) for rate in device["alone_tokens_per_s"]] == said
+
+
 def test_no_line_is_wider_than_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,22 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
     assert disk.joiners_bytes == (snapshot_bytes + every * 4) * elements
 
 
+def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
+    """A step has three micro-batches of four sequences."""
+    box = '[device]\nuse = {}\nmemory = "600 kB"\n[host]\nmemory = "64 MB"\n'
+    one, two = (plan(tmp_path, box.format(use)) for use in ('"cuda:1"', '["cuda:0", "cuda:1"]'))
+    most = one.choice.cut.limits.host_bytes
+    assert most is not None
+    assert two.choice.cut.limits.host_bytes == most // 2, "each has values that wait"
+    assert two.choice.micro_batches <= 2, "of three one has two"
+    assert two.choice.memory.total_bytes <= 600_000, "what the peer file says is of each"
+    lands_bytes = dict(two.host.arenas)["gradients on their way from the device"]
+    assert lands_bytes == 2 * staging_bytes(two.program)
+    assert two.choice.trained_elements == 0
+    assert len(one.alone) == 1
+    assert two.alone[0] < two.alone[1] == two.gain.alone
+
+
 @pytest.mark.parametrize(
     ("asked", "files"),
     [
