@@ -183,6 +183,7 @@ def buckets(_: argparse.Namespace) -> list[Result]:
     """AxoNN V-B: the state lies on the host and is stepped on the device, a bucket at a time. Ours
     is stepped where it lies, by threads that take a piece at a time. Both by one thread here."""
     sizes, found = [1 << n for n in (14, 16, 18, 20, 22, 24)], list[Result]()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     arenas = optimizers.Arenas(24_000_000)
     sides = {size: (_in_place(arenas, size), _bucketed(arenas, size)) for size in sizes}
@@ -194,8 +195,11 @@ def buckets(_: argparse.Namespace) -> list[Result]:
                 take(run + 1)
                 ends.append(time.perf_counter())
             seconds[size].append(tuple(end - begin for begin, end in pairwise(ends)))
-    medians = {s: [statistics.median(c) for c in zip(*r[1:], strict=True)] for s, r in
-               seconds.items()}  # fmt: skip
+    torch.set_num_threads(threads)
+    medians = {
+        size: [statistics.median(column) for column in zip(*runs[1:], strict=True)]
+        for size, runs in seconds.items()
+    }
     fastest = min(ours for ours, _ in medians.values())
     for size, (ours, theirs) in medians.items():
         held = f"{FLOAT32_BYTES_PER_PARAMETER * size / MEGABYTE:.1f} MB of the device"
@@ -209,7 +213,7 @@ def buckets(_: argparse.Namespace) -> list[Result]:
 
 def _in_place(arenas: optimizers.Arenas, piece: int) -> optimizers.Take:
     store = arenas.store(StateForm.EXACT, torch.bfloat16)
-    with patch("atom.optim.optimizer.PIECE_ELEMENTS", piece):
+    with patch("atom.optim.optimizer.PIECE_ELEMENTS", piece):  # nobody else asks for another size
         stepper = Stepper(store, AdamW(), BootClock())
 
     def take(step: int) -> None:
