@@ -1,5 +1,5 @@
-"""A network for each peer: namespaces, joined by a bridge. Some let nobody in: what asks to enter
-is dropped. Some have a slow line. Needs root, `ip` and `tc`."""
+"""A network for each peer: namespaces, joined by a bridge in one of its own. Some let nobody in:
+what asks to enter is dropped. Some have a slow line. Needs root, `ip` and `tc`."""
 
 import contextlib
 import json
@@ -19,6 +19,7 @@ _OPEN = "parent 1: classid 1:1 htb"
 """What gets in where it is shut, to `tc`."""
 _AT_ONCE = "htb rate 10gbit burst 1mb cburst 1mb quantum 1514"
 _COUNTED = "10:1"
+_BRIDGE = "bridge"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Home:
 
     namespace: str
     host: str
+    hub: str
+    """The namespace of the bridge: no firewall of the host's looks at what passes it."""
     outer: str
     """The bridge's end of its line."""
     is_shut: bool = False
@@ -34,11 +37,12 @@ class Home:
     def slow_down(self, rate: str) -> None:
         """Its line carries no more than that, in `tc`'s words, in either direction."""
         shape = f"root handle 1: tbf rate {rate} burst 16kb latency 200ms"
+        tc = f"tc -n {self.hub}"
         _run(f"ip netns exec {self.namespace} tc qdisc replace dev eth0 {shape}")
         if self.is_shut:
-            _run(f"tc class change dev {self.outer} {_OPEN} rate {rate} quantum 60000")
+            _run(f"{tc} class change dev {self.outer} {_OPEN} rate {rate} quantum 60000")
         else:
-            _run(f"tc qdisc replace dev {self.outer} {shape}")
+            _run(f"{tc} qdisc replace dev {self.outer} {shape}")
 
     def count(self, port: int, queue_bytes: int) -> None:
         """Of a line that was slowed down: what leaves by TCP from or to `port` is counted apart,
@@ -82,59 +86,63 @@ def homes(shut: Sequence[bool], delay_s: float = 0.0) -> Iterator[list[Home]]:
     Raises: subprocess.CalledProcessError, OSError.
     """
     mark = os.getpid() % 10_000
-    bridge = f"atoms{mark}"
+    hub = f"atom-home-{mark}-hub"
     made = [
-        Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}", f"atomo{mark}{n}", is_shut)
+        Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}", hub, f"atomo{mark}{n}", is_shut)
         for n, is_shut in enumerate(shut)
     ]
     ways = LongWays(delay_s / 2)
     try:
-        _run(f"ip link add {bridge} type bridge")
-        _run(f"ip link set {bridge} up")
+        _run(f"ip netns add {hub}")
+        _run(f"ip -n {hub} link add {_BRIDGE} type bridge")
+        _run(f"ip -n {hub} link set {_BRIDGE} up")
         for home in made:
             _lay(home, ways if delay_s else None)
-            _plug(home, bridge)
+            _plug(home)
             if home.is_shut:
-                _shut(home.outer)
+                _shut(home)
         ways.start()
         yield made
     finally:
         ways.close()
         for home in made:  # first the line: its namespace goes some time after it is told to
-            _run(f"ip link delete {home.outer}", check=False)
+            _run(f"ip -n {hub} link delete {home.outer}", check=False)
             _run(f"ip netns delete {home.namespace}", check=False)
-        _run(f"ip link delete {bridge}", check=False)
+        _run(f"ip netns delete {hub}", check=False)
 
 
 def _lay(home: Home, ways: LongWays | None) -> None:
     """The namespace, and a line from its `eth0` to `outer`."""
     _run(f"ip netns add {home.namespace}")
     if ways is None:
-        _run(f"ip link add {home.outer} type veth peer name eth0 netns {home.namespace}")
+        peer = f"peer name eth0 netns {home.namespace}"
+        _run(f"ip -n {home.hub} link add {home.outer} type veth {peer}")
         return
     near = f"{home.outer}n"
     ways.lay(near, home.outer)
     _run(f"ip link set {near} netns {home.namespace} name eth0")
+    _run(f"ip link set {home.outer} netns {home.hub}")
 
 
-def _plug(home: Home, bridge: str) -> None:
-    inside, outer = f"ip netns exec {home.namespace}", home.outer
-    _run(f"ip link set {outer} master {bridge} up")
-    _run(f"{inside} ip address add {home.host}/24 dev eth0")
-    _run(f"{inside} ip link set eth0 up")
-    _run(f"{inside} ip link set lo up")
-    _run(f"{inside} ip route add default via {_NETWORK}.254")
+def _plug(home: Home) -> None:
+    _run(f"ip -n {home.hub} link set {home.outer} master {_BRIDGE} up")
+    inside = f"ip -n {home.namespace}"
+    _run(f"{inside} address add {home.host}/24 dev eth0")
+    _run(f"{inside} link set eth0 up")
+    _run(f"{inside} link set lo up")
+    _run(f"{inside} route add default via {_NETWORK}.254")
 
 
-def _shut(outer: str) -> None:
+def _shut(home: Home) -> None:
     """What is to be dropped goes to a queue that has room for one byte."""
-    _run(f"tc qdisc add dev {outer} root handle 1: htb default 1")
-    _run(f"tc class add dev {outer} {_OPEN} rate 1gbit quantum 60000")
-    _run(f"tc class add dev {outer} parent 1: classid 1:3 htb rate 1mbit quantum 2000")
-    _run(f"tc qdisc add dev {outer} parent 1:3 handle 30: bfifo limit 1")
+    tc = f"tc -n {home.hub}"
+    _run(f"{tc} qdisc add dev {home.outer} root handle 1: htb default 1")
+    _run(f"{tc} class add dev {home.outer} {_OPEN} rate 1gbit quantum 60000")
+    _run(f"{tc} class add dev {home.outer} parent 1: classid 1:3 htb rate 1mbit quantum 2000")
+    _run(f"{tc} qdisc add dev {home.outer} parent 1:3 handle 30: bfifo limit 1")
     for priority, what in enumerate((_SYN_ALONE, _UDP), start=1):
-        place = f"dev {outer} parent 1: protocol ip prio {priority}"
-        _run(f"tc filter add {place} u32 {what} flowid 1:3")
+        place = f"dev {home.outer} parent 1: protocol ip prio {priority}"
+        _run(f"{tc} filter add {place} u32 {what} flowid 1:3")
 
 
 def _run(command: str, *last: str, check: bool = True) -> None:
