@@ -4,7 +4,10 @@ small one have to be, so that the same share of the time goes into computing. Pu
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PARAMETERS: Mapping[str, float] = {"1.5B": 1.5e9, "2.7B": 2.7e9, "7B": 7e9, "14B": 14e9}
+PARAMETERS: Mapping[str, float] = {
+    "125M": 125e6, "1.3B": 1.3e9, "1.5B": 1.5e9, "2.7B": 2.7e9, "6.7B": 6.7e9, "7B": 7e9,
+    "14B": 14e9,
+}  # fmt: skip
 INNER_TOKENS = 131_072
 """Of one optimizer step of one peer."""
 HEADER_BYTES = 66

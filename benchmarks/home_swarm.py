@@ -110,9 +110,11 @@ def main() -> None:
     publish(*table(measured), body)
 
 
-def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) -> dict[str, Any]:
+def terms_of(
+    peers: int, mbit: float, model: str, options: argparse.Namespace
+) -> tuple[RealRound, Terms]:
+    """A real round, and the swarm that has it in small."""
     is_local = options.rule == LOCAL_STEPS
-    elements = elements_of(options.model_dim)
     codec = codec_named(options.codec)
     real = RealRound(
         parameters=PARAMETERS[model],
@@ -122,7 +124,7 @@ def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) ->
         flops_per_s=options.useful_tflops * 1e12,
     )
     passes_a_round = (options.passes or options.inner_steps) if is_local else 1
-    small = small_round(real, elements, passes_a_round, options.round_seconds)
+    elements = elements_of(options.model_dim)
     terms = Terms(
         peers=peers,
         undialled=options.undialled,
@@ -131,12 +133,18 @@ def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) ->
         rule=options.rule,
         codec=options.codec,
         model_dim=options.model_dim,
-        small=small,
+        small=small_round(real, elements, passes_a_round, options.round_seconds),
     )
-    row = {"peers": peers, "mbit": mbit, "model": model, "small": asdict(small)}
-    row["tokens_per_pass"] = real.steps * INNER_TOKENS / passes_a_round
-    os.environ["ATOM_REAL_SEQUENCE_S"] = str(small.pass_s)
+    os.environ["ATOM_REAL_SEQUENCE_S"] = str(terms.small.pass_s)
     os.environ["ATOM_REAL_BUCKET_BYTES"] = str(int(elements / BUCKETS * codec.element_bytes))
+    return real, terms
+
+
+def one_row(peers: int, mbit: float, model: str, options: argparse.Namespace) -> dict[str, Any]:
+    real, terms = terms_of(peers, mbit, model, options)
+    small = terms.small
+    row = {"peers": peers, "mbit": mbit, "model": model, "small": asdict(small)}
+    row["tokens_per_pass"] = real.steps * INNER_TOKENS / small.passes
     with standing(terms) as world:
         present = world.swarm.peers[:peers]
         calm = train(world, present, terms, options.rounds)

@@ -10,20 +10,22 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import papers_swarm
 from papers_alone import ROWS as ALONE
 from sides import machine, publish
 
 Result = dict[str, Any]
 """Of one case: `case`, `ours` and `theirs` are for the table; what else is measured is for the
 JSON. `theirs` is the paper's figure, or NOT_GIVEN."""
-Row = Callable[[argparse.Namespace], list[Result]]
+Row = Callable[[argparse.Namespace], Iterable[Result]]
+"""What it yields is written down at once."""
 NOT_GIVEN = "not given here"
 
-ROWS: Mapping[str, Row] = {**ALONE}
+ROWS: Mapping[str, Row] = {**papers_swarm.ROWS, **ALONE}
 
 
 def main() -> None:
@@ -31,16 +33,20 @@ def main() -> None:
     began, results, left = time.monotonic(), list[Result](), list[str]()
     body = {"benchmark": "papers", "results": results, "left": left, "machine": machine()}
     for name in options.rows:
-        if options.deadline and time.monotonic() - began > options.deadline:
-            left.append(name)
-            continue
-        results += [{"row": name, **result} for result in ROWS[name](options)]
-        if options.json:
-            options.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        for result in ROWS[name](options):
+            results.append({"row": name, **result})
+            sys.stderr.write(f"{name}, {result['case']}: {result['ours']}\n")
+            if options.json:
+                options.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+            if options.deadline and time.monotonic() - began > options.deadline:
+                left += options.rows[options.rows.index(name) :]
+                break
+        if left:
+            break
     cells = [[result[key] for key in ("row", "case", "ours", "theirs")] for result in results]
     publish(["row", "case", "ours", "the paper's"], cells, body)
     for name in left:
-        sys.stderr.write(f"{name}: not begun before the deadline\n")
+        sys.stderr.write(f"{name}: cut off at the deadline\n")
 
 
 def _options() -> argparse.Namespace:
@@ -48,8 +54,9 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", choices=ROWS, nargs="+", default=list(ROWS))
-    parser.add_argument("--deadline", type=float, help="seconds; no row begins after them")
-    parser.add_argument("--json", type=Path, help="rewritten after every row")
+    parser.add_argument("--deadline", type=float, help="seconds; nothing begins after them")
+    parser.add_argument("--json", type=Path, help="rewritten after every result")
+    papers_swarm.add_options(parser)
     return parser.parse_args()
 
 

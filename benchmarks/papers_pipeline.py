@@ -1,0 +1,135 @@
+"""A model cut over machines, a stage each: GPipe and 1F1B (PipeDream-flush) as torch has them.
+
+Real: `torch.distributed.pipelining` over gloo, a process per stage, every byte of the boundaries.
+Asleep: the stages' passes.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from papers_figures import NUMBER_BYTES, Step, Trial
+from ring_links import Seat
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+BOUNDARY = torch.bfloat16
+assert BOUNDARY.itemsize == NUMBER_BYTES
+
+
+class _Pass(torch.autograd.Function):
+    """Sleeps for a card, and hands on tensors of the right size."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, stage: "_Stage") -> Tensor:
+        ctx.stage = stage
+        stage.sleep(stage.forward_s)
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        ctx.stage.sleep(2 * ctx.stage.forward_s)
+        return gradient.clone(), torch.zeros(()), None
+
+
+class _Stage(nn.Module):
+    def __init__(self, forward_s: float) -> None:
+        super().__init__()
+        self.forward_s = forward_s
+        self.slept_s = 0.0
+        self.weight = nn.Parameter(torch.zeros(()))  # the first stage's inputs need no gradient
+
+    def sleep(self, seconds: float) -> None:
+        began = time.perf_counter()
+        time.sleep(seconds)
+        self.slept_s += time.perf_counter() - began
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Pass.apply(inputs, self.weight, self)
+
+
+def _live(
+    rank: int, seats: Sequence[Seat], rendezvous: str, trials: Sequence[Trial], steps: Connection
+) -> None:
+    """A stage's process: sends each `Step` as it ends."""
+    seats[rank].take()
+    os.environ["GLOO_SOCKET_IFNAME"] = seats[rank].interface
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=len(seats))
+    for number, trial in enumerate(trials):
+        stage = _Stage(trial.forward_s)
+        step = _scheduled(stage, trial, rank, len(seats))
+        dist.barrier()
+        for _ in range(trial.steps):
+            slept_s, began = stage.slept_s, time.time()
+            step()
+            steps.send(Step(number, began, time.time(), stage.slept_s - slept_s))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _scheduled(stage: _Stage, trial: Trial, rank: int, nodes: int) -> Callable[[], object]:
+    """What takes a step."""
+    batch = torch.zeros(trial.micro_batches, trial.elements, dtype=BOUNDARY)
+    ends = [batch[:1].clone().requires_grad_(needed) for needed in (rank > 0, True)]
+    device = torch.device("cpu")
+    placed = PipelineStage(stage, rank, nodes, device, input_args=ends[0], output_args=ends[1])
+    schedule = SCHEDULES[trial.schedule](
+        placed, trial.micro_batches, loss_fn=lambda outputs, _: outputs.sum()
+    )
+    inputs = (batch,) if rank == 0 else ()
+    target = {"target": batch} if rank == nodes - 1 else {}
+    return lambda: schedule.step(*inputs, return_outputs=False, **target)
+
+
+class Stages:
+    """The processes of one pipeline, and their steps by stage."""
+
+    def __init__(self, processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
+        self.processes = processes
+        self.steps = [list[Step]() for _ in processes]
+        self._open = dict(zip(pipes, self.steps, strict=True))
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._open
+
+    def hear(self, moment: float, until: Callable[[], object] = lambda: False) -> None:
+        """Takes their steps until then, that moment at the latest, or until no stage lives."""
+        while self._open and not until() and time.time() < moment:
+            for pipe in wait(list(self._open), 0.2):
+                assert isinstance(pipe, Connection)
+                try:
+                    self._open[pipe].append(pipe.recv())
+                except (EOFError, OSError):
+                    del self._open[pipe]
+
+
+@contextmanager
+def running(seats: Sequence[Seat], folder: Path, trials: Sequence[Trial]) -> Iterator[Stages]:
+    """A pipeline that works through its trials. `folder`: its own, and empty."""
+    context = multiprocessing.get_context("spawn")
+    rendezvous = (folder / "rendezvous").as_uri()
+    pipes = [context.Pipe(duplex=False) for _ in seats]
+    processes = [
+        context.Process(target=_live, args=(rank, seats, rendezvous, trials, theirs), daemon=True)
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    try:
+        for process, (_, theirs) in zip(processes, pipes, strict=True):
+            process.start()
+            theirs.close()
+        yield Stages(processes, [mine for mine, _ in pipes])
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

@@ -1,0 +1,60 @@
+"""The papers' pipelines in small: the same shares of a step, what steps come to, killed nodes."""
+
+from pathlib import Path
+
+import papers_figures as figures
+import papers_pipeline
+import pytest
+from papers_figures import STEP_TOKENS, Fate, Pipeline, Scale, Step, Trial
+from ring_links import loopback
+
+REAL = Pipeline(1.3e9, model_dim=2048, nodes=4, flops_per_s=117.6e12, line_bytes_per_s=50e6)
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(1.0, 1.0), (3.0, 64.0)])
+@pytest.mark.parametrize("micro_batches", [16, 64])
+def test_a_small_pipeline_has_the_real_ones_shares(
+    seconds: float, count: float, micro_batches: int
+) -> None:
+    scale = Scale(seconds, count)
+    trial = Trial.of(REAL, scale, "GPipe", micro_batches, 1)
+    tokens = STEP_TOKENS / micro_batches
+    sending_s = trial.elements * figures.NUMBER_BYTES / scale.line(REAL.line_bytes_per_s)
+    real_s = REAL.boundary_bytes(tokens) / REAL.line_bytes_per_s
+    assert sending_s / trial.forward_s == pytest.approx(real_s / REAL.forward_s(tokens))
+    assert sending_s * seconds == pytest.approx(real_s)
+
+
+def test_no_pipeline_makes_more_than_its_lines_or_its_cards() -> None:
+    assert REAL.most_tokens_per_s == pytest.approx(50e6 / 4096)
+    fast = Pipeline(1.3e9, 2048, 4, 117.6e12, 50e9)
+    assert fast.most_tokens_per_s == pytest.approx(4 * 117.6e12 / (6 * 1.3e9))
+
+
+def test_speed_is_the_first_stages_and_busy_the_mean() -> None:
+    trial = Trial("GPipe", micro_batches=2, steps=2, forward_s=0.5, elements=8)
+    first = [Step(0, 10.0, 20.0, 3.0), Step(0, 20.0, 30.0, 3.0), Step(1, 30.0, 90.0, 9.0)]
+    last = [Step(0, 10.0, 17.0, 4.0), Step(0, 20.0, 28.0, 4.0)]
+    (told,) = figures.found([trial], Scale(4.0, 1.0), [first, last])
+    assert told.tokens_per_s == pytest.approx(2 * STEP_TOKENS / (20.0 * 4.0))
+    assert told.busy == pytest.approx(7.0 / 20.0)
+    assert told.late == pytest.approx(7.0 / 6.0)
+
+
+def test_what_no_checkpoint_had_is_lost() -> None:
+    """A step of 10 tokens a second; at 20 it goes back to 150, and on again at 35."""
+    before = [(float(second), 10.0 * second) for second in range(1, 20)]
+    progress = [*before, (20.0, 150.0), (35.0, 160.0), (37.0, 180.0), (40.0, 200.0)]
+    fate = Fate.of(progress, (0.0, 19.5, 30.0, 40.0))
+    assert fate.away == pytest.approx((150 - 190) / 10.5 / (190 / 19.5))
+    assert fate.back == pytest.approx((200 - 150) / 10 / (190 / 19.5))
+    assert fate.still_s == pytest.approx(40 - 19)
+
+
+def test_torchs_schedules_over_stages_that_sleep(tmp_path: Path) -> None:
+    trials = [Trial(name, 4, 2, 1e-4, 8) for name in papers_pipeline.SCHEDULES]
+    with papers_pipeline.running(loopback(2), tmp_path, trials) as stages:
+        stages.hear(float("inf"))
+    for steps in stages.steps:
+        assert [step.trial for step in steps] == [0, 0, 1, 1]
+        assert all(0 < step.passes_s < step.ended - step.began for step in steps)
