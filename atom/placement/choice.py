@@ -122,7 +122,8 @@ class Choice:
             again = training_pass(self.shape, self.still_loaded)
             schedules = [training_pass(self.shape), *(again for _ in range(1, passes))]
             squares_s = self._squares_s() if norm else ()
-            self._landed_s[key] = landed_s(schedules, self.shape, durations, squares_s)
+            several = self.devices > 1
+            self._landed_s[key] = landed_s(schedules, self.shape, durations, squares_s, several)
         return self._landed_s[key]
 
     def _squares_s(self) -> list[float]:

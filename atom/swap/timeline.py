@@ -175,11 +175,15 @@ def landed_s(
     shape: Shape,
     durations: Durations,
     squares_s: Sequence[float] = (),
+    adds_first: bool = False,
 ) -> float:
-    """When all is computed and has landed of the first passes of a round. The first one adds
-    nothing on the host: it replaces what was there. It alone is held back by the step.
-    `squares_s`: per sub-model, of what the host does besides with what lands in the last one."""
-    lanes = _Lanes(shape, replace(durations, sum_s=()))
+    """When all is computed and has landed of the first passes of a round.
+
+    `squares_s`: per sub-model, of what the host does besides with what lands in the last one.
+    `adds_first`: the first one is added to what other devices bring; else it replaces what was
+    there, and nothing is added. It alone is held back by the step.
+    """
+    lanes = _Lanes(shape, durations if adds_first else replace(durations, sum_s=()))
     for number, schedule in enumerate(schedules, start=1):
         if squares_s and number == len(schedules):
             both = zip_longest(lanes.durations.sum_s, squares_s, fillvalue=0.0)
