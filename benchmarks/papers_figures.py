@@ -5,7 +5,7 @@ what is sent with bytes, and lines with the quotient, so that each takes the sam
 """
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,5 +145,6 @@ def _speed(progress: Progress, start: float, stop: float) -> float:
 
 
 def _tokens_at(progress: Progress, moment: float) -> float:
-    place = bisect_right(progress, moment, key=lambda each: each[0])
+    """Before what happens at that moment."""
+    place = bisect_left(progress, moment, key=lambda each: each[0])
     return progress[place - 1][1] if place else 0.0

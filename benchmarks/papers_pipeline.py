@@ -58,9 +58,15 @@ class _Stage(nn.Module):
 
 
 def _live(
-    rank: int, seats: Sequence[Seat], rendezvous: str, trials: Sequence[Trial], steps: Connection
+    rank: int,
+    seats: Sequence[Seat],
+    rendezvous: str,
+    trials: Sequence[Trial],
+    starts_at: float,
+    steps: Connection,
 ) -> None:
     """A stage's process: sends each `Step` as it ends."""
+    time.sleep(max(0.0, starts_at - time.time()))
     seats[rank].take()
     os.environ["GLOO_SOCKET_IFNAME"] = seats[rank].interface
     torch.set_num_threads(1)
@@ -115,13 +121,18 @@ class Stages:
 
 
 @contextmanager
-def running(seats: Sequence[Seat], folder: Path, trials: Sequence[Trial]) -> Iterator[Stages]:
-    """A pipeline that works through its trials. `folder`: its own, and empty."""
+def running(
+    seats: Sequence[Seat], folder: Path, trials: Sequence[Trial], starts_at: float = 0.0
+) -> Iterator[Stages]:
+    """A pipeline that works through its trials. `folder`: its own, and empty. `starts_at`: Unix
+    seconds; its processes are there before."""
     context = multiprocessing.get_context("spawn")
     rendezvous = (folder / "rendezvous").as_uri()
     pipes = [context.Pipe(duplex=False) for _ in seats]
     processes = [
-        context.Process(target=_live, args=(rank, seats, rendezvous, trials, theirs), daemon=True)
+        context.Process(
+            target=_live, args=(rank, seats, rendezvous, trials, starts_at, theirs), daemon=True
+        )
         for rank, (_, theirs) in enumerate(pipes)
     ]
     try:

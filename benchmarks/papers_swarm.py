@@ -182,8 +182,8 @@ def _lines(real: Pipeline, scale: Scale) -> Iterator[tuple[Sequence[Seat], Path]
 
 
 def _killed_pipeline(real: Pipeline, scale: Scale) -> tuple[Progress, float]:
-    """No stage can be done without: the others end, all start again when it is back, and go on from
-    the last checkpoint, which costs nothing here."""
+    """No stage can be done without: the others end, all meet again when it is back, and go on from
+    the last checkpoint. To start a process and to load a checkpoint costs nothing here."""
     trial = Trial.of(real, scale, "GPipe", max(MICRO_BATCHES), 10**6)
     with _lines(real, scale) as (seats, folder):
         with running(seats, folder, [trial]) as stages:
@@ -192,11 +192,11 @@ def _killed_pipeline(real: Pipeline, scale: Scale) -> tuple[Progress, float]:
             stages.hear(killed_at)
             for process in stages.processes[-VICTIMS:]:
                 process.kill()
-            stages.hear(killed_at + AWAY_S)
+            stages.hear(killed_at + AWAY_S / 2)  # those who are left end by themselves
+            assert stages.has_ended
             before = [step.ended for step in stages.steps[0]]
-            _sleep_until(killed_at + AWAY_S)
         (folder / "again").mkdir()
-        with running(seats, folder / "again", [trial]) as stages:
+        with running(seats, folder / "again", [trial], killed_at + AWAY_S) as stages:
             stages.hear(killed_at + AWAY_S + BACK_S)
             after = [step.ended for step in stages.steps[0]]
     saved = len(before) - len(before) % CHECKPOINT_STEPS

@@ -45,9 +45,9 @@ def test_what_no_checkpoint_had_is_lost() -> None:
     """A step of 10 tokens a second; at 20 it goes back to 150, and on again at 35."""
     before = [(float(second), 10.0 * second) for second in range(1, 20)]
     progress = [*before, (20.0, 150.0), (35.0, 160.0), (37.0, 180.0), (40.0, 200.0)]
-    fate = Fate.of(progress, (0.0, 19.5, 30.0, 40.0))
-    assert fate.away == pytest.approx((150 - 190) / 10.5 / (190 / 19.5))
-    assert fate.back == pytest.approx((200 - 150) / 10 / (190 / 19.5))
+    fate = Fate.of(progress, (0.0, 20.0, 30.0, 41.0))
+    assert fate.away == pytest.approx((150 - 190) / 10 / (190 / 20))
+    assert fate.back == pytest.approx((200 - 150) / 11 / (190 / 20))
     assert fate.still_s == pytest.approx(40 - 19)
 
 
