@@ -123,7 +123,7 @@ class Peer:
     def _pause(self) -> float:
         if self.machine.phase is not Phase.ACCUMULATING:
             return READ_S
-        return reading_pause(self.count, self._rate(), self._swarm, self.machine.policy)
+        return reading_pause(self.count, self._rate(), self._swarm, self.machine.global_batch)
 
     def _rate(self) -> float:
         return MICRO_BATCH / self._pass_s
@@ -184,10 +184,10 @@ class Peer:
     # ---- counting
 
     def _train(self) -> None:
-        policy = self.machine.policy
         if self.frozen or self.passing or self.machine.phase is Phase.SYNCING:
             return
-        if next_pass(self.count, self._last_pass_ended, self._swarm, policy, MICRO_BATCH, 1) > 0:
+        batch = self.machine.global_batch
+        if next_pass(self.count, self._last_pass_ended, self._swarm, batch, MICRO_BATCH, 1) > 0:
             self.passing = True
             head = self.machine.head.digest
             self.world.after(self._pass_s, lambda: self._end_pass(head))

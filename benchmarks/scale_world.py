@@ -22,7 +22,6 @@ from atom.swarm.chain.messages import Message, encode
 from atom.swarm.identity import Identity, verify
 from atom.swarm.records.lease import Lease
 from atom.training.round import RoundTerms
-from atom.training.round.batch_policy import GlobalBatch
 
 _verified = lru_cache(maxsize=65536)(verify)
 commit.verify = _verified  # a peer checks nine votes a round: here once for all
@@ -57,7 +56,7 @@ class World:
         first = replace(
             genesis(b"m" * 32, b"s" * 32, voters[0]), voters=tuple(sorted(voters[:MAX_VOTERS]))
         )
-        terms = RoundTerms(GlobalBatch(self.peers * self.sequences_each))
+        terms = RoundTerms(self.peers * self.sequences_each)
         self.owner = identities[0].peer_id
         self.all = {
             voter.peer_id: Peer(self, identity, voter, first, terms)

@@ -14,6 +14,7 @@ from swarm_of_processes import START_S, Peer, Swarm, endless, environment, swarm
 
 from atom.base.printable import printable
 from atom.daemon.model.kept_run import HeldWeights, KeptRun
+from atom.graph.ir import padded_elements
 from atom.models.source import materialised
 from atom.training.storage.run_storage import STILL, list_snapshots
 
@@ -98,7 +99,7 @@ def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
             peer.control.leave(None)
             assert peer.wait() == 0
         assert check_peers(swarm.peers, "tuned") == 0, "replicas agree in every round"
-        size = sum(p.numel() * 4 for n, p in base.named_parameters())
+        size = sum(4 * padded_elements(p.numel()) for p in base.parameters())
         assert [fetched(peer) for peer in swarm.peers] == [[], [size], [size]], "once"
         files = [(peer.state / "snapshots" / STILL).read_bytes() for peer in swarm.peers]
         assert files[0] == files[1] == files[2]

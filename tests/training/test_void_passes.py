@@ -15,7 +15,6 @@ from atom.swap.device import CpuDevice, RandomState
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Batch, Worker
-from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import SEQUENCES, apply, batches, filled, program, same
 
@@ -170,8 +169,8 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
             counting.clear()
 
     device.sums_that_fail = set(failing)
-    loader, policy = SimpleNamespace(draw=draw, micro_batch=SEQUENCES), GlobalBatch(8 * SEQUENCES)
-    worker = Worker(replica, loader, policy, ManualClock(), sound, void, failures.append)
+    loader = SimpleNamespace(draw=draw, micro_batch=SEQUENCES)
+    worker = Worker(replica, loader, 8 * SEQUENCES, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")
     assert done.wait(20), failures

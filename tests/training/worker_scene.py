@@ -14,7 +14,6 @@ from atom.swarm.chain.commit import Head
 from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.passes import PassWatch
 from atom.training.replica.worker import Batch, Worker
-from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
 
 ELEMENTS = 64
@@ -169,9 +168,8 @@ class WorkerScene:
         self._global_batch = global_batch
         replica: Any = self.replica
         loader: Any = self.loader
-        policy = GlobalBatch(global_batch)
         tells = (self._pass, lambda void: None, self.failures.put)
-        self.worker = Worker(replica, loader, policy, self.clock, *tells)
+        self.worker = Worker(replica, loader, global_batch, self.clock, *tells)
         self.worker.start()
 
     def _pass(self) -> None:

@@ -114,7 +114,7 @@ class Peer:
         loader = BatchLoader(samples, me.peer_id, run.batch.micro_batch_sequences)
         tells = self._on_pass, self._on_void, self.fail
         self._replica = replica
-        self._worker = Worker(replica, loader, terms.policy, clock, *tells)
+        self._worker = Worker(replica, loader, terms.global_batch, clock, *tells)
         context = TrainingContext(
             me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
             events, Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),

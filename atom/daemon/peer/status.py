@@ -139,7 +139,9 @@ class Status:
         if self.machine.phase is not Phase.ACCUMULATING:
             return READ_S
         worker = self.context.worker
-        return reading_pause(self.own_sequences, worker.rate(), worker.swarm, self.machine.policy)
+        return reading_pause(
+            self.own_sequences, worker.rate(), worker.swarm, self.machine.global_batch
+        )
 
     def _state(self, facts: Facts) -> PeerState:
         return peer_state(replace(facts, phase=self.machine.phase))

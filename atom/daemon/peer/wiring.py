@@ -17,7 +17,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
-from atom.training.round import GlobalBatch, RoundPatience, RoundTerms
+from atom.training.round import RoundPatience, RoundTerms
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import Journal, Results, RunStorage
@@ -26,7 +26,7 @@ from atom.training.storage.run_storage import Journal, Results, RunStorage
 def round_terms(member: Membership, codec: Codec) -> RoundTerms:
     run = member.run
     return RoundTerms(
-        GlobalBatch(run.batch.global_sequences),
+        run.batch.global_sequences,
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=RoundPatience(grace=run.swarm.grace_seconds),

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
@@ -38,6 +37,10 @@ class SwarmCount:
     sequences_per_s: float = 0.0
     """Theirs, as they say, of all together."""
 
+    def share(self, global_batch: int) -> int:
+        """What a peer trains before it looks at the others' counts."""
+        return -(-global_batch // self.peers)
+
 
 def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     """What the others counted, and how many share the work: those at our head, and members of the
@@ -57,33 +60,32 @@ def next_pass(
     own_sequences: int,
     last_pass_ended: float,
     swarm: SwarmCount,
-    policy: GlobalBatch,
+    global_batch: int,
     micro_batch: int,
     most: int,
 ) -> int:
     """Micro-batches to train in the next pass, at most `most`; 0: wait for news."""
-    share = policy.share(swarm.peers)
-    missing = policy.missing(own_sequences + swarm.others_sequences)
-    if missing == 0:
+    share = swarm.share(global_batch)
+    missing = global_batch - own_sequences - swarm.others_sequences
+    if missing <= 0:
         return 0
     if own_sequences < share:
         wanted = min(share - own_sequences, missing)
     elif swarm.seen_at > last_pass_ended:
-        wanted = -(-missing // max(swarm.peers, 1))
+        wanted = -(-missing // swarm.peers)
     else:
         return 0
     return max(1, min(-(-wanted // micro_batch), most))
 
 
 def reading_pause(
-    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: GlobalBatch
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, global_batch: int
 ) -> float:
     """Seconds to the next reading of the leases. While the batch is far away and a peer works off
     its own share, nothing that it does depends on news."""
-    share = policy.share(swarm.peers)
-    missing = policy.missing(own_sequences + swarm.others_sequences)
+    missing = global_batch - own_sequences - swarm.others_sequences
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
-    return SELDOM_S if is_far and own_sequences < share else READ_S
+    return SELDOM_S if is_far and own_sequences < swarm.share(global_batch) else READ_S
 
 
 @dataclass(frozen=True)

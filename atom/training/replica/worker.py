@@ -29,7 +29,6 @@ from atom.training.replica.pacing import (
     usual_pass_seconds,
 )
 from atom.training.replica.replica import Replica
-from atom.training.round.batch_policy import GlobalBatch
 
 Batch = dict[str, torch.Tensor]
 STARTING = "starting"
@@ -177,7 +176,7 @@ class Worker:
         self,
         replica: Replica,
         loader: BatchLoader,
-        policy: GlobalBatch,
+        global_batch: int,
         clock: Clock,
         on_pass: Callable[[], None],
         on_void: Callable[[PassVoided], None],
@@ -185,7 +184,7 @@ class Worker:
     ) -> None:
         self._replica = replica
         self.loader = loader
-        self._policy = policy
+        self._global_batch = global_batch
         self._clock = clock
         self._on_pass = on_pass
         self._on_void = on_void
@@ -309,7 +308,7 @@ class Worker:
             counted,
             self._last_pass_ended,
             swarm,
-            self._policy,
+            self._global_batch,
             micro_batch,
             most,
         )

@@ -5,8 +5,7 @@ process, `electorate` says who may decide now, `participant` and `coordinator` a
 replica plays, `election` and `faults` say when and with whom to try, `machine` is the door.
 """
 
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.machine import RoundMachine
 from atom.training.round.round_state import RoundPatience, RoundTerms
 
-__all__ = ["GlobalBatch", "RoundMachine", "RoundPatience", "RoundTerms"]
+__all__ = ["RoundMachine", "RoundPatience", "RoundTerms"]

@@ -157,7 +157,7 @@ class Coordinator:
         if accepted is not None:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
             self._propose(attempt, attempt.finished(accepted.value, context.view.dead))
-        elif not context.terms.policy.is_due(counted):
+        elif counted < context.terms.global_batch:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):

@@ -119,7 +119,7 @@ class LeaderElection:
         mates = same_head(context.head, context.view)
         others = [lease.sequences for peer, lease in mates.items() if peer not in aside]
         counted = context.view.sequences + sum(others)
-        return context.terms.policy.is_due(counted)
+        return counted >= context.terms.global_batch
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
         """Once per wait: as a voter, or as a peer that has no voter in sight."""

@@ -27,7 +27,6 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.events import (
     BETWEEN_STATES,
@@ -111,9 +110,8 @@ class RoundMachine:
         return self._context.state.state_digest
 
     @property
-    def policy(self) -> GlobalBatch:
-        """When a round is due."""
-        return self._context.terms.policy
+    def global_batch(self) -> int:
+        return self._context.terms.global_batch
 
     @property
     def finished(self) -> bool:

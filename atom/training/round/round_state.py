@@ -16,7 +16,6 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
@@ -52,8 +51,9 @@ class RoundPatience:
 class RoundTerms:
     """The run's numbers. `branches` False: never go on without a quorum of silent voters."""
 
-    policy: GlobalBatch
-    """When a round is due."""
+    global_batch: int
+    """A round is due when the sum of all counts reaches it. Leases are hints of that; a round is
+    decided by the promises."""
     last_round: int | None = None
     branches: bool = True
     patience: RoundPatience = RoundPatience()

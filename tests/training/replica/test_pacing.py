@@ -21,7 +21,6 @@ from atom.training.replica.pacing import (
     sequences_per_s,
     usual_pass_seconds,
 )
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import View
 
 NEWS, STALE = 6.0, 0.0
@@ -31,7 +30,7 @@ MOST = MAX_MICRO_BATCHES_PER_PASS
 
 def wanted(own: int, swarm: SwarmCount, batch: int = 60, micro: int = 10) -> int:
     """Micro-batches of the next pass."""
-    return next_pass(own, 5.0, swarm, GlobalBatch(batch), micro, MOST)
+    return next_pass(own, 5.0, swarm, batch, micro, MOST)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: in
 def test_leases_are_read_often_only_when_something_depends_on_them(
     own: int, own_per_s: float, swarm: SwarmCount, batch: int, pause: float
 ) -> None:
-    assert reading_pause(own, own_per_s, swarm, GlobalBatch(batch)) == pause
+    assert reading_pause(own, own_per_s, swarm, batch) == pause
 
 
 @pytest.mark.parametrize(

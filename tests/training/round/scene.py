@@ -22,7 +22,6 @@ from atom.swarm.chain.messages import Message, Prepare, Prevote, PrevoteAnswer, 
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, RoundTerms
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Action,
     Event,
@@ -89,7 +88,7 @@ class Scene:
         last_round: int | None = None,
     ) -> None:
         self.now = 0.0
-        terms = RoundTerms(GlobalBatch(BATCH), last_round)
+        terms = RoundTerms(BATCH, last_round)
         self.machine = RoundMachine(ME, head, state, terms, US.sign, self.now)
         self.leases = {voter.peer_id: lease(voter, 32) for voter in (MATE, GONE)}
         self.own, self.mate_counts = 32, mate_counts

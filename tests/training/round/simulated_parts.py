@@ -92,10 +92,10 @@ class Gradients:
         process = self._process
         if process.leaving and not self.works:
             return False
-        policy, own_pass = process.machine.policy, process.seat.pass_sequences
+        batch, own_pass = process.machine.global_batch, process.seat.pass_sequences
         swarm = SwarmCount(peers=self.swarm.peers) if self.offered else self.swarm
         counted = self.sequences - len(self.offered) * own_pass
-        return next_pass(counted, self._last_pass_ended, swarm, policy, own_pass, 1) > 0
+        return next_pass(counted, self._last_pass_ended, swarm, batch, own_pass, 1) > 0
 
     def _end_pass(self, head: bytes) -> None:
         process = self._process

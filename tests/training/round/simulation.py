@@ -24,7 +24,6 @@ from atom.swarm.chain import commit
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import RoundPatience, RoundTerms
-from atom.training.round.batch_policy import GlobalBatch
 
 PATIENT = RoundPatience()
 HASTY = RoundPatience(
@@ -78,7 +77,7 @@ class Swarm:
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
         self.terms = RoundTerms(
-            GlobalBatch(self.setting.global_batch),
+            self.setting.global_batch,
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,

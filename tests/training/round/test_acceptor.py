@@ -12,7 +12,6 @@ from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Abort, Accept, Accepted, AcceptedVote, Nack, Prepare, Promise
 from atom.training.round import RoundTerms
 from atom.training.round.attempt import value_to_finish
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import ORDINARY
 from atom.training.round.events import Frozen, Phase, ResultFetched
 from atom.training.round.round_state import RoundContext, RoundState
@@ -26,7 +25,7 @@ def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
 
 
 def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:
-    terms, state = RoundTerms(GlobalBatch(BATCH)), RoundState(HEAD, STATE, 0.0)
+    terms, state = RoundTerms(BATCH), RoundState(HEAD, STATE, 0.0)
     context = RoundContext(ME, terms, US.sign, state)
     context.state.acceptor.promise(ORDINARY, BALLOT)
     context.enter_head(BEYOND, STATE)

@@ -8,7 +8,6 @@ from scene import BATCH, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Prevote
 from atom.training.round import RoundMachine, RoundPatience, RoundTerms
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
 from atom.training.round.faults import AT_ONCE, LONGEST_DOUBT_S
 
@@ -122,7 +121,7 @@ def test_who_did_not_bring_us_there_proves_its_claim_anew(claims: Claims) -> Non
 
 def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
     """They take their time, so that those who were asked first are free to be asked again."""
-    machine, now = RoundMachine(ME, HEAD, b"", RoundTerms(GlobalBatch(BATCH)), US.sign, 0.0), 0.0
+    machine, now = RoundMachine(ME, HEAD, b"", RoundTerms(BATCH), US.sign, 0.0), 0.0
     crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
     leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}
     asked = set[str]()

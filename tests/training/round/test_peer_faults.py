@@ -10,7 +10,6 @@ from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
 from atom.training.round import RoundTerms
 from atom.training.round.attempt import Stage, Way
-from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
 from atom.training.round.faults import FIRST_ASIDE_S, UnreliablePeers, culprits
@@ -22,7 +21,7 @@ a, b, c = A.peer_id, B.peer_id, C.peer_id
 
 def context_of(*others: Voter) -> RoundContext:
     """A's, with the leases of these."""
-    terms, state = RoundTerms(GlobalBatch(8)), RoundState(HEAD, b"s" * 32, 0.0)
+    terms, state = RoundTerms(8), RoundState(HEAD, b"s" * 32, 0.0)
     context = RoundContext(A, terms, lambda domain, payload: b"", state)
     context.view = replace(view(*map(lease, others)), sequences=8)
     return context
@@ -188,7 +187,7 @@ def test_of_an_overdue_head_those_are_given_up_that_owe_us_something_or_show_ano
 def patience(own: float, *passes: float, guest: float = 0.0, aside: str = "") -> float:
     """A's, of its own pass, of B's and C's and a guest's. Seconds, all."""
     context = RoundContext(
-        A, RoundTerms(GlobalBatch(8)), lambda domain, payload: b"", RoundState(HEAD, b"s" * 32, 0.0)
+        A, RoundTerms(8), lambda domain, payload: b"", RoundState(HEAD, b"s" * 32, 0.0)
     )
     of_each = zip((B, C, D), (*passes, guest), strict=True)
     context.view = view(*(lease(who, HEAD.digest, pass_seconds=took) for who, took in of_each))
