@@ -49,6 +49,12 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """600.0 → "10 min", 90.0 → "90 s"."""
-    whole = seconds >= 60 and seconds % 60 == 0
-    return f"{seconds / 60:.0f} min" if whole else f"{seconds:g} s"
+    """8280.0 → "2.3 h", 600.0 → "10 min", 90.0 → "90 s", 0.012 → "12 ms"."""
+    for unit, length_s in ("days", 86400.0), ("h", 3600.0), ("min", 60.0):
+        if seconds >= 2 * length_s:
+            many = round(seconds / length_s, 1)
+            return f"{many:,.{int(many < 10 and many % 1 > 0)}f} {unit}"
+    for unit, length_s in ("s", 1.0), ("ms", 1e-3):
+        if seconds >= length_s or not seconds:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} µs"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import base58
 
 from atom.base.errors import AddressError, PortInUseError
-from atom.config.address import RUN_NAME, parse_host_port
+from atom.config.address import RUN_NAME, parse_host, parse_host_port
 from atom.swarm.identity import is_peer_id
 
 EXAMPLE_PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
@@ -30,7 +30,6 @@ MOST_ENTRANCES = 3
 """In an address that we make: it is pasted by people."""
 _BACKLOG = 64
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
 _MULTIADDR = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/(?:tcp|udp)/(?P<port>[^/]+)"
     r"(?:/quic|/quic-v1|/ws|/wss|/tls|/noise|/p2p-circuit|/p2p/[^/]+)*/p2p/[^/]+"
@@ -199,11 +198,6 @@ def _distance(kind: str, host: str, primary_host: str | None) -> int:
     return 1 if host == primary_host else 2
 
 
-def _host_name(text: str) -> None:
-    if _HOST_NAME.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no host name")
-
-
 def _multihash(text: str) -> None:
     """In base58: sha2-256 (of RSA keys, "Qm…") or identity (Ed25519 keys, "12D3…")."""
     raw = base58.b58decode(text)
@@ -214,7 +208,7 @@ def _multihash(text: str) -> None:
 _HOSTS: dict[str, Callable[[str], object]] = {
     "ip4": ipaddress.IPv4Address,
     "ip6": ipaddress.IPv6Address,
-    **dict.fromkeys(("dns", "dns4", "dns6"), _host_name),
+    **dict.fromkeys(("dns", "dns4", "dns6"), parse_host),
 }
 """What reads a host of each kind; raises ValueError."""
 

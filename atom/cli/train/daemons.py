@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,28 @@ from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file
 from atom.config.places import default_state_directory, named_state_directory
+from atom.daemon.extensions import Extensions
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.extensions import all_extensions
+from atom.extras.monitors.monitors import open_monitors
+from atom.extras.owner.wishes import open_wishes
+from atom.extras.turns.claims import neighbours
+from atom.extras.turns.taking import machine_folder, open_turns
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """Of a bootstrap node: a fixed port, as people write this address down."""
+
+
+def all_extensions() -> Extensions:
+    """All that stands on top of a peer: monitors, turns and the owner's wishes."""
+    wishes = partial(open_wishes, neighbours=lambda: neighbours(machine_folder()))
+    return Extensions(open_monitors, open_turns, wishes)
 
 
 def start_daemon(options: StartOptions) -> ExitCode:

@@ -8,11 +8,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from atom.base.units import format_bytes
+from atom.base.units import format_bytes, format_seconds
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
 from atom.daemon.owner.traffic import allowed_rounds
-from atom.placement.prediction import DAY_S, RoundPrediction
+from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
@@ -81,8 +81,8 @@ def _verdict(plan: Plan) -> RenderableType:
         allowed = allowed_rounds(plan.per_month_bytes, 2 * round_.line_bytes, round_.round_s)
         table.add_row("a month", allowed or "one peer has nothing to send")
     if plan.run_s is not None and plan.run_alone_s is not None:
-        ends = f"{plan.schedule.rounds:,} rounds take {_seconds(plan.run_s)}"
-        table.add_row("end", f"{ends}; as much alone {_seconds(plan.run_alone_s)}")
+        ends = f"{plan.schedule.rounds:,} rounds take {format_seconds(plan.run_s)}"
+        table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     table.add_row("best mode", f"{keys}: {found.reason}")
@@ -174,8 +174,8 @@ def _cells(plan: Plan, s: int) -> dict[str, str]:
         "#": str(s),
         "what": plan.program.sub_models[s].name,
         "weights": format_bytes(piece.elements * plan.choice.cut.limits.element_bytes),
-        "forward": _seconds(piece.forward_s),
-        "backward": _seconds(piece.backward_s),
+        "forward": format_seconds(piece.forward_s),
+        "backward": format_seconds(piece.backward_s),
         "activations": format_bytes(piece.activation_bytes),
         "hands on": format_bytes(piece.out_bytes) if piece.out_bytes else "",
         "stays": stays if s in arrangement.resident else "",
@@ -193,19 +193,20 @@ def _pass(plan: Plan) -> RenderableType:
     if profile.source == "assumed":
         source = f"reckoned from the data sheet of {plan.device}"
     table = _grid()
-    table.add_row("takes", _seconds(timeline.seconds), f"seconds are {source}")
+    table.add_row("takes", format_seconds(timeline.seconds), f"seconds are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the pass"
-    table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
+    table.add_row("computes", format_seconds(timeline.busy_s("compute")), busy)
     rate, loads_s = profile.link.load_bytes_per_s, timeline.busy_s("load")
     loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
-    table.add_row("loads", _seconds(loads_s), loaded)
-    table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
+    table.add_row("loads", format_seconds(loads_s), loaded)
+    table.add_row("gradients out", format_seconds(timeline.busy_s("gradients")), "")
     if profile.link.adds_apart:
-        table.add_row("adds them", _seconds(timeline.busy_s("sums")), "on the host, meanwhile")
+        added = format_seconds(timeline.busy_s("sums"))
+        table.add_row("adds them", added, "on the host, meanwhile")
     waits_s = plan.choice.waits_s
     longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
-    words = (f"{_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
-    table.add_row("waits", _seconds(sum(waits_s.values())), ", ".join(words))
+    words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
+    table.add_row("waits", format_seconds(sum(waits_s.values())), ", ".join(words))
     return table
 
 
@@ -218,13 +219,14 @@ def _round(plan: Plan) -> RenderableType:
     network = f"{plan.work.network_bytes_per_s * 8 / 1e6:,.0f} Mbit/s each way"
     table = _grid()
     passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
-    table.add_row("accumulates", _seconds(round_.passes_s), passes)
-    waits = f"{round_.steps} a round, each keeps a pass waiting {_seconds(round_.optimizer_wait_s)}"
-    table.add_row("a step", _seconds(round_.optimizer_s), f"measured here; {waits}")
+    table.add_row("accumulates", format_seconds(round_.passes_s), passes)
+    waits = f"each keeps a pass waiting {format_seconds(round_.optimizer_wait_s)}"
+    steps = f"measured here; {round_.steps} a round, {waits}"
+    table.add_row("a step", format_seconds(round_.optimizer_s), steps)
     travels = f"{_line_bytes(round_.line_bytes)} up and as much down, at {network}"
-    table.add_row("exchange", _seconds(round_.all_reduce_s), travels)
+    table.add_row("exchange", format_seconds(round_.all_reduce_s), travels)
     goes_on = "go on under" if round_.overlapped else "wait for"
-    table.add_row("round", _seconds(round_.round_s), f"passes {goes_on} the exchange")
+    table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")
     return table
 
 
@@ -261,15 +263,3 @@ def _share_of(round_: RoundPrediction) -> str:
 def _line_bytes(count: float) -> str:
     """In the units of whoever sells the line."""
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:,.0f} min"
-    return f"{seconds / 3600:,.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:,.1f} days"

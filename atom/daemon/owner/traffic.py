@@ -18,11 +18,10 @@ from typing import Any
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import ConfigError
-from atom.base.units import format_bytes
+from atom.base.units import format_bytes, format_seconds
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.daemon.state_directory import write_atomically
-from atom.swarm.records.view import span_text
 from atom.training.storage.disk import DiskRoom
 
 LOOK_S = 5.0
@@ -123,7 +122,7 @@ def allowed_rounds(per_month: int, round_bytes: float, round_s: float) -> str:
     if not round_bytes:
         return ""
     rounds = int(per_month / round_bytes)
-    training = f"{rounds:,} rounds a month, {span_text(rounds * round_s)} of training"
+    training = f"{rounds:,} rounds a month, {format_seconds(rounds * round_s)} of training"
     return f"{format_bytes(per_month)} allow about {training}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atom.base.units import format_bytes
+from atom.base.units import format_bytes, format_seconds
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
@@ -18,16 +18,7 @@ def remaining(rounds: int | None, round_number: int, round_s: float | None) -> s
     """How long a run goes on, if its rounds take as long as now: "2.3 h to go". Empty: not known,
     or it is over."""
     left = 0 if rounds is None else rounds - round_number
-    return "" if round_s is None or left <= 0 else f"{span_text(left * round_s)} to go"
-
-
-def span_text(seconds: float) -> str:
-    """ "2.3 h"."""
-    for unit, length_s in ("days", 86400.0), ("h", 3600.0), ("min", 60.0):
-        if seconds >= 2 * length_s:
-            many = seconds / length_s
-            return f"{many:,.{int(many < 10)}f} {unit}"
-    return f"{seconds:.0f} s"
+    return "" if round_s is None or left <= 0 else f"{format_seconds(left * round_s)} to go"
 
 
 def validation_told(validation: Validation | None, data: Data | None) -> dict[str, Any] | None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ConfigError, PortInUseError
+from atom.cli.train.daemons import all_extensions
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.setup import run_join, run_start
-from atom.extras.extensions import all_extensions
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
 from tests.daemon.silence import Silence
