@@ -233,10 +233,11 @@ def _moved(machine: Machine, constant: Tensor) -> Tensor:
 
 EVERY, FIRST = frozenset(range(4)), frozenset({1})
 TELLING = [
+    Case("scaling", Arrangement(), sub_models=2),
     Case("scaling", Arrangement(2, FIRST, offloaded=EVERY, least_offloaded_bytes=0), NARROW),
     Case("scaling", Arrangement(2, EVERY, trained=EVERY)),
-    Case("scaling", Arrangement(), sub_models=2),
     offloading("viewing"),
     Case("scaling", Arrangement(), observed=True),
 ]
-"""Between them they have all that a mutant may break; the first ones the most."""
+"""Between them they have all that a mutant may break: on a CPU the first two, on a GPU the others,
+the second the most."""

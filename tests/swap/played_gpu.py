@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Part
 from atom.swap import streams
-from atom.swap.device import RandomState
 from atom.swap.host_kernels import HostKernels
 from atom.swap.host_sums import HostSum
 from atom.swap.streams import CudaDevice
@@ -287,14 +286,6 @@ class HostedDevice(CudaDevice):
         with self._machine.on_device():
             return super().slot_memory(elements, dtype)
 
-    def seed(self, seed: int) -> RandomState:
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-        return RandomState(generator.get_state(), None)
-
-    def random_state(self) -> RandomState:
-        return RandomState(torch.get_rng_state(), None)
-
 
 @contextmanager
 def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
@@ -307,6 +298,8 @@ def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
             "device": lambda device: nullcontext(),
             "stream": machine.on,
             "synchronize": machine.synchronize_all,
+            "get_rng_state": lambda device: None,  # numbers are drawn on the host
+            "set_rng_state": lambda state, device: None,
         }.items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(streams, "require_gpu", lambda index, precision: None)

@@ -8,9 +8,8 @@ takes. So a copy may come long before or long after what it was issued with, as 
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from played_gpu import Event, Machine, Stream, made_of, tensors, written_by
@@ -20,25 +19,19 @@ HASTES = (0.0, 0.3, 0.8, 0.97)
 """How likely one more operation is carried out at once."""
 
 
-@dataclass(eq=False)
 class Mark:
     """A record of an event: has it passed?"""
 
-    passed: bool = False
+    passed = False
 
     def pass_(self) -> None:
         self.passed = True
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(NamedTuple):
     run: Callable[[], object]
     behind: Mark | None = None
     """Runs when this has passed."""
-
-    @property
-    def may_run(self) -> bool:
-        return self.behind is None or self.behind.passed
 
 
 class RandomOrder(Machine):
@@ -110,7 +103,8 @@ class RandomOrder(Machine):
 
     def _run_one(self) -> bool:
         """False if there is none that may run."""
-        heads = [stream for stream, queue in self._queues.items() if queue and queue[0].may_run]
+        first = [(stream, queue[0].behind) for stream, queue in self._queues.items() if queue]
+        heads = [stream for stream, behind in first if behind is None or behind.passed]
         if not heads:
             return False
         (chosen,) = self._lot.choices(heads, [self._eagerness[stream] for stream in heads])

@@ -13,24 +13,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
+from typing import Any, NamedTuple
 
 from played_gpu import Event, Machine, Memory, Stream
 from torch import Tensor
 
 ATOM = str(Path(__file__).parents[2] / "atom")
-
-
-@dataclass(frozen=True)
-class Touch:
-    """Bytes [start, stop) of a memory are read, or written."""
-
-    memory: Memory
-    start: int
-    stop: int
-    writes: bool
 
 
 class Actor:
@@ -54,42 +44,34 @@ class Actor:
 Clock = dict[Actor, int]
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
+    """Bytes [start, stop) of a memory are read, or written."""
+
+    start: int
+    stop: int
+    writes: bool
     actor: Actor
     time: int
     """The actor's own."""
-    touch: Touch
     operation: str
     thread: str
     """That issued it."""
     issued: tuple[tuple[CodeType, int], ...]
     """Frames of ours, the innermost first: code and line."""
 
-    def known_to(self, clock: Clock) -> bool:
-        return self.time <= clock.get(self.actor, 0)
-
     def __str__(self) -> str:
-        where = [
-            f"    {Path(code.co_filename).relative_to(ATOM)}:{line} in {code.co_qualname}"
-            for code, line in self.issued
-        ]
-        does = "writes" if self.touch.writes else "reads"
-        what = f"{does} bytes {self.touch.start}-{self.touch.stop}, {self.operation}"
-        return "\n".join([f"  {self.actor.name} {what}, issued by {self.thread}:", *where])
+        does = "writes" if self.writes else "reads"
+        what = f"{does} bytes {self.start}-{self.stop}, {self.operation}"
+        return "\n".join(
+            [f"  {self.actor.name} {what}, issued by {self.thread}:"]
+            + [
+                f"    {c.co_filename[len(ATOM) + 1 :]}:{n} in {c.co_qualname}"
+                for c, n in self.issued
+            ]
+        )
 
 
-@dataclass(frozen=True)
-class Race:
-    earlier: Access
-    later: Access
-
-    def __str__(self) -> str:
-        return f"nothing orders these accesses to one memory:\n{self.earlier}\n{self.later}"
-
-
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """Of an event: by whom, and what has passed when it passes."""
 
     thread: Actor
@@ -113,13 +95,17 @@ class Order(Machine):
     def touched(
         self, stream: Stream | None, name: str, read: Sequence[Tensor], written: Sequence[Tensor]
     ) -> None:
-        thread = self._thread()
-        actor = thread if stream is None else self._issued_to(stream)
-        time, issued = actor.step(), _frames()
-        for tensor, writes in [*((t, False) for t in read), *((t, True) for t in written)]:
-            if tensor.numel() > 0:
-                touch = Touch(self.memory(tensor), *_extent(tensor), writes)
-                self._look_at(Access(actor, time, touch, name, thread.name, issued), [actor.clock])
+        actor = self._thread() if stream is None else self._issued_to(stream)
+        issued = self._issue(actor, name)
+        for tensors, writes in ((read, False), (written, True)):
+            for tensor in tensors:
+                if tensor.numel() > 0:
+                    access = Access(*_extent(tensor), writes, *issued)
+                    self._look_at(self.memory(tensor), access, [actor.clock])
+
+    def _issue(self, actor: Actor, name: str) -> tuple[Any, ...]:
+        """What accesses of one operation have in common."""
+        return actor, actor.step(), name, self._thread().name, _frames()
 
     def _issued_to(self, stream: Stream) -> Actor:
         """What is issued comes behind all that the issuing thread knows."""
@@ -127,25 +113,24 @@ class Order(Machine):
         actor.learn(self._thread().clock)
         return actor
 
-    def _look_at(self, access: Access, clocks: Iterable[Clock]) -> None:
-        kept, touch = list[Access](), access.touch
-        for old in self._accesses.get(touch.memory, []):
-            known = any(old.known_to(clock) for clock in clocks)
-            overlaps = old.touch.start < touch.stop and touch.start < old.touch.stop
-            if overlaps and not known and (old.touch.writes or touch.writes):
-                self._tell(Race(old, access))
-            within = touch.start <= old.touch.start and old.touch.stop <= touch.stop
-            if not (known and within and touch.writes >= old.touch.writes):
+    def _look_at(self, memory: Memory, access: Access, clocks: Iterable[Clock]) -> None:
+        kept = list[Access]()
+        for old in self._accesses.get(memory, []):
+            known = any(old.time <= clock.get(old.actor, 0) for clock in clocks)
+            overlaps = old.start < access.stop and access.start < old.stop
+            if overlaps and not known and (old.writes or access.writes):
+                self._tell(f"nothing orders these accesses to one memory:\n{old}\n{access}")
+            within = access.start <= old.start and old.stop <= access.stop
+            if not (known and within and access.writes >= old.writes):
                 kept.append(old)
-        self._accesses[touch.memory] = [*kept, access]
+        self._accesses[memory] = [*kept, access]
 
     def freed(self, memory: Memory) -> None:
         """By the last of the threads that held it: all the others had let go of it."""
         if memory.stream is not None:
-            thread, actor = self._thread(), self._issued_to(memory.stream)
-            touch = Touch(memory, 0, sys.maxsize, True)
-            freeing = Access(actor, actor.step(), touch, "is free", thread.name, _frames())
-            self._look_at(freeing, [each.clock for each in (actor, *self._all_threads)])
+            actor = self._issued_to(memory.stream)
+            freeing = Access(0, sys.maxsize, True, *self._issue(actor, "is free"))
+            self._look_at(memory, freeing, [each.clock for each in (actor, *self._all_threads)])
 
     def record(self, event: Event, stream: Stream) -> None:
         with self.lock:

@@ -4,11 +4,10 @@ With every way in which sub-models stay, steps and pauses under passes, passes t
 void, offloaded values, and parameters that are trained on the device.
 """
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import mutants
 import pytest
@@ -52,8 +51,7 @@ HARMLESS = {
 LEAST_FOUND, FEWEST_MUTANTS = 0.9, 50
 ATTEMPTS = 5
 """Lanes are real threads: where one is late, a run may not show what another does."""
-MUTANTS = list(mutants.mutants())
-HARMFUL = [number for number, mutant in enumerate(MUTANTS) if str(mutant) not in HARMLESS]
+HARMFUL = [number for number, mutant in enumerate(mutants.EVERY) if str(mutant) not in HARMLESS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -79,27 +77,15 @@ def test_the_bits_are_the_same_in_any_order_that_is_legal(case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def found_without() -> Iterator[Callable[[list[int]], str]]:
-    """What goes wrong without the mutants of these numbers, in a process of its own."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    with subprocess.Popen(
-        [sys.executable, mutants.__file__], env=environment, text=True, bufsize=1,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def ask(numbers: list[int]) -> str:
-            print(json.dumps(numbers), file=process.stdin)
-            return str(json.loads(process.stdout.readline()))
-
-        yield ask
+    """As `mutants` has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        mutants.FORKS.set_forkserver_preload([mutants.__name__])
+        yield partial(mutants.found_without, told=[case.told for case in TELLING])
 
 
-@pytest.mark.parametrize("number", HARMFUL, ids=lambda number: str(MUTANTS[number]))
+@pytest.mark.parametrize("number", HARMFUL, ids=lambda number: str(mutants.EVERY[number]))
 def test_what_orders_accesses_is_missed_where_it_is_left_out(
     number: int, found_without: Callable[[list[int]], str]
 ) -> None:
@@ -107,20 +93,20 @@ def test_what_orders_accesses_is_missed_where_it_is_left_out(
 
 
 def test_what_is_harmless_is_so_even_together(found_without: Callable[[list[int]], str]) -> None:
-    found = found_without([number for number in range(len(MUTANTS)) if number not in HARMFUL])
+    found = found_without([n for n in range(len(mutants.EVERY)) if n not in HARMFUL])
     assert not found, found
 
 
 def test_little_is_superfluous() -> None:
-    assert len(MUTANTS) >= FEWEST_MUTANTS
-    assert len(HARMLESS) <= (1 - LEAST_FOUND) * len(MUTANTS)
-    assert HARMLESS.keys() <= set(map(str, MUTANTS))
+    assert len(mutants.EVERY) >= FEWEST_MUTANTS
+    assert len(HARMLESS) <= (1 - LEAST_FOUND) * len(mutants.EVERY)
+    assert HARMLESS.keys() <= set(map(str, mutants.EVERY))
 
 
 def test_a_race_names_both_accesses_with_their_streams_and_where_they_were_issued(
     found_without: Callable[[list[int]], str],
 ) -> None:
-    (number,) = (n for n in HARMFUL if str(MUTANTS[n]).endswith("load: free.record"))
+    (number,) = (n for n in HARMFUL if str(mutants.EVERY[n]).endswith("load: free.record"))
     said = found_without([number])
     assert "stream compute reads" in said
     assert "stream in writes" in said
