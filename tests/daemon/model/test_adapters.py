@@ -11,6 +11,7 @@ import transformers
 
 from atom.base.errors import ConfigError, MismatchError
 from atom.daemon.model.exporting import export_run
+from atom.graph.ir import padded_elements
 from atom.swarm.state.arenas import state_digest
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
 from tests.daemon.silence import Silence
@@ -43,7 +44,7 @@ def logits(model: Any) -> torch.Tensor:
 def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> None:
     path, base = a_base(folder)
     member = folder.found(LLAMA, weights=path, more=ADAPTERS)
-    elements = 2 * 2 * (16 + 16 + 3 * (16 + 24))
+    elements = 2 * sum(padded_elements(2 * side) for side in (16, 16, *(16, 24) * 3))
     assert member.replica.elements == elements
     assert {arena.numel() for arena in member.replica.state_arenas().values()} == {elements}
     weights = member.replica.export_parameters()
