@@ -40,27 +40,19 @@ _AT_WILL = frozenset({"nack", "value-refused"})
 """What any message can have us write down: of a flood not all, which would fill the log."""
 
 
-class Inbox:
-    """What waits for the loop. For any thread to put into."""
+class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
+    """What waits for the loop: events for the machine, and calls for the loop's thread. None: the
+    loop ends."""
 
     def __init__(self) -> None:
-        self._waiting = queue.SimpleQueue[Event | Offence | Callable[[], None] | None]()
         self.is_read = False
         """Messages that come before the loop has begun are dropped: to rebuild a state takes long,
         and they would be stale."""
 
-    def put(self, event: Event | Offence | Callable[[], None] | None) -> None:
-        """An event for the machine, or a call for the loop's thread. None: the loop ends."""
-        self._waiting.put(event)
-
-    def get(self, timeout_s: float) -> Event | Offence | Callable[[], None] | None:
-        """Raises: queue.Empty."""
-        return self._waiting.get(timeout=timeout_s)
-
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
         """A message from the transport. A malformed one is an offence; more than the loop can take
         are dropped, as a network would."""
-        if not self.is_read or self._waiting.qsize() >= MAX_WAITING:
+        if not self.is_read or self.qsize() >= MAX_WAITING:
             return
         try:
             self.put(Received(peer_id, incarnation, decode(raw)))
@@ -141,7 +133,7 @@ class RoundLoop:
 
     def _turn(self) -> bool:
         try:
-            event = self._inbox.get(max(self._next_tick - self._clock.now(), 0.0))
+            event = self._inbox.get(timeout=max(self._next_tick - self._clock.now(), 0.0))
         except queue.Empty:
             event = self._tick
         if callable(event):

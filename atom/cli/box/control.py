@@ -52,7 +52,7 @@ def _show_kept(state: Path, as_json: bool) -> None:
     run = KeptRun.read(state)
     states = [each.round for each in run.snapshots()]
     disk = {"snapshots": states, "checkpoints": figures(run.checkpoints())}
-    kept = {"run": run.run.run.name, "round": run.heads[-1].round, "disk": disk}
+    kept = {"run": run.run.run.name, "round": run.journal.head.round, "disk": disk}
     _show(kept, kept_rows, as_json)
 
 

@@ -27,13 +27,12 @@ from atom.models.own_code import OwnCode
 from atom.models.source import ModelSource
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
-from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import certified_state, parse_commits, verified_heads
+from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.checkpoints import BEST, best_of
 from atom.training.storage.disk import read_tensors
-from atom.training.storage.run_storage import STILL, Snapshot, list_snapshots
+from atom.training.storage.run_storage import STILL, Journal, Snapshot, list_snapshots
 
 LATEST = "latest"
 
@@ -70,8 +69,7 @@ class KeptRun:
     state: StateDirectory
     manifest: Manifest
     run: RunFile
-    heads: tuple[Head, ...]
-    commits: tuple[Commit, ...]
+    journal: Journal
 
     @classmethod
     def read(cls, root: Path, note: Callable[[str], None] = lambda text: None) -> "KeptRun":
@@ -89,24 +87,22 @@ class KeptRun:
         try:
             manifest = decode_manifest(record, None)
             note(f"reading the chain of {manifest.run}")
-            raw = state.chain.read_bytes() if state.chain.exists() else b""
-            commits, _ = parse_commits(raw)  # the last may be half-written: a daemon appends
-            heads = verified_heads(first_head(manifest), commits)
+            journal = Journal(state.chain, first_head(manifest))
         except (PeerRefused, OSError) as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",
                 "start its daemon once: it repairs what it can",
             ) from problem
         run = run_from_text(manifest.run_file)
-        return cls(state, manifest, run, tuple(heads), tuple(commits))
+        return cls(state, manifest, run, journal)
 
     def snapshots(self) -> list[Snapshot]:
         """Those of states on the chain, newest first."""
-        return list_snapshots(self.state.snapshots, self.heads)
+        return list_snapshots(self.state.snapshots, self.journal.heads)
 
     def checkpoints(self) -> list[Snapshot]:
         """As `snapshots`, of those that hold the weights alone."""
-        return list_snapshots(self.state.checkpoints, self.heads)
+        return list_snapshots(self.state.checkpoints, self.journal.heads)
 
     def source(self, trust: str | None) -> ModelSource:
         """What builds the run's model. Own code runs if its owner is trusted, or keeps this
@@ -160,7 +156,7 @@ class KeptRun:
         if snapshot.path.parent == self.state.checkpoints:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
-        certified = certified_state(snapshot.round, first, self.commits)
+        certified = certified_state(snapshot.round, first, self.journal.commits)
         return snapshot.checked(certified)
 
     def frozen(self) -> Tensor | None:

@@ -122,7 +122,8 @@ def test_exports_are_what_peft_and_transformers_load(peft: Any, folder: Folder) 
     size = sum(f.stat().st_size for f in (folder.root / "adapter").glob("*.safetensors"))
     assert size < 8 * member.replica.elements
     weights = {"master": member.replica.state_arenas()["master"]}
-    first, place = KeptRun.read(folder.root / "a").heads[0], folder.root / "a" / "checkpoints"
+    first = KeptRun.read(folder.root / "a").journal.heads[0]
+    place = folder.root / "a" / "checkpoints"
     write_snapshot(place, 0, first.digest, state_digest(weights), weights, "best", 2.0)
     for name, adapter in (("best", False), ("best-adapter", True)):
         export_run(folder.root / name, folder.root / "a", Silence(), adapter=adapter, wanted="best")

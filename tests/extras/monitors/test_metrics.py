@@ -16,8 +16,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from atom.base.errors import ConfigError, StorageError
 from atom.config.load import parse_peer_text
 from atom.extras.monitors.metrics import Metrics
-from atom.extras.monitors.monitors import open_monitors
-from atom.extras.monitors.trackers import TRACKERS, WAITING, Tracker
+from atom.extras.monitors.monitors import TRACKERS, WAITING, Tracker, open_monitors
 from tests.daemon.silence import Silence
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
@@ -166,7 +165,7 @@ def test_a_folder_that_takes_nothing_is_said_and_a_start_without_rounds_leaves_n
 
 
 def test_a_library_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atom.extras.monitors.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("atom.extras.monitors.monitors.find_spec", lambda name: None)
     for key in TRACKERS:
         peer = parse_peer_text(f'[log]\n{key} = "board"\n', tmp_path)
         with ExitStack() as stack, pytest.raises(ConfigError, match=f"the {key} library") as caught:
@@ -223,7 +222,7 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting(
     assert under_way.wait(20)
     for number in range(2, WAITING + 100):
         tracker.emit("round", **{**ROUND, "round": number}, members=[])
-    monkeypatch.setattr("atom.extras.monitors.trackers.CLOSE_S", 0.01)
+    monkeypatch.setattr("atom.extras.monitors.monitors.CLOSE_S", 0.01)
     tracker.close()
     assert taken == []
     assert said.notes == ["tensorboard is slow: its last rounds are not written"]
