@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import papers_alone
+import papers_optimizer
 import papers_swarm
-from papers_alone import ROWS as ALONE
 from sides import machine, publish
 
 Result = dict[str, Any]
@@ -25,7 +26,7 @@ Row = Callable[[argparse.Namespace], Iterable[Result]]
 """What it yields is written down at once."""
 NOT_GIVEN = "not given here"
 
-ROWS: Mapping[str, Row] = {**papers_swarm.ROWS, **ALONE}
+ROWS: Mapping[str, Row] = {**papers_swarm.ROWS, **papers_alone.ROWS, **papers_optimizer.ROWS}
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Rows of `papers.py` without a pipeline: what sides hold and what fits, the offloaded optimizer,
-the all-reduce beside its model, large batches, and the loss beside one process's.
+"""Rows of `papers.py` without a pipeline: what sides hold and what fits, the all-reduce beside its
+model, and the loss beside one process's.
 
 In the model of an all-reduce a step has a latency, and a byte a time on its line (Patarasu & Yuan,
 "Bandwidth optimal all-reduce algorithms", 2009).
@@ -7,21 +7,14 @@ In the model of an all-reduce a step has a latency, and a byte a time on its lin
 
 import argparse
 import contextlib
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
-from unittest.mock import patch
 
-import large_batch
-import optimizer as optimizers
 import torch
-from after_commit import Round
 from foretold import graph_of, profile_of
-from parity_model import Size
 from planned import Planner, layer_ends
 from ring import Links, measured
 from ring_links import WIRE_SHARE, loopback
@@ -33,19 +26,15 @@ from swap_setup import Setup
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
-from atom.optim.stepper import Stepper
 from atom.placement.choosing import enough_bytes
 from atom.placement.memory import Piece, pieces_of
 from atom.swap.device import CpuDevice
-from atom.swap.state_form import MASTER, StateForm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import ASSUMED_LATENCY_S, averages_moved
@@ -176,94 +165,6 @@ def _train(model: nn.Module, forward: Callable[[], list[Tensor]], gradients: lis
         adamw.zero_grad(set_to_none=False)
 
 
-# --- the offloaded optimizer --------------------------------------------------------------------
-
-
-def buckets(_: argparse.Namespace) -> list[Result]:
-    """AxoNN V-B: the state lies on the host and is stepped on the device, a bucket at a time. Ours
-    is stepped where it lies, by threads that take a piece at a time. Both by one thread here."""
-    sizes, found = [1 << n for n in (14, 16, 18, 20, 22, 24)], list[Result]()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    arenas = optimizers.Arenas(24_000_000)
-    sides = {size: (_in_place(arenas, size), _bucketed(arenas, size)) for size in sizes}
-    seconds: dict[int, list[tuple[float, ...]]] = {size: [] for size in sizes}
-    for run in range(6):
-        for size, both in sides.items():
-            ends = [time.perf_counter()]
-            for take in both:
-                take(run + 1)
-                ends.append(time.perf_counter())
-            seconds[size].append(tuple(end - begin for begin, end in pairwise(ends)))
-    torch.set_num_threads(threads)
-    medians = {
-        size: [statistics.median(column) for column in zip(*runs[1:], strict=True)]
-        for size, runs in seconds.items()
-    }
-    fastest = min(ours for ours, _ in medians.values())
-    for size, (ours, theirs) in medians.items():
-        held = f"{FLOAT32_BYTES_PER_PARAMETER * size / MEGABYTE:.1f} MB of the device"
-        case = f"{arenas.elements:,} parameters, {size:,} at a time: ms, x our fastest"
-        found.append(told(
-            case, f"{1e3 * ours:.1f}, {ours / fastest:.2f}; nothing of the device",
-            f"{1e3 * theirs:.1f}, {theirs / fastest:.2f}; {held} (done here)",
-        ))  # fmt: skip
-    return found
-
-
-def _in_place(arenas: optimizers.Arenas, piece: int) -> optimizers.Take:
-    store = arenas.store(StateForm.EXACT, torch.bfloat16)
-    with patch("atom.optim.optimizer.PIECE_ELEMENTS", piece):  # nobody else asks for another size
-        stepper = Stepper(store, AdamW(), BootClock())
-
-    def take(step: int) -> None:
-        stepper.begin(arenas.gradients[torch.bfloat16], optimizers.RATE, step)
-        stepper.wait()
-
-    return take
-
-
-def _bucketed(arenas: optimizers.Arenas, bucket: int) -> optimizers.Take:
-    """In: master weights, moments and a gradient in float32. Out: all but that, and a copy."""
-    device, gradient = optimizers.Arenas(bucket), torch.empty(bucket)
-
-    def take(step: int) -> None:
-        for start in range(0, arenas.elements, bucket):
-            there = slice(start, min(start + bucket, arenas.elements))
-            here = slice(there.stop - there.start)
-            gradient[here].copy_(arenas.gradients[torch.bfloat16][there])
-            for name, arena in arenas.wide.items():
-                device.wide[name][here].copy_(arena[there])
-            optimizers.torch_step(device, here, gradient[here], step)
-            for name, arena in arenas.wide.items():
-                arena[there].copy_(device.wide[name][here])
-            arenas.copy[there].copy_(device.wide[MASTER][here])
-
-    return take
-
-
-def coarsening(_: argparse.Namespace) -> list[Result]:
-    """AxoNN V-C: how much is done at once, against what of the step is not hidden. Theirs steps
-    behind the all-reduce. Ours steps when that is decided, under the next pass, so what is exposed
-    is the share of the first sub-model, of `layers` layers."""
-    config, found = GPT3Config(12, 8, 384, sequence_tokens=64, vocabulary_size=2048), list[Result]()
-    for layers in (1, 2, 4, 7, 14):
-        with contextlib.closing(CpuDevice()) as device:
-            round_ = Round(config, 2, device, layers)
-            pairs = [(round_.step_between(), round_.step_under()) for _ in range(6)][1:]
-        spec_of = round_.program.layout.by_name
-        first = {name for _, name in round_.program.sub_models[0].parameters}
-        share = sum(spec_of[name].numel for name in first) / sum(
-            spec.numel for spec in round_.program.layout.specs
-        )
-        between, under = (1e3 * statistics.median(p[side][0] for p in pairs) for side in range(2))
-        case = (
-            f"{layers} of 14 layers at once: ms to the first forward, step before it and under it"
-        )
-        found.append(told(case, f"{between:.0f}, {under:.0f}; {share:.0%} of the step exposed"))
-    return found
-
-
 # --- the all-reduce -----------------------------------------------------------------------------
 
 RING, PARTS = "ring", "parts with owners"
@@ -301,22 +202,7 @@ def exchanges(_: argparse.Namespace) -> list[Result]:
     return found
 
 
-# --- large batches, and the same loss -----------------------------------------------------------
-
-
-def large_batches(_: argparse.Namespace) -> list[Result]:
-    """HotChips 2020: LAMB and LARS at up to 32 times the batch; a quarter of an hour of a core."""
-    setting, names = large_batch.Setting(Size(2, 64), 1200 * 12, 1), list(large_batch.OPTIMIZERS)
-    losses, bases = large_batch.compared(setting, names, 12, (2, 4, 8, 16, 32), ("square root",))
-    return [
-        told(
-            f"{row.optimizer}, {row.batch // 12} x 12 sequences, rate {row.rate:.3g}: loss",
-            f"{loss:.3f}: {loss / losses[bases[0]] - 1:+.1%} beside {bases[0].optimizer}'s at 1 x",
-        )
-        for row, loss in losses.items()
-        if row in bases or row.batch > 12
-    ]
-
+# --- the same loss ------------------------------------------------------------------------------
 
 STEPS, MEMBERS, SAME = 500, 3, "the same curve"
 
@@ -376,9 +262,6 @@ def together(members: int, steps: int) -> tuple[int, float]:
 
 ROWS = {
     "memory": memory,
-    "buckets": buckets,
-    "coarsening": coarsening,
     "all-reduce": exchanges,
-    "large-batch": large_batches,
     "same-loss": same_loss,
 }

@@ -126,7 +126,6 @@ number says which run it is."""
 def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
     """A process's whole life. Sends its contacts, then [size][side][run] samples."""
     job.seats[rank].take()
-    os.environ["GLOO_SOCKET_IFNAME"] = job.seats[rank].interface
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         sides = _sides(rank, job, parent, stack)
@@ -145,7 +144,7 @@ def _sides(
     contacts = parent.recv()
     found: dict[Side, Reduce] = {}
     if {GLOO, ONE_SHOT} & {side.name for side in job.sides}:
-        _join_group(rank, job, stack)
+        join_group(rank, job, stack)
     for side in job.sides:
         if side.name in (GLOO, ONE_SHOT):
             found[side] = _gloo if side.name == GLOO else _one_shot
@@ -192,7 +191,8 @@ def _ours(
     return reduce
 
 
-def _join_group(rank: int, job: Job, stack: contextlib.ExitStack) -> None:
+def join_group(rank: int, job: Job, stack: contextlib.ExitStack) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = job.seats[rank].interface
     size = len(job.seats)
     dist.init_process_group("gloo", init_method=job.rendezvous, rank=rank, world_size=size)
     stack.callback(dist.destroy_process_group)
