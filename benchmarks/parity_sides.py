@@ -12,6 +12,7 @@ from parity_model import Size, drawn, gradients, text
 from torch import Tensor
 
 from atom.base.clock import BootClock
+from atom.graph.ir import padded_elements
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.gradients import GradientArena
@@ -64,13 +65,13 @@ class Play:
 def synchronous(play: Play) -> Iterator[Tensor]:
     """One optimizer step on all peers' sequences at once. Weights after as many as a round has."""
     weights = play.first_weights()
-    optimizers, leaves = _plain_optimizers(play.size, weights, play.optimizer is Muon)
+    optimizers, leaves = plain_optimizers(play.size, weights, play.optimizer is Muon)
     samples = play.samples()
     for round in range(1, play.rounds + 1):
         for _ in range(play.inner_steps):
             tokens, targets = (each.flatten(0, 1)[None] for each in next(samples))
             _, found = gradients(play.size, weights[None], tokens, targets)
-            _plain_step(optimizers, leaves, found[0], learning_rate(play.rate, round))
+            plain_step(optimizers, leaves, found[0], learning_rate(play.rate, round))
         yield weights
 
 
@@ -91,17 +92,17 @@ def reference(play: Play) -> Iterator[Tensor]:
 
 def _plain_rounds(play: Play, peers: Sequence[Tensor]) -> Iterator[int]:
     """Takes the inner steps of each round on all peers' weights, in place; then yields it."""
-    inner = [_plain_optimizers(play.size, weights) for weights in peers]
+    inner = [plain_optimizers(play.size, weights) for weights in peers]
     samples = play.samples()
     for round in range(1, play.rounds + 1):
         for _ in range(play.inner_steps):
             _, found = gradients(play.size, torch.stack(list(peers)), *next(samples))
             for (optimizers, leaves), gradient in zip(inner, found, strict=True):
-                _plain_step(optimizers, leaves, gradient, learning_rate(play.rate, round))
+                plain_step(optimizers, leaves, gradient, learning_rate(play.rate, round))
         yield round
 
 
-def _plain_optimizers(
+def plain_optimizers(
     size: Size, weights: Tensor, muon: bool = False
 ) -> tuple[list[torch.optim.Optimizer], list[Tensor]]:
     """PyTorch's AdamW on views of one arena; matrices decay. `muon`: its Muon on hidden ones."""
@@ -123,7 +124,7 @@ def _plain_optimizers(
     return optimizers, list(views.values())
 
 
-def _plain_step(
+def plain_step(
     optimizers: Sequence[torch.optim.Optimizer],
     leaves: Sequence[Tensor],
     gradient: Tensor,
@@ -132,7 +133,7 @@ def _plain_step(
     scale, start = min(1.0, CLIP_NORM / (float(gradient.norm()) + 1e-6)), 0
     for leaf in leaves:
         leaf.grad = gradient[start : start + leaf.numel()].view_as(leaf) * scale
-        start += -(-leaf.numel() // 16) * 16
+        start += padded_elements(leaf.numel())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
