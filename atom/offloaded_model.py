@@ -9,6 +9,7 @@ peer holds here: a step gives the same bits as plain PyTorch where the device ro
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -187,21 +188,24 @@ def offload(
     batch = _entries(example)
     graph = trace(whole, batch)
     (opened,) = open_devices([device], graph.parameter_dtype, allowed_bytes(capped))
-    choice = _choice(graph, optimizer or AdamW(), opened, capped)
-    settings = ReplicaSettings(
-        rate=_schedule(learning_rate),
-        optimizer=optimizer or AdamW(),
-        clip_norm=clip_norm,
-        precision=graph.parameter_dtype,
-        arrangement=choice.arrangement,
-        micro_batches=choice.micro_batches,
-        dropout_seed=seed,
-    )
-    evaluation = _evaluation(whole, batch, graph, choice)
-    replica = Replica(choice.program(graph), evaluation, settings, opened)
-    values = dict(whole.named_parameters())
-    for fill in (replica.fill_frozen, replica.initialise):
-        fill(lambda name, _: values[name].detach().to("cpu", torch.float32))
+    with ExitStack() as unless_done:
+        unless_done.callback(opened.close)
+        choice = _choice(graph, optimizer or AdamW(), opened, capped)
+        settings = ReplicaSettings(
+            rate=_schedule(learning_rate),
+            optimizer=optimizer or AdamW(),
+            clip_norm=clip_norm,
+            precision=graph.parameter_dtype,
+            arrangement=choice.arrangement,
+            micro_batches=choice.micro_batches,
+            dropout_seed=seed,
+        )
+        evaluation = _evaluation(whole, batch, graph, choice)
+        replica = Replica(choice.program(graph), evaluation, settings, opened)
+        values = dict(whole.named_parameters())
+        for fill in (replica.fill_frozen, replica.initialise):
+            fill(lambda name, _: values[name].detach().to("cpu", torch.float32))
+        unless_done.pop_all()
     names = _names(model, whole, graph)
     constants = {
         name: value.detach().cpu().clone()

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import atom
 from atom.base.errors import DeviceError
+from atom.swap.device import CpuDevice
 
 WIDTH, SEQUENCES, STEPS = 32, 8, 3
 
@@ -170,11 +171,16 @@ def test_tied_parameters_have_both_names() -> None:
         assert torch.equal(weights["one.weight"], weights["other.weight"])
 
 
-def test_a_budget_that_is_too_small_names_what_does_not_fit() -> None:
+def test_a_budget_that_is_too_small_names_what_does_not_fit_and_leaves_no_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = list[CpuDevice]()
+    monkeypatch.setattr(CpuDevice, "close", lambda device: closed.append(device))
     with pytest.raises(DeviceError, match="blocks"):
         atom.offload(
             Tower(blocks=2), functional.cross_entropy, batches(1, 0)[0], gpu_memory="1 KiB"
         )
+    assert len(closed) == 1
 
 
 def test_the_readmes_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
