@@ -29,17 +29,17 @@ DHT_START_S = 180.0
 class DirectoryThread:
     """An event loop on a thread of its own, which an open directory lives on."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        thread: threading.Thread,
-        directory: Directory,
-        clock: Clock,
-    ) -> None:
-        """All of them ours to close. See `open_on_thread`."""
-        self.loop, self._thread, self._clock = loop, thread, clock
-        self.directory = directory
-        """Call it through `call`."""
+    def __init__(self, opening: Coroutine[Any, Any, Directory], clock: Clock) -> None:
+        """Raises: what `opening` does; TimeoutError. Then there is no thread."""
+        self.loop, self._clock = asyncio.new_event_loop(), clock
+        self._thread = threading.Thread(target=self.loop.run_forever, name="directory", daemon=True)
+        self._thread.start()
+        try:
+            self.directory = self.call(opening, DHT_START_S)
+            """Call it through `call`."""
+        except BaseException:
+            self._end()
+            raise
 
     def call(self, task: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
         """Runs `task` on this thread and waits for it. Raises what it raises; TimeoutError."""
@@ -69,32 +69,18 @@ class DirectoryThread:
         except (TimeoutError, DirectoryUnavailable):
             pass  # its process ends with ours
         finally:
-            _end(self.loop, self._thread)
+            self._end()
 
-
-def open_on_thread(opening: Coroutine[Any, Any, Directory], clock: Clock) -> DirectoryThread:
-    """Raises: what `opening` does; TimeoutError. Then there is no thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="directory", daemon=True)
-    thread.start()
-    try:
-        directory = asyncio.run_coroutine_threadsafe(opening, loop).result(DHT_START_S)
-    except BaseException:
-        _end(loop, thread)
-        raise
-    return DirectoryThread(loop, thread, directory, clock)
-
-
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> DirectoryThread:
     """The directory of a run, open. Raises: AddressError, PortInUseError, StorageError."""
     try:
-        return open_on_thread(open_directory(run, owner, node, events), BootClock())
+        return DirectoryThread(open_directory(run, owner, node, events), BootClock())
     except (DirectoryUnavailable, TimeoutError) as problem:
         raise AddressError(
             f"the DHT node did not come up: {str(problem) or 'no answer'}",

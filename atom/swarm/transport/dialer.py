@@ -54,9 +54,8 @@ class ContactBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._contacts: dict[str, tuple[tuple[str, ...], bool]] = {}
-        """As they were set."""
-        self._ways: dict[str, list[Way]] = {}
+        self._known: dict[str, tuple[object, list[Way]]] = {}
+        """As they were set, and their ways."""
 
     def set(self, peer_id: str, addresses: Sequence[str], dials_out: bool = False) -> None:
         """Replaces what was known. If it is news, its ways are: its addresses ("host:port", best
@@ -64,25 +63,23 @@ class ContactBook:
         Malformed addresses are left out."""
         contact = tuple(addresses), dials_out
         with self._lock:
-            before = self._contacts.pop(peer_id, None)
-            self._contacts[peer_id] = contact
+            before, ways = self._known.pop(peer_id, (None, []))
             if contact != before:
                 ways = [way for way in map(address_of, addresses) if way]
                 ways.insert(0 if dials_out else len(ways), CALL)
-                self._ways[peer_id] = ways
-            while len(self._contacts) > MOST_KNOWN:
-                oldest = next(iter(self._contacts))
-                del self._contacts[oldest], self._ways[oldest]
+            self._known[peer_id] = contact, ways
+            while len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
 
     def ways(self, peer_id: str) -> list[Way]:
         """All ways. An address that worked last is the first, ways that failed come last."""
         with self._lock:
-            return list(self._ways.get(peer_id, [CALL]))
+            return list(self._known.get(peer_id, (None, [CALL]))[1])
 
     def tried(self, peer_id: str, way: Way, worked: bool) -> None:
         """An address that worked goes to the front, a way that led nowhere to the end."""
         with self._lock:
-            ways = self._ways.get(peer_id, [])
+            _, ways = self._known.get(peer_id, (None, []))
             if way in ways and not (worked and way == CALL):
                 ways.remove(way)
                 ways.insert(0 if worked else len(ways), way)

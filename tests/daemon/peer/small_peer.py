@@ -11,7 +11,7 @@ from atom.daemon.extensions import NO_EXTENSIONS
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.peer.box import StartOptions, open_box
 from atom.daemon.peer.founding import Membership, found_run
-from atom.daemon.peer.heartbeat import DirectoryThread, open_on_thread
+from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.peer import Peer
 from atom.swarm.addresses import EXAMPLE_MULTIADDR, EXAMPLE_PEER, JoinAddress
 from atom.swarm.dht.directory import Directory
@@ -59,7 +59,7 @@ def on_thread(directory: Any, clock: ManualClock | None = None) -> DirectoryThre
     async def opened() -> Directory:
         return cast(Directory, directory)
 
-    return open_on_thread(opened(), clock or ManualClock())
+    return DirectoryThread(opened(), clock or ManualClock())
 
 
 def found_in(
