@@ -48,7 +48,6 @@ class LedgerReader:
         self._liars: set[str] = set()
         self._in_vain = Counter[str]()
         """How often in a row each donor gave nothing."""
-        self._stop = threading.Event()
 
     def read(self, leases: Iterable[Lease]) -> Ledger:
         """Follows the best chain that the peers claim and prove. The newest ledger."""
@@ -74,10 +73,6 @@ class LedgerReader:
                 break
         return self.ledger
 
-    def stop(self) -> None:
-        """From any thread: a `read` under way ends soon, and keeps what it has checked."""
-        self._stop.set()
-
     def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
         """Those whose heads would be preferred to ours, of equals the best claim first; before all,
         some that gave to the chain, asked in vain or not."""
@@ -93,7 +88,7 @@ class LedgerReader:
         return first + [each for each in ranked if each.peer_id not in names]
 
     def _found(self, lease: Lease) -> Ledger:
-        """What this donor proves. Raises: PeerRefused; OSError, also when stopped."""
+        """What this donor proves. Raises: PeerRefused; OSError; what was checked stays."""
         ledger = Ledger(self._genesis)
         heads = [self._genesis, self.ledger.head] if self.ledger.rounds else [self._genesis]
         with self._fetch(lease) as ask:
@@ -103,8 +98,6 @@ class LedgerReader:
                 if is_ours:
                     self.ledger = ledger
                 self.on_progress(ledger.head.round, max(lease.round, ledger.head.round))
-                if self._stop.is_set():
-                    raise OSError("stopped here")
         if claims_better(lease, ledger.head):
             raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
         return ledger

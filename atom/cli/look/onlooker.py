@@ -124,7 +124,6 @@ class Onlooker:
 
     def close(self) -> None:
         """Ends a read under way."""
-        self._reader.stop()
         self._fetcher.close()
 
 

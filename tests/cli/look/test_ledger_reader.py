@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -154,8 +155,8 @@ def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
     assert reader.ledger.head.round == 3, "who is not known comes to its turn"
 
 
-def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
+def test_a_read_that_is_broken_off_keeps_what_it_checked() -> None:
     commits = chain(200)
     reader = reading(Donors({"a": commits}))
-    reader.on_progress = lambda done, total: reader.stop()
+    reader.on_progress = Mock(side_effect=[OSError("stopped")])
     assert reader.read([lease_of("a", commits)]).head.round == 128
