@@ -114,7 +114,7 @@ def main() -> None:
     if options.matrices:
         sides = [side for shape in options.matrices for side in _products(shape)]
     else:
-        sides = list(_sides(Arenas(options.elements // 64 * 64)))
+        sides = list(_sides(Arenas(options.elements // 128 * 128)))
     _publish(options, sides, _measure(sides, options.runs))
 
 
