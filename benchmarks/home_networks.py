@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from long_way import LongWays
-from swarm_of_processes import Swarm
 
 _NETWORK = "10.214.9"
 _SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
@@ -34,9 +33,10 @@ class Home:
     """The bridge's end of its line."""
     is_shut: bool = False
 
-    def slow_down(self, rate: str) -> None:
-        """Its line carries no more than that, in `tc`'s words, in either direction."""
-        shape = f"root handle 1: tbf rate {rate} burst 16kb latency 200ms"
+    def slow_down(self, rate: str, burst_bytes: int = 16 * 1024, queue_ms: float = 200.0) -> None:
+        """Its line carries no more than that, in `tc`'s words, in either direction. `queue_ms`: how
+        much may wait for it; what comes on top is dropped."""
+        shape = f"root handle 1: tbf rate {rate} burst {burst_bytes} latency {queue_ms}ms"
         tc = f"tc -n {self.hub}"
         _run(f"ip netns exec {self.namespace} tc qdisc replace dev eth0 {shape}")
         if self.is_shut:
@@ -68,14 +68,6 @@ class Home:
         with a small share of a real one's speed, the usual megabytes would hide that it is slow."""
         command = f"echo 4096 16384 {most_bytes} > /proc/sys/net/ipv4/tcp_wmem"
         _run(f"ip netns exec {self.namespace} sh -c", command)
-
-
-def settle(swarm: Swarm, places: Sequence[Home]) -> None:
-    """Before they start: each peer of the swarm lives in one of these."""
-    for peer, home in zip(swarm.peers, places, strict=True):
-        peer.namespace = home.namespace
-        peer.configure(listen=home.host)
-    swarm.host = places[0].host
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from home_figures import Reading, commits
+from home_networks import Home, homes
 from home_scale import SmallRound
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in (".", "swarm")]
-from home_networks import Home, homes, settle
 from swarm_of_processes import Peer, Swarm, gather, swarm_in
 
 from atom.graph.ir import ParameterLayout
@@ -146,6 +146,14 @@ class World:
 
     def close(self) -> None:
         self._over.set()
+
+
+def settle(swarm: Swarm, places: Sequence[Home]) -> None:
+    """Before they start: each peer of the swarm lives in one of these."""
+    for peer, home in zip(swarm.peers, places, strict=True):
+        peer.namespace = home.namespace
+        peer.configure(listen=home.host)
+    swarm.host = places[0].host
 
 
 @contextmanager
