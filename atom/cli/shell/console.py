@@ -34,7 +34,7 @@ from atom.cli.shell.terminal import draws, stderr_console
 from atom.daemon.console import BYTES
 
 MOST_WAITING = 1000
-"""Lines and steps; of those beyond, lines are counted, and steps are left out."""
+"""Lines and steps; those beyond are left out. The daemon's journal has what happened."""
 PATIENCE_S = 5.0
 """How long a command that ends waits for a terminal that takes nothing."""
 FIRST_LINE_S, NEXT_LINE_S = 2.0, 30.0
@@ -61,7 +61,6 @@ class TerminalConsole:
         self._waiting = queue.Queue[tuple[int, Callable[[], None]]](MOST_WAITING)
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
-        self._left_out = 0
 
     def join_address(self, address: str) -> None:
         self.data(f"join: {address}")
@@ -74,12 +73,10 @@ class TerminalConsole:
     def data(self, line: str) -> None:
         """One line on stdout."""
         text = f"{line}\n".encode(errors="backslashreplace")
-        if not self._give(_STDOUT, lambda: _write(text)):
-            self._left_out += 1
+        self._give(_STDOUT, lambda: _write(text))
 
     def note(self, text: str) -> None:
-        if not self._give(_STDERR, partial(self._print, time.strftime("%H:%M:%S"), text)):
-            self._left_out += 1
+        self._give(_STDERR, partial(self._print, time.strftime("%H:%M:%S"), text))
 
     def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
         self._give(_STDERR, partial(self._steps.show, what, done, total, unit))
@@ -91,7 +88,6 @@ class TerminalConsole:
 
         def finish() -> None:
             try:
-                self._tell_left_out()
                 self._steps.close()
             finally:
                 done.set()
@@ -102,17 +98,14 @@ class TerminalConsole:
                 if not select.select([], [stream], [], 0.0)[1]:
                     _lead_nowhere(stream)
 
-    def _give(self, stream: int, say: Callable[[], None], wait_s: float = 0.0) -> bool:
-        """False: too much waits already, and did so for `wait_s`."""
+    def _give(self, stream: int, say: Callable[[], None], wait_s: float = 0.0) -> None:
+        """Nothing where too much waits already, and did so for `wait_s`."""
         with self._lock:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
                 self._writer.start()
-        try:
+        with suppress(queue.Full):
             self._waiting.put((stream, say), block=wait_s > 0, timeout=wait_s or None)
-        except queue.Full:
-            return False
-        return True
 
     # ---- on the writer's thread
 
@@ -123,16 +116,9 @@ class TerminalConsole:
             stream, say = self._waiting.get()
             try:
                 say()
-                if self._waiting.empty():
-                    self._tell_left_out()
             except OSError as problem:
                 if problem.errno in _NOBODY_LISTENS:
                     _lead_nowhere(stream)
-
-    def _tell_left_out(self) -> None:
-        left_out, self._left_out = self._left_out, 0
-        if left_out:
-            self._print("", f"{left_out} lines were left out: nothing could be written")
 
     def _print(self, clock: str, text: str) -> None:
         self._console.print(f"[quiet]{clock}[/] ", end="")
