@@ -39,8 +39,8 @@ from atom.placement.choice import Choice
 from atom.placement.choosing import choose
 from atom.swap.device import Device
 from atom.swap.state_form import StateForm
-from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
 MicroBatch = tuple[Tensor, Tensor]
 """Inputs and targets; the first dimension of both counts sequences (samples)."""

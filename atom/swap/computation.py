@@ -66,9 +66,9 @@ class Computation:
         keep = current.training and current.shape.keeps_graph(index)
         if current.training and not keep:
             batch.random_before[index] = batch.random
-        self._device.set_random_state(batch.random)
-        computed = compute(part.module, part.sub_model, batch.values, current.training)
-        batch.random = self._device.random_state()
+        with self._device.drawing(batch.random):
+            computed = compute(part.module, part.sub_model, batch.values, current.training)
+            batch.random = self._device.random_state()
         borrowed, first = self._borrowed(part, batch), current.batches[0].values
         for name, value in computed.outputs.items():
             if name in self._program.shared and name in first:
@@ -114,13 +114,14 @@ class Computation:
             batch.gradients[self._program.loss] = seed
         weight = self._weight(current, batch)
         roots = gradients.roots(index, micro_batch, weight)
-        push_back(computed, batch.gradients, roots)
+        with self._device.drawing():
+            push_back(computed, batch.gradients, roots)
         gradients.take(index, micro_batch, weight)
         _release(batch, self._first_used[index])
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
-        self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
-        return compute(part.module, part.sub_model, batch.values)
+        with self._device.drawing(batch.random_before.pop(part.sub_model.index)):
+            return compute(part.module, part.sub_model, batch.values)
 
     def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
         """What the backward starts with. Sixteen bits cannot count sequences exactly, and backwards

@@ -4,6 +4,7 @@
 a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine knows neither.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,6 +41,10 @@ class RandomState:
 
     cpu: torch.Tensor
     device: torch.Tensor | None
+
+
+_GENERATOR = threading.RLock()
+"""PyTorch has one generator for all threads that compute on the CPU."""
 
 
 class Device(Protocol):
@@ -158,9 +163,14 @@ class Device(Protocol):
         """The random state that follows from a seed; the current state is left as it was."""
         ...
 
-    def random_state(self) -> RandomState: ...
+    def random_state(self) -> RandomState:
+        """What random operations draw from next."""
+        ...
 
-    def set_random_state(self, state: RandomState) -> None: ...
+    def drawing(self, state: RandomState | None = None) -> AbstractContextManager[None]:
+        """Random operations within it draw from this state on; None: they bring their own (in a
+        backward). Where all devices share a generator, others wait."""
+        ...
 
     def close(self) -> None:
         """Ends the threads and releases host memory. Idempotent."""
@@ -311,8 +321,12 @@ class CpuDevice:
     def random_state(self) -> RandomState:
         return RandomState(torch.get_rng_state(), None)
 
-    def set_random_state(self, state: RandomState) -> None:
-        torch.set_rng_state(state.cpu)
+    @contextmanager
+    def drawing(self, state: RandomState | None = None) -> Iterator[None]:
+        with _GENERATOR:
+            if state is not None:
+                torch.set_rng_state(state.cpu)
+            yield
 
     def close(self) -> None:
         self._loads.close()
@@ -327,4 +341,4 @@ def _copy_all(copies: Sequence[Copy]) -> None:
 
 @torch.no_grad()
 def _add_sound(sums: Sequence[HostSum], gate: Gate) -> None:
-    add_admitted(sums, gate, gate.extremes([part.source for part in sums]))
+    add_admitted(sums, gate, gate.extremes(sums))

@@ -110,6 +110,9 @@ class DeviceSlots:
     """Per weight slot: what it holds. Absent while its content is not to be trusted."""
     state: list[torch.Tensor] = field(default_factory=list)
     """`DeviceState.memory`, which comes and goes with the slots."""
+    waiting: dict[int, torch.Tensor] = field(default_factory=dict)
+    """On the host, by sub-model, what waits there for an earlier one, as `waiting_elements` says,
+    in the numbers in which gradients leave; empty where the device is the only one."""
 
     @classmethod
     def allocate(
@@ -120,13 +123,15 @@ class DeviceSlots:
         arrangement: Arrangement | None = None,
         micro_batches: int = 1,
         gradients: torch.dtype = torch.float32,
+        is_only: bool = True,
     ) -> "DeviceSlots":
         """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
 
         Others that cut the model alike (evaluation without dropout) run in the very same slots.
         One that is cut otherwise has no residents: it is swapped through the shared slots, which
         are made large enough for it. `micro_batches`: the most that a pass may have, where
-        values are offloaded. `gradients`: in which numbers they leave.
+        values are offloaded. `gradients`: in which numbers they leave. `is_only`: no other device
+        fills the same store.
 
         Raises: ValueError for an arrangement of sub-models that the program has not got.
         """
@@ -145,6 +150,9 @@ class DeviceSlots:
             {program.sub_models: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
+        if not is_only:
+            for sub_model, elements in waiting_elements(programs[0], precision).items():
+                made.waiting[sub_model] = device.host_memory(elements, gradients)
         device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
         return made
 
@@ -210,6 +218,18 @@ def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]
         return {}
     users, trained = users_of_parameters(program.sub_models), program.layout.trained
     return {s.name: padded_elements(s.numel) for s in trained if len(users[s.name]) > 1}
+
+
+def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]:
+    """Per sub-model, of parameters that an earlier one uses too, padded: where several devices fill
+    one store, their sums wait on the host for that one's. None where sums are carried."""
+    users = users_of_parameters(program.sub_models)
+    carried = carried_elements(program, precision)
+    found = dict[int, int]()
+    for spec in program.layout.trained:
+        for sub_model in users[spec.name][1:] if spec.name not in carried else ():
+            found[sub_model] = found.get(sub_model, 0) + padded_elements(spec.numel)
+    return found
 
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:

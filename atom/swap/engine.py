@@ -24,6 +24,7 @@ from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import Gate, HostSum, NotFinite
+from atom.swap.landing_order import LandingOrder
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
     Backward,
@@ -90,7 +91,9 @@ class Engine:
         device: Device,
         loss_scale: float = 1.0,
         observer: Observer | None = None,
+        order: LandingOrder | None = None,
     ) -> None:
+        """`order`: in which passes land, if engines on other devices fill the same store."""
         if loss_scale != 1.0 and store.precision == torch.float32:
             raise ValueError("float32 needs no loss scale")
         self._program = program
@@ -99,6 +102,7 @@ class Engine:
         self._device = device
         self.loss_scale = loss_scale
         self.observer = observer
+        self._order = order
         self._before, self._gate = Gate(), Gate()
         """Of the latest training pass, and of the one before it."""
         self._arrangement = slots.arrangement_of(program)
@@ -123,6 +127,7 @@ class Engine:
         should_stop: Callable[[], bool] = lambda: False,
         first: bool = False,
         landed: Callable[[Sequence[HostSum]], None] | None = None,
+        number: int = 0,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
         take the place of all it held if this is the `first` pass.
@@ -132,13 +137,14 @@ class Engine:
         come out as in the uncut model after `torch.manual_seed`. The process's own generators are
         used meanwhile and put back. From the first seed comes also the noise that sums in bfloat16
         are rounded with. Returns each micro-batch's mean loss. `should_stop` is asked between
-        events. `landed`: see `Gate`.
+        events. `landed`: see `Gate`. `number`: of this pass in the `order`; what has landed of it
+        before is not added again.
 
         Raises: PassCancelled; PassVoided for a loss or gradient that is not finite, or if memory
         ran out; ValueError for a micro-batch that does not fit the program, before anything is
         changed; whatever the model's own computation raises.
         """
-        self._before, self._gate = self._gate, Gate(landed)
+        self._before, self._gate = self._gate, Gate(landed, self._order, number)
         with self._voided_by_memory():
             if first or self._before.failure is not None:
                 self._device.drain()  # copies go straight to where something may be added still
@@ -214,6 +220,16 @@ class Engine:
             raise self._gate.failure
 
     @property
+    def lands(self) -> list[int]:
+        """The sub-models that add something to the gradient arena."""
+        return self._gradients.landing
+
+    def forget(self) -> None:
+        """What has not landed never will: whoever counts passes knows which. Between two passes."""
+        self._let_land()
+        self._before, self._gate = Gate(), Gate()
+
+    @property
     def leaving(self) -> bool:
         """Have gradients of the latest training pass been sent to the arena?"""
         return self._gate.expects
@@ -260,7 +276,8 @@ class Engine:
             raise
         finally:
             self._traffic.forget()
-            self._device.set_random_state(random_outside)
+            with self._device.drawing(random_outside):
+                pass
 
     def _abandon(self, current: RunningPass) -> None:
         """Forgets an interrupted pass. The failure that interrupted it is the one to report."""

@@ -13,7 +13,7 @@ Sums are made on several cores: one cannot keep up with a fast link.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.swap.host_kernels import host_kernels
+from atom.swap.landing_order import LandingOrder
 
 PIECE_ELEMENTS = 2**20
 _Result = TypeVar("_Result")
@@ -35,9 +36,16 @@ class NotFinite(AtomError):
 class Gate:
     """One per pass. The engine shows it losses; the gradients' lane asks it, piece after piece."""
 
-    def __init__(self, landed: Callable[[Sequence["HostSum"]], None] | None = None) -> None:
-        """`landed`: told by the lane what has been added, after each addition."""
+    def __init__(
+        self,
+        landed: Callable[[Sequence["HostSum"]], None] | None = None,
+        order: LandingOrder | None = None,
+        number: int = 0,
+    ) -> None:
+        """`landed`: told by the lane what has been added, after each addition. `order`: in which
+        passes of several devices land, this one as the `number`th."""
         self.landed = landed
+        self._order, self._number = order, number
         self.expects = False
         """Gradients of the pass are on their way here."""
         self.touched = False
@@ -51,10 +59,10 @@ class Gate:
         """A loss that must be finite for anything to go through from now on."""
         self._losses.append(loss.detach())
 
-    def extremes(self, sources: Sequence[Tensor]) -> Tensor:
+    def extremes(self, sums: Sequence["HostSum"]) -> Tensor:
         """Of these gradients, and of losses that no gradients were asked about before."""
         losses, self._losses = self._losses, []
-        return extremes([*losses, *sources])
+        return extremes([*losses, *(part.source for part in sums if not part.is_here)])
 
     def admits(self, extremes: Tensor, adds: bool) -> bool:
         """May the piece with these extremes be added? `adds`: is there anything in it.
@@ -69,6 +77,14 @@ class Gate:
         self.touched |= adds
         return True
 
+    def has_landed(self, sub_model: int) -> bool:
+        """Were the pass's gradients of it added before it was broken off?"""
+        return self._order is not None and self._order.has_landed(sub_model, self._number)
+
+    def turn(self, sub_model: int) -> AbstractContextManager[None]:
+        """Wraps their addition."""
+        return self._order.turn(sub_model, self._number) if self._order else nullcontext()
+
     @contextmanager
     def landing(self) -> Iterator[None]:
         """Wraps what brings gradients to the arena. What breaks it off is kept: the pass may have
@@ -79,6 +95,8 @@ class Gate:
             raise
         except BaseException as failure:
             self.failure = failure
+            if self._order is not None:  # passes after this one would wait for ever
+                self._order.stop(self._number, failure)
             raise
 
 
@@ -107,6 +125,10 @@ class HostSum:
     """The number of the first element, which the noise depends on."""
     last: bool = True
     """The pass adds nothing more to this destination."""
+    sub_model: int = 0
+    """Whose gradients they are."""
+    is_here: bool = False
+    """The source is on the host, and was judged when it came."""
 
     @property
     def stays(self) -> bool:
@@ -119,7 +141,7 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
     other; what replaces, where it belongs."""
     landed, offset = [], 0
     for part in sums:
-        if part.stays:
+        if part.stays or part.is_here:
             landed.append(part)
             continue
         if part.replace:
@@ -140,13 +162,16 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
     with gate.landing():
         if not gate.admits(extremes, adds=len(sums) > 0):
             return
-        for part in sums:
-            if not part.replace:
-                _add(part)
-            elif part.source is not part.destination:
-                part.destination.copy_(part.source)
-        if gate.landed is not None:
-            gate.landed(sums)
+        if not sums:
+            return
+        with gate.turn(sums[0].sub_model):
+            for part in sums:
+                if not part.replace:
+                    _add(part)
+                elif part.source is not part.destination:
+                    part.destination.copy_(part.source)
+            if gate.landed is not None:
+                gate.landed(sums)
 
 
 def _add(part: HostSum) -> None:

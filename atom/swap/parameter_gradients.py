@@ -9,8 +9,12 @@ they meet in the arena: the latest user's is added first, the earliest's last. I
 are to be those of the uncut model, where autograd adds each gradient to what is there; so there is
 one sum for all of them, beside the slots. To the earlier user's backward it is a root of the first
 micro-batch, and it reaches the arena once, with the earliest.
+
+Where several devices fill one arena, what a later user sums waits on the host for the earliest one,
+so that all of a pass is added before the next pass's: else that one would wait for a whole pass.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,24 +65,45 @@ class ParameterGradients:
         self._leaving = slots.leaving
         users = users_of_parameters([part.sub_model for part in bound])
         self._places: list[list[_Place]] = []
-        self._parts: list[list[HostSum]] = []
-        """What leaves in one move each. `replace`: no later sub-model adds to it before."""
+        self._parts: list[list[HostSum]] = [[] for _ in bound]
+        """What reaches the arena, each in one move. `replace`: no later sub-model adds to it
+        before. `noise_key`: what a pass's is that much more than its seed."""
+        self._waiting: list[list[HostSum]] = [[] for _ in bound]
+        """What leaves, and waits for an earlier sub-model."""
         for part in bound:
             slot = slots.gradients[part.sub_model.index % len(slots.gradients)]
             self._places.append(_places(part, layout, slot, slots.carried, users))
-            parts = _parts(part, layout, slot, slots.carried, users)
-            self._parts.append(
-                [
-                    HostSum(to, source, replace, first=start, last=last)
-                    for first, whole, replace, last in parts
-                    for start, to in arena(first, first + whole.numel())
-                    for source in [whole[start - first : start - first + to.numel()]]
-                ]
-            )
-        elements = sum(
-            part.source.numel() for parts in self._parts for part in parts if part.replace
-        )
+        for part in reversed(bound):  # as they are added
+            index = part.sub_model.index
+            slot = slots.gradients[index % len(slots.gradients)]
+            for first, whole, replaces, earliest in _parts(
+                part, layout, slot, slots.carried, users
+            ):
+                for start, to in arena(first, first + whole.numel()):
+                    source = whole[start - first : start - first + to.numel()]
+                    self._bring(index, earliest, slots, HostSum(to, source, replaces, first=start))
+        parts = itertools.chain.from_iterable(self._parts)
+        elements = sum(part.source.numel() for part in parts if part.replace)
         assert elements == layout.trained_elements, "every parameter is used, and arrives"
+
+    def _bring(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
+        """A part of the `sub_model`'s sums reaches the arena with it, or waits for the `earliest`
+        of those that have some for the same parameters."""
+        # Added once per user: each with other noise.
+        to = replace(part, noise_key=sub_model * 0x9E3779B97F4A7C15, last=sub_model == earliest)
+        if to.last or not slots.waiting:
+            self._parts[sub_model].append(replace(to, sub_model=sub_model))
+            return
+        waiting = self._waiting[sub_model]
+        used = sum(each.source.numel() for each in waiting)
+        place = slots.waiting[sub_model][used : used + part.source.numel()]
+        waiting.append(HostSum(place, part.source, True, sub_model=sub_model))
+        self._parts[earliest].append(replace(to, source=place, sub_model=earliest, is_here=True))
+
+    @property
+    def landing(self) -> list[int]:
+        """The sub-models with which something reaches the arena."""
+        return [index for index, parts in enumerate(self._parts) if parts]
 
     def wait_for_slot(self, sub_model: int) -> None:
         """What is computed from now on comes after the slot's last sums have left; at the
@@ -142,12 +167,16 @@ class ParameterGradients:
         `first_pass`: of its round, it replaces what the arena held. `seed`: where the noise comes
         from that sums in bfloat16 are rounded with.
         """
-        # 64 bits. A tied parameter's sums are added once per user: each with other noise.
-        noise_key = (seed + sub_model * 0x9E3779B97F4A7C15) % 2**64
-        sums = [
-            replace(part, replace=first_pass and part.replace, noise_key=noise_key)
-            for part in self._parts[sub_model]
-        ]
+        sums = list(self._waiting[sub_model])
+        if not gate.has_landed(sub_model):
+            sums += (
+                replace(
+                    part,
+                    replace=first_pass and part.replace,
+                    noise_key=(seed + part.noise_key) % 2**64,
+                )
+                for part in self._parts[sub_model]
+            )
         slot = sub_model % GRADIENT_SLOTS
         if self._leaving:
             sums = rounded(sums, self._leaving[slot])
@@ -158,6 +187,9 @@ def rounded(sums: Sequence[HostSum], slot: Tensor) -> list[HostSum]:
     """The same sums, rounded to nearest, one behind the other in the slot."""
     found, offset = [], 0
     for part in sums:
+        if part.is_here:
+            found.append(part)
+            continue
         end = offset + part.source.numel()
         found.append(replace(part, source=slot[offset:end].copy_(part.source)))
         offset = end
@@ -193,11 +225,11 @@ def _parts(
     slot: Tensor,
     carried: dict[str, Tensor],
     users: _Users,
-) -> list[tuple[int, Tensor, bool, bool]]:
+) -> list[tuple[int, Tensor, bool, int]]:
     """By contiguous run of the arena: where it begins, the sums, whether they replace what is there
-    in a first pass, and whether they are a pass's last. A carried sum leaves with the earliest of
-    its users."""
-    parts, runs = [], list[tuple[int, int, int, tuple[bool, bool]]]()
+    in a first pass, and the earliest sub-model that has some for it. A carried sum leaves with that
+    one."""
+    parts, runs = [], list[tuple[int, int, int, tuple[bool, int]]]()
     for name, start in part.layout.offsets.items():
         spec, used = layout.by_name[name], users[name]
         if spec.frozen:
@@ -205,9 +237,9 @@ def _parts(
         elements = padded_elements(spec.numel)
         if name in carried:
             if part.sub_model.index == used[0]:
-                parts.append((spec.offset, carried[name], True, True))
+                parts.append((spec.offset, carried[name], True, used[0]))
             continue
-        whose = part.sub_model.index == used[-1], part.sub_model.index == used[0]
+        whose = part.sub_model.index == used[-1], used[0]
         if runs:
             arena_start, slot_start, length, before = runs[-1]
             ends = (arena_start + length, slot_start + length, before)

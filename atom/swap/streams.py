@@ -263,7 +263,7 @@ class CudaDevice:
     ) -> None:
         if report is not None:
             self._times.begin(self._compute)
-        extremes = gate.extremes([part.source for part in sums])
+        extremes = gate.extremes(sums)
         if extremes.numel():
             self._undecided.append(extremes)
         ready = event_of(self._ready, gradient_slot)
@@ -359,10 +359,13 @@ class CudaDevice:
     def random_state(self) -> RandomState:
         return RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(self._device))
 
-    def set_random_state(self, state: RandomState) -> None:
-        torch.set_rng_state(state.cpu)
-        if state.device is not None:
-            torch.cuda.set_rng_state(state.device, self._device)
+    @contextmanager
+    def drawing(self, state: RandomState | None = None) -> Iterator[None]:
+        if state is not None:
+            torch.set_rng_state(state.cpu)
+            if state.device is not None:
+                torch.cuda.set_rng_state(state.device, self._device)
+        yield
 
     def close(self) -> None:
         self._loads.close()

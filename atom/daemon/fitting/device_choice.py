@@ -31,7 +31,7 @@ from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
-from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
 HOST_SHARE = 0.5
 """Where the device is the host: of the memory left beside the replica. The rest is for people."""

@@ -1,53 +1,32 @@
-"""How one model goes through one device: engines and slots. The device's memory may be given back
-while its owner wants it.
+"""How one model goes through its devices: engines and slots. The devices' memory may be given back
+while their owner wants it.
 
 What is counted and what is trained is on the host, in the store, and stays as it is.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from atom.base.clock import Clock
 from atom.base.errors import AtomError
 from atom.graph.ir import Program
-from atom.graph.program import load
-from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Optimizer, optimizer_state
-from atom.optim.rate import RateSettings
+from atom.optim.optimizer import optimizer_state
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
-from atom.swap.device_slots import DeviceSlots, users_of_parameters
-from atom.swap.engine import Engine, PassCancelled
+from atom.swap.device_slots import users_of_parameters
+from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
+from atom.swap.host_sums import HostSum
+from atom.swap.landing_order import LandingOrder
 from atom.swap.voided import is_out_of_memory
-from atom.training.replica.update_rule import EveryStep, UpdateRule
-
-MAX_MICRO_BATCHES_PER_PASS = 8
-
-
-@dataclass(frozen=True)
-class ReplicaSettings:
-    rate: RateSettings
-    optimizer: Optimizer = field(default_factory=AdamW)
-    clip_norm: float | None = None
-    precision: torch.dtype = torch.float32
-    arrangement: Arrangement = field(default_factory=Arrangement)
-    """How the training program uses the device, and the evaluation program if it is cut alike."""
-    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
-    """The most that a pass may accumulate: device memory has been reckoned for as many."""
-    dropout_seed: int = 0
-    """Should differ from peer to peer. Says nothing about the initial weights."""
-    state_form: StateForm = StateForm.EXACT
-    gradients: torch.dtype = torch.float32
-    """In which numbers they leave the device and are summed: float32, or bfloat16."""
-    update_rule: Callable[..., UpdateRule] = EveryStep
-    """What a round averages, and what follows from it: an `UpdateRule`'s class, or that with its
-    options."""
+from atom.training.replica.data_parallel import DataParallel, Forward, Read
+from atom.training.replica.device_engines import DeviceEngines
+from atom.training.replica.settings import ReplicaSettings
 
 
 class DeviceTaken(AtomError):
@@ -55,25 +34,19 @@ class DeviceTaken(AtomError):
 
 
 class ReplicaEngines:
-    """Both engines use the same store and slots, in turn. On the replica's thread, unless said
-    otherwise."""
-
-    training: Engine
-    evaluation: Engine
-    """The training one, if there is no program for it."""
-    answering: Engine | None
-    """Of a program that gives something else than the loss, if there is one."""
+    """The engines of all devices. On the replica's thread, unless said otherwise."""
 
     def __init__(
         self,
         program: Program,
         evaluation: Program | None,
         settings: ReplicaSettings,
-        device: Device,
+        devices: Sequence[Device],
+        clock: Clock,
         answering: Program | None = None,
+        told: Callable[[str], None] = lambda words: None,
     ) -> None:
         """Allocates everything, the host's store too. Raises: as `Replica` does."""
-        self._device = device
         self._in_use = threading.Lock()
         self._preempted = self._given_back = False
         programs = [each for each in (program, evaluation, answering) if each is not None]
@@ -83,40 +56,123 @@ class ReplicaEngines:
         self.store = HostStore.allocate(
             program.layout,
             settings.precision,
-            device.host_memory,
+            devices[0].host_memory,
             settings.state_form,
             settings.gradients,
             kept,
             moves_state=bool(trained),
         )
-        factories = [load(each, device.torch_device) for each in programs]
-        slots = DeviceSlots.allocate(
-            programs,
-            device,
-            settings.precision,
-            settings.arrangement,
-            settings.micro_batches,
-            settings.gradients,
-        )
         if trained:
-            _require_kernels(settings, device.torch_device)
-            slots.state += self.store.live_on(device, trained).memory
-        engines = [
-            Engine(each, made, self.store, slots, device)
-            for each, made in zip(programs, factories, strict=True)
+            _require_kernels(settings, devices)
+            self.store.live_on(devices[0], trained)
+        order = LandingOrder(clock) if len(devices) > 1 else None
+        self._each = [
+            DeviceEngines(programs, answering is not None, settings, device, self.store, order)
+            for device in devices
         ]
-        self.answering = engines.pop() if answering is not None else None
-        self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
+        self._parallel = DataParallel(self._each, order, clock, told) if order else None
+        self.training = self._each[0].training
+        """The first device's."""
+        self.answers = answering is not None
 
     @property
     def torch_device(self) -> torch.device:
-        return self._device.torch_device
+        """The first."""
+        return self._each[0].device.torch_device
+
+    @property
+    def at_work(self) -> int:
+        """How many devices run passes. From any thread."""
+        return 1 if self._parallel is None else len(self._parallel.at_work)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Devices that failed and are not at work now, and why. From any thread."""
+        parallel = self._parallel
+        return {} if parallel is None else parallel.why_left_out()
+
+    # ---- passes, while the devices are in use
+
+    def train(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        seeds: Sequence[int],
+        at_once: int,
+        should_stop: Callable[[], bool],
+        first: bool,
+        landed: Callable[[Sequence[HostSum]], None] | None = None,
+        loss_scale: float = 1.0,
+        observer: Observer | None = None,
+    ) -> list[float]:
+        """As `Engine.run_pass`. `at_once`: micro-batches that go through one device together.
+        `loss_scale`, `observer`: as the engine has them."""
+        for each in self._each:
+            each.training.loss_scale = loss_scale
+        if self._parallel is not None:
+            parallel, told = self._parallel, (landed, observer)
+            return parallel.train(batches, seeds, at_once, should_stop, first, *told)
+        self.training.observer = observer
+        return self.training.run_pass(batches, seeds, should_stop, first, landed)
+
+    def evaluate(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        at_once: int,
+        should_stop: Callable[[], bool],
+    ) -> list[float]:
+        """As `Engine.evaluate`."""
+        return self._forward(batches, at_once, should_stop, lambda each: each.evaluation.evaluate)
+
+    def results(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        at_once: int,
+        should_stop: Callable[[], bool],
+    ) -> list[Tensor]:
+        """As `Engine.results`, of the answering program."""
+
+        def answering(each: DeviceEngines) -> Forward[Tensor]:
+            assert each.answering is not None, "there is a program for it"
+            return each.answering.results
+
+        return self._forward(batches, at_once, should_stop, answering)
+
+    def _forward(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        at_once: int,
+        should_stop: Callable[[], bool],
+        of: Callable[[DeviceEngines], Forward[Read]],
+    ) -> list[Read]:
+        if self._parallel is None:
+            return of(self._each[0])(batches, should_stop)
+        return self._parallel.forward(batches, at_once, should_stop, of)
+
+    @property
+    def touched(self) -> bool:
+        """As `Engine.touched`."""
+        return (self._parallel or self.training).touched
+
+    @property
+    def leaving(self) -> bool:
+        """As `Engine.leaving`. From any thread."""
+        return (self._parallel or self.training).leaving
 
     def landed(self) -> None:
         """Returns when the store has the gradients of all passes so far. Raises: as
         `Engine.landed`."""
         with self._in_use:
-            self.training.landed()
+            self._landed()
+
+    def _landed(self) -> None:
+        failures = list[BaseException]()
+        for each in self._each:  # all: whoever is told of a failure zeroes the arena
+            try:
+                each.training.landed()
+            except Exception as failure:  # noqa: BLE001 - raised below
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     # ---- the device's memory
 
@@ -154,21 +210,21 @@ class ReplicaEngines:
     def _give_back(self) -> None:
         if not self._given_back:
             with suppress(Exception):  # the next pass, and who reads the sums, are told
-                self.training.landed()
+                self._landed()
             self._given_back, on_device = True, self.store.on_device
             if on_device is not None:
                 on_device.leave()
-            self._slots.give_back(self._device)
+            for each in self._each:
+                each.give_back()
 
     def _take_again(self, rest: Callable[[], None]) -> None:
+        on_device = self.store.on_device if self._given_back else None
         try:
-            if self._given_back:
-                on_device = self.store.on_device
-                if on_device is not None:
-                    rest()
-                self._slots.take_again(self._device)
-                if on_device is not None:
-                    on_device.arrive()
+            if on_device is not None:
+                rest()
+            (self._parallel or self._each[0]).take_again()
+            if on_device is not None:
+                on_device.arrive()
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
@@ -183,8 +239,11 @@ def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[
     return frozenset(name for name in found if not by_name[name].frozen)
 
 
-def _require_kernels(settings: ReplicaSettings, device: torch.device) -> None:
+def _require_kernels(settings: ReplicaSettings, devices: Sequence[Device]) -> None:
     """For parameters that live on the device. Raises: ValueError, DeviceError."""
+    if len(devices) > 1:
+        raise ValueError("nothing is trained on one of several devices")
+    device = devices[0].torch_device
     if not settings.optimizer.steps_on_devices or settings.gradients != torch.float32:
         raise ValueError("nothing is trained on the device with this optimizer or these gradients")
     if device.type != "cpu":

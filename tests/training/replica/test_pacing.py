@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.swarm.records.lease import PeerState
-from atom.training.replica.engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.pacing import (
     READ_S,
     SELDOM_S,
@@ -21,6 +20,7 @@ from atom.training.replica.pacing import (
     sequences_per_s,
     usual_pass_seconds,
 )
+from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.round.events import View
 
 NEWS, STALE = 6.0, 0.0

@@ -1,0 +1,387 @@
+"""Several devices fill one store: the bits of one device, whatever becomes of the others."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import CpuDevice
+from atom.swap.engine import PassCancelled
+from atom.swap.host_sums import Gate, HostSum
+from atom.swap.voided import Cause, PassVoided
+from atom.training.replica.engines import DeviceTaken
+from atom.training.replica.replica import Replica
+from atom.training.replica.settings import ReplicaSettings
+from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S, left_out, shared_out
+from tests.manual_clock import ManualClock
+from tests.training.small_replica import FIRST_VALUE, RATE, batches, program, same
+
+HALF = {"precision": torch.bfloat16}
+NARROW = {**HALF, "gradients": torch.bfloat16}
+OFFLOADED = Arrangement(2, offloaded=frozenset({1}), least_offloaded_bytes=0)
+FORMS = pytest.mark.parametrize(
+    "changes",
+    [{}, HALF, NARROW, {"arrangement": OFFLOADED}, {"arrangement": Arrangement(3, frozenset({2}))}],
+    ids=["float32", "bfloat16", "gradients-too", "offloaded", "resident"],
+)
+WAIT_S = 20.0
+
+
+class Moody(CpuDevice):
+    """Fails, or computes nonsense, at a move of its choice: a load, or gradients on their way."""
+
+    def __init__(self, is_late: bool) -> None:
+        """`is_late`: a pass ends before its last gradients have landed."""
+        super().__init__()
+        self.moves = 0
+        self.fails_at: float = float("inf")
+        """After so many moves; at all of them until it is set again."""
+        self.failure: Exception = torch.OutOfMemoryError("CUDA out of memory")
+        self.poisons = float("inf")
+        """The gradients of this move."""
+        self.has_slots = True
+        self.may_move = threading.Event()
+        self.may_move.set()
+        self._is_late = is_late
+
+    def load(self, *arguments: Any) -> None:
+        if self._moves():
+            raise self.failure
+        super().load(*arguments)
+
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any
+    ) -> None:
+        def fail() -> None:
+            with gate.landing():
+                raise self.failure
+
+        if self._moves():
+            self._gradients.submit(gradient_slot, fail)
+            return
+        if self.moves == self.poisons:
+            sums[0].source[0] = float("nan")
+        super().gradients_out(gradient_slot, sums, gate, *reports)
+
+    def _moves(self) -> bool:
+        assert self.may_move.wait(WAIT_S)
+        self.moves += 1
+        return self.moves > self.fails_at
+
+    def settle(self) -> None:
+        if not self._is_late:
+            super().settle()
+
+    def give_back(self, slots: Sequence[Tensor]) -> None:
+        super().give_back(slots)
+        self.has_slots = self.has_slots and not slots
+
+    def take_again(self, slots: Sequence[Tensor]) -> None:
+        if self.moves >= self.fails_at:
+            raise self.failure
+        super().take_again(slots)
+        self.has_slots = True
+
+
+class Rig:
+    def __init__(self, devices: int, is_late: bool = True, **changes: Any) -> None:
+        self.devices = [Moody(is_late) for _ in range(devices)]
+        self.clock, self.told = ManualClock(), list[str]()
+        settings = ReplicaSettings(RATE, clip_norm=0.5, micro_batches=2, **changes)
+        made = program(0.1, settings.precision, blocks=3)
+        first, *beside = self.devices
+        self.replica = Replica(
+            made, None, settings, first, self.clock, beside=beside, told=self.told.append
+        )
+        self.replica.initialise(FIRST_VALUE)
+        self.done = 0
+
+    def train(self, count: int, should_stop: Callable[[], bool] = lambda: False) -> float:
+        """A call of so many micro-batches; the loss of all since the last step."""
+        sequences = self.replica.run_pass(batches(count, self.done), should_stop)
+        assert sequences == 2 * count
+        self.done += 1
+        return self.replica.loss_sum
+
+    def step(self) -> None:
+        """Begun only: it ends under whatever comes next."""
+        self.replica.begin_own_step()
+        self.replica.reset_gradients()
+
+
+NewRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def new_rig() -> Iterator[NewRig]:
+    rigs = list[Rig]()
+
+    def make(devices: int, **changes: Any) -> Rig:
+        rigs.append(Rig(devices, **changes))
+        return rigs[-1]
+
+    yield make
+    for device in itertools.chain.from_iterable(rig.devices for rig in rigs):
+        device.close()
+
+
+def alike(one: Rig, other: Rig) -> bool:
+    sums = torch.equal(one.replica.gradient_sums(), other.replica.gradient_sums())
+    return sums and same(one.replica, other.replica)
+
+
+@FORMS
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_the_same_micro_batches_give_the_same_bits(
+    new_rig: NewRig, devices: int, changes: dict[str, Any]
+) -> None:
+    """Of two rounds of two calls each, some of them with a rest; dropout at work."""
+    one, several = new_rig(1, **changes), new_rig(devices, **changes)
+    random = torch.get_rng_state()
+    for _ in range(2):
+        for count in (2 * devices + 1, 2):
+            loss = several.train(count)
+            for some in in_passes(count, several.done - 1):
+                one.replica.run_pass(some)
+            assert loss == one.replica.loss_sum
+        one.step()
+        several.step()
+    assert alike(one, several)
+    assert torch.equal(random, torch.get_rng_state())
+    assert not several.told
+
+
+def in_passes(count: int, seed: int) -> list[Any]:
+    whole = batches(count, seed)
+    return [whole[start : start + 2] for start in range(0, count, 2)]
+
+
+def twin(new_rig: NewRig, rig: Rig, counts: Sequence[int], **changes: Any) -> Rig:
+    """One device that has trained the same since the beginning."""
+    one = new_rig(1, **changes)
+    for seed, count in enumerate(counts):
+        for some in in_passes(count, seed):
+            one.replica.run_pass(some)
+    return one
+
+
+def test_a_slow_device_keeps_the_order(new_rig: NewRig) -> None:
+    """The one with the first pass waits until the others have nothing left to do."""
+    rig = new_rig(3, **HALF)
+    slow = rig.devices[0]
+    slow.may_move.clear()
+    threading.Timer(0.3, slow.may_move.set).start()
+    rig.train(6)
+    assert alike(rig, twin(new_rig, rig, [6], **HALF))
+
+
+@FORMS
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_what_a_device_leaves_the_others_do(
+    new_rig: NewRig, number: int, changes: dict[str, Any]
+) -> None:
+    """It fails at any of its moves: nothing is lost or counted twice."""
+    failed = 0
+    for moves in range(number, 16, 3):
+        rig = new_rig(3, **changes)
+        rig.train(6)
+        rig.replica.gradient_sums()
+        moody = rig.devices[number]
+        moody.fails_at = moody.moves + moves
+        loss = rig.train(6)
+        whole = twin(new_rig, rig, [6, 6], **changes)
+        assert loss == whole.replica.loss_sum
+        if moody.has_slots:  # it may still fail, when all is counted
+            with suppress(torch.OutOfMemoryError):
+                assert alike(rig, whole)
+            continue
+        assert alike(rig, whole)
+        failed += 1
+        assert rig.told == [f"cpu ({number + 1}) is left out for 10 s: CUDA out of memory"]
+        assert rig.replica.micro_batches == 2 * 2
+        assert rig.replica.engines.left_out == {f"cpu ({number + 1})": "CUDA out of memory"}
+    assert failed
+
+
+def test_what_was_counted_and_does_not_land_counts_no_more(new_rig: NewRig) -> None:
+    """The next call hears of it, and the one after begins anew."""
+    rig = new_rig(2)
+    moody = rig.devices[1]
+    moves = []
+    for _ in range(2):
+        rig.train(4)
+        rig.replica.gradient_sums()
+        moves.append(moody.moves)
+    first, second = moves
+    rig.train(2)  # of the other one
+    moody.fails_at = moody.moves + second - first - 1
+    rig.train(4)
+    moody.fails_at = float("inf")
+    with pytest.raises(PassVoided):
+        rig.train(4)
+    assert rig.replica.sequences == 0
+    one = new_rig(1)
+    one.replica._seeds.set_state(rig.replica._seeds.get_state())
+    for some in batches(4, rig.done):  # one at a time, since memory ran out
+        one.replica.run_pass([some])
+    rig.train(4)
+    assert torch.equal(rig.replica.gradient_sums(), one.replica.gradient_sums())
+
+
+def test_it_comes_back(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    moody = rig.devices[1]
+    moody.fails_at = 0
+    rig.train(4)
+    before = moody.moves
+    rig.train(4)
+    assert moody.moves == before, "it is left alone for a while"
+    rig.clock.advance(FIRST_WAIT_S)
+    rig.train(4)
+    assert rig.told[1:] == ["cpu (2) is left out for 20 s: CUDA out of memory"]
+    moody.fails_at = float("inf")
+    rig.clock.advance(2 * FIRST_WAIT_S)
+    rig.train(4)
+    assert moody.moves > before
+    assert rig.told[2:] == ["cpu (2) is back"]
+    assert rig.replica.micro_batches == 4
+    assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
+
+
+def test_a_device_that_is_gone(new_rig: NewRig) -> None:
+    """Not for want of memory; it cannot even give its memory back."""
+    rig = new_rig(2)
+    gone = rig.devices[0]
+    gone.failure, gone.fails_at = RuntimeError("CUDA error: device not ready"), 5
+    gone.give_back = pytest.fail  # type: ignore[method-assign]
+    rig.train(8)
+    assert alike(rig, twin(new_rig, rig, [8]))
+
+
+def test_the_last_device_fails_as_an_only_one_does(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    rig.train(4)
+    for device in rig.devices:
+        device.fails_at = device.moves
+    with pytest.raises(PassVoided) as void:
+        rig.train(4)
+    assert void.value.cause is Cause.MEMORY
+    assert rig.replica.micro_batches == 1, "half as many on the one that is left"
+    assert rig.replica.sequences == 8
+    for device in rig.devices:
+        device.fails_at = float("inf")
+    rig.train(4)
+    assert rig.replica.sequences == 16
+
+
+def test_memory_that_another_program_has(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    rig.train(4)
+    assert rig.replica.engines.preempt(WAIT_S)
+    assert not any(device.has_slots for device in rig.devices)
+    with pytest.raises(PassCancelled):
+        rig.train(4)
+    rig.replica.engines.resume()
+    rig.devices[0].fails_at = 0
+    rig.train(4)
+    assert list(rig.replica.engines.left_out) == ["cpu (1)"]
+    assert rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
+    rig.devices[1].fails_at = 0
+    with pytest.raises(DeviceTaken):
+        rig.train(4)
+    rig.devices[0].fails_at = rig.devices[1].fails_at = float("inf")
+    rig.train(4)
+    rig.clock.advance(LONGEST_WAIT_S)
+    rig.train(4)
+    assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
+
+
+@FORMS
+def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, changes: dict[str, Any]) -> None:
+    broken_off = 0
+    for events in range(0, 160, 29):
+        rig = new_rig(2, **changes)
+        rig.train(4)
+        asked = itertools.count()
+
+        def should_stop(rig: Rig = rig, events: int = events, asked: Any = asked) -> bool:
+            return next(asked) >= events and rig.replica.breakable
+
+        try:
+            rig.train(6, should_stop)
+        except PassCancelled:
+            broken_off += 1
+            assert rig.replica.sequences == 8, "what was counted is still there"
+            rig.train(6)
+        assert alike(rig, twin(new_rig, rig, [4, 6], **changes))
+    assert broken_off
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_nonsense_voids_the_call(new_rig: NewRig, number: int) -> None:
+    """What was counted before is lost with it if a part of the call had been added to it."""
+    lost = list[int]()
+    for moves in range(1, 14, 2):
+        rig = new_rig(2, is_late=False)
+        rig.train(4)
+        moody = rig.devices[number]
+        moody.poisons = moody.moves + moves
+        try:
+            rig.train(4)
+            continue  # these were loads
+        except PassVoided as problem:
+            void = problem
+        assert void.cause is Cause.GRADIENTS
+        assert rig.replica.sequences == 8 - void.sequences_lost
+        lost.append(void.sequences_lost)
+        if void.sequences_lost:
+            rig.train(4)
+            assert torch.isfinite(rig.replica.gradient_sums()).all()
+        else:
+            assert alike(rig, twin(new_rig, rig, [4]))
+    assert 8 in lost
+    assert not rig.told
+
+
+def test_evaluation(new_rig: NewRig) -> None:
+    one, several = new_rig(1), new_rig(3)
+    assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
+    several.devices[2].fails_at = several.devices[2].moves + 3
+    assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
+    assert several.replica.engines.left_out == {"cpu (3)": "CUDA out of memory"}
+
+
+def test_nothing_is_trained_on_one_of_several(new_rig: NewRig) -> None:
+    trained = Arrangement(2, frozenset({1}), trained=frozenset({1}))
+    with pytest.raises(ValueError, match="one of several devices"):
+        new_rig(2, arrangement=trained)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [
+        ([1.0, 1.0], [0, 1, 0, 1, 0]),
+        ([1.0, 2.1], [0, 0, 1, 0, 0]),
+        ([3.0, 1.0, 1.0], [1, 2, 1, 2, 0]),
+    ],
+)
+def test_work_is_shared_out_by_speed(seconds: list[float], taken: list[int]) -> None:
+    assert shared_out(5, seconds) == taken
+
+
+def test_the_longer_it_fails_the_longer_it_is_left_alone() -> None:
+    out, now, waits = None, 0.0, list[float]()
+    for _ in range(8):
+        out = left_out(RuntimeError("gone\nthe stack"), out, now)
+        waits.append(out.wait_s)
+        now = out.again_at
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600]
+    assert out.why == "gone"
+    assert left_out(RuntimeError(), out, now + LONGEST_WAIT_S).wait_s == FIRST_WAIT_S
