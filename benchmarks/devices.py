@@ -1,0 +1,115 @@
+"""Several devices of one peer: what each more brings, and what it costs in the interpreter.
+
+    python benchmarks/devices.py --devices 1 2 4
+    python benchmarks/devices.py --devices 1 2 --device cuda
+
+Every count of devices trains the same GPT on the same micro-batches, in turn, by a replica as a
+daemon has it; the weights must be the same bits afterwards. On a CPU a device's time is asleep:
+`--block-ms` for the forward of a block and one micro-batch, twice that and the forward again for
+its backward. What is real is the host's work: issuing, copies, additions, AdamW. So the link's and
+the kernels' speed are not shown there; that one interpreter issues for all devices is.
+
+speed: micro-batches per second beside the first count's. issuing: the process's own seconds by
+those that passed, without what is asleep; above 1 more than one core is at work.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice, Device, RandomState
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica
+from atom.training.replica.settings import ReplicaSettings
+
+TOKENS, VOCABULARY, MICRO_BATCHES = 8, 512, 4
+
+
+class SleepingDevice(CpuDevice):
+    """Computes at once, and takes as long as it is told. Nothing random may be computed on it."""
+
+    def __init__(self, forward_s: float) -> None:
+        super().__init__()
+        self._forward_s = forward_s
+
+    @contextmanager
+    def drawing(self, state: RandomState | None = None) -> Iterator[None]:
+        yield
+        time.sleep(self._forward_s if state is not None else 2 * self._forward_s)
+
+
+def opened(kind: str, count: int, forward_s: float) -> list[Device]:
+    if kind == "cpu":
+        return [SleepingDevice(forward_s) for _ in range(count)]
+    from atom.swap.streams import CudaDevice
+
+    return [CudaDevice(index) for index in range(count)]
+
+
+def measured(config: GPT3Config, count: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each step, and the digest of what they led to."""
+    devices = opened(options.device, count, options.block_ms / 1e3)
+    torch.manual_seed(0)
+    shape = options.passes * MICRO_BATCHES, 1, TOKENS
+    tokens = torch.randint(VOCABULARY, shape)
+    batches = [{"tokens": each, "targets": each} for each in tokens]
+    program = build_program(trace(GPT3(config), batches[0]))
+    settings = ReplicaSettings(RateSettings(1e-3, 1e-4), micro_batches=MICRO_BATCHES)
+    replica = Replica(program, None, settings, devices[0], beside=devices[1:])
+    try:
+        replica.initialise(lambda name, shape: initial_value(config, name, shape, 1))
+        seconds, busy = [], []
+        for step in range(options.steps + 1):
+            began, own = time.perf_counter(), time.process_time()
+            train(replica, batches)
+            if step:  # the first one finds out how fast they are
+                seconds.append(time.perf_counter() - began)
+                busy.append((time.process_time() - own) / seconds[-1])
+        digest = state_digest(replica.state_arenas()).hex()[:16]
+    finally:
+        for device in devices:
+            device.close()
+    rate = len(batches) / statistics.median(seconds)
+    return {"devices": count, "micro-batches/s": rate, "issuing": max(busy), "state": digest}
+
+
+def train(replica: Replica, batches: Sequence[Any]) -> None:
+    replica.reset_gradients()
+    while batches:
+        some, batches = batches[: replica.micro_batches], batches[replica.micro_batches :]
+        replica.run_pass(some, last=not batches)
+    replica.begin_own_step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--block-ms", type=float, default=6.0)
+    parser.add_argument("--passes", type=int, default=16, help="in each step")
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = GPT3Config(options.blocks, 4, options.width, TOKENS, VOCABULARY, 0.0)
+    rows = [measured(config, count, options) for count in options.devices]
+    for row in rows:
+        row["speed"] = row["micro-batches/s"] / rows[0]["micro-batches/s"]
+        row["same bits"] = row["state"] == rows[0]["state"]
+    sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
