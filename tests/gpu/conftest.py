@@ -35,9 +35,17 @@ def device() -> Iterator[Device]:
     gc.collect()  # engines are in cycles with what they call: their slots would be there still
 
 
-def _opened() -> Device:
+@pytest.fixture
+def second_device() -> Iterator[Device]:
+    """Another GPU, or the same once more."""
+    device = _opened(1 if torch.cuda.device_count() > 1 else 0)
+    yield device
+    device.close()
+
+
+def _opened(index: int = 0) -> Device:
     if not ON_A_GPU:
         return CpuDevice()
     from atom.swap.streams import CudaDevice
 
-    return CudaDevice(0)
+    return CudaDevice(index)

@@ -1,8 +1,9 @@
 """Small replicas on the device, and a few rounds of one peer."""
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -35,17 +36,23 @@ def settings_of(changes: dict[str, torch.dtype], arrangement: Arrangement) -> Re
 
 
 def new_replica(
-    device: Device, changes: dict[str, torch.dtype], arrangement: Arrangement | None = None
+    device: Device,
+    changes: dict[str, torch.dtype],
+    arrangement: Arrangement | None = None,
+    dropout: float = CONFIG.dropout,
+    beside: Sequence[Device] = (),
 ) -> Replica:
     settings = settings_of(changes, arrangement or Arrangement())
-    replica = Replica(program_in(settings.precision), None, settings, device)
+    program = program_in(settings.precision, dropout)
+    replica = Replica(program, None, settings, device, beside=beside)
     replica.initialise(functools.partial(initial_value, CONFIG, seed=5))
     return replica
 
 
 @functools.cache
-def program_in(precision: torch.dtype) -> Program:
-    return compile_program(GPT3(CONFIG, dtype=precision), batches(0)[0])
+def program_in(precision: torch.dtype, dropout: float = CONFIG.dropout) -> Program:
+    config = dataclasses.replace(CONFIG, dropout=dropout)
+    return compile_program(GPT3(config, dtype=precision), batches(0)[0])
 
 
 def train(

@@ -42,6 +42,29 @@ def test_a_step_under_the_next_pass_changes_no_bit(
 
 
 @FORMS
+@pytest.mark.parametrize("arrangement", [Arrangement(), STAYING, OFFLOADING])
+def test_a_second_device_changes_no_bit(
+    changes: dict[str, torch.dtype],
+    arrangement: Arrangement,
+    device: Device,
+    second_device: Device,
+) -> None:
+    """Where it may be the same GPU, without dropout: that has one generator."""
+    alone = new_replica(device, changes, arrangement, dropout=0.0)
+    both = new_replica(device, changes, arrangement, 0.0, [second_device])
+    for seed in (0, 3):
+        for replica, calls in ((alone, 3), (both, 1)):
+            replica.reset_gradients()
+            some = [each for number in range(3) for each in batches(seed + number)]
+            size = len(some) // calls
+            for start in range(0, len(some), size):
+                replica.run_pass(some[start : start + size])
+            replica.begin_own_step()
+    assert same(alone, both)
+    assert not both.engines.left_out
+
+
+@FORMS
 def test_a_pause_changes_no_bit(changes: dict[str, torch.dtype], device: Device) -> None:
     def pause(replica: Replica, number: int) -> None:
         assert replica.engines.preempt(WAIT_S)
