@@ -147,11 +147,15 @@ class Peer:
 
     def give_gpu(self) -> None:
         """Before it starts: it trains on the first GPU, not on the CPU."""
+        self.use('"cuda"')
+        self._sees_gpu = True
+
+    def use(self, devices: str) -> None:
+        """Before it starts: it trains on these, not on the CPU."""
         path = self.root / f"{self.name}.toml"
         text = path.read_text(encoding="utf-8")
         assert '"cpu"' in text
-        path.write_text(text.replace('"cpu"', '"cuda"'), encoding="utf-8")
-        self._sees_gpu = True
+        path.write_text(text.replace('"cpu"', devices), encoding="utf-8")
 
     # ---- its lives
 

@@ -108,8 +108,10 @@ def _checkpoints(kept: Sequence[Info]) -> str:
 
 def _device(info: Info) -> str:
     """With what the last pass took, and whose turn it is, where several runs use it."""
-    turns, figures = info["device_turns"], info["last_pass"]
-    said = [turns["device"]]
+    turns, figures, devices = info["device_turns"], info["last_pass"], info["devices"]
+    said = [
+        ", ".join(name + (f" (left out: {why})" if why else "") for name, why in devices.items())
+    ]
     if figures:
         waits = [f"{reason} {share:.0%}" for reason, share in figures["waiting"].items() if share]
         said += [

@@ -77,10 +77,8 @@ def build_replica(
     verify_recipe(recipe, samples, console)
     allowed = allowed_bytes(peer.device.memory_bytes)
     devices = open_devices(peer.device.use, PRECISIONS[run.model.precision], allowed)
-    if len(devices) > 1:
-        raise DeviceError("a peer uses one device in this version", 'name it: use = "cuda:0"')
-    device = devices[0]
-    kind = device.torch_device
+    named = [each.torch_device for each in devices]
+    kind = named[0]
     evaluation = evaluation_graph(recipe) if run.validation is not None else None
 
     def measuring(done: int, total: int) -> None:
@@ -88,7 +86,6 @@ def build_replica(
         console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    named = [each.torch_device for each in devices]
     choice = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
     answers = None if prompts is None else answering_graph(recipe, prompts.window)
     training = choice.program(graph)
@@ -99,9 +96,12 @@ def build_replica(
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
         settings = _settings(recipe, choice, dropout_seed)
-        replica = Replica(training, evaluating, settings, device, answering=answering)
-    if device.unlocked_bytes:
-        told = format_bytes(device.unlocked_bytes)
+        device, *beside = devices
+        replica = Replica(
+            training, evaluating, settings, device, answering=answering, beside=beside, told=note
+        )
+    if unlocked_bytes := sum(each.unlocked_bytes for each in devices):
+        told = format_bytes(unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
     return replica
 

@@ -27,7 +27,7 @@ from atom.placement.choice import Choice
 from atom.placement.choosing import Question
 from atom.placement.memory import PLANNED_SHARE, Limits
 from atom.swap.device_kernels import device_kernels
-from atom.swap.device_slots import staging_bytes
+from atom.swap.device_slots import staging_bytes, waiting_elements
 from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
@@ -129,6 +129,7 @@ def choice_text(choice: Choice) -> str:
         f"{format_bytes(choice.memory.total_bytes)} of {budget}{waiting}, "
         f"up to {choice.micro_batches} micro-batch"
         f"{'' if choice.micro_batches == 1 else 'es'} per pass"
+        f"{f', on each of {choice.devices} devices' if choice.devices > 1 else ''}"
     )
 
 
@@ -164,6 +165,8 @@ def cut_arenas(
     """Host memory that a cut costs, on all devices: (what, bytes). `leaving`: as what gradients
     leave."""
     lands_bytes = staging_bytes(program, leaving) if on_gpu else 0
+    waits = waiting_elements(program, program.parameter_dtype) if choice.devices > 1 else {}
+    lands_bytes += sum(waits.values()) * leaving.itemsize
     arenas = [
         ("gradients on their way from the device", choice.devices * lands_bytes),
         ("values between sub-models", choice.devices * choice.host_bytes),

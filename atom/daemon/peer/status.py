@@ -86,7 +86,7 @@ class Status:
     def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
         """What `atom info` shows of the peer and its run."""
         run, stats, head = self.member.run, self.executor.stats, self.machine.head
-        rate = self.context.worker.rate()
+        rate, engines = self.context.worker.rate(), self.context.replica.engines
         return {
             "run": self.member.manifest.run,
             "peer_id": self.context.me.peer_id,
@@ -116,6 +116,7 @@ class Status:
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
             "last_pass": self.context.replica.watch.figures(),
+            "devices": {name: engines.left_out.get(name) for name in engines.names},
             "disk": self._disk(),
             "digest": self.machine.state_digest.hex(),
             "voters": [voter.peer_id for voter in head.voters],

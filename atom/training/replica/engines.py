@@ -76,9 +76,10 @@ class ReplicaEngines:
         self.answers = answering is not None
 
     @property
-    def torch_device(self) -> torch.device:
-        """The first."""
-        return self._each[0].device.torch_device
+    def names(self) -> Sequence[str]:
+        """Of the devices."""
+        first = str(self._each[0].device.torch_device)
+        return [first] if self._parallel is None else self._parallel.names
 
     @property
     def at_work(self) -> int:

@@ -28,6 +28,7 @@ def info(**more: Any) -> dict[str, Any]:
         "line_cost": None, "text": None, "validation": None, "sample": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
+        "devices": {"cpu": None},
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
@@ -111,14 +112,17 @@ def test_what_is_not_as_usual_is_said() -> None:
               "checkpoints": [{"round": 1200, "validation_loss": None},
                               {"round": 1000, "validation_loss": 2.5},
                               {"round": 900, "validation_loss": 2.25}]},
-        device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},
+        devices={"cuda:0": None, "cuda:1": "out of memory"},
+        device_turns={"device": "GPU-0, GPU-1", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
     assert shown["given"] == "608 sequences to 1 round"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
-    assert shown["device"] == "cuda:0; tiny waits; tiny waits; other waits"
+    assert shown["device"] == (
+        "cuda:0, cuda:1 (left out: out of memory); tiny waits; tiny waits; other waits"
+    )
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"

@@ -175,6 +175,11 @@ def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
     assert two.choice.trained_elements == 0
     assert len(one.alone) == 1
     assert two.alone[0] < two.alone[1] == two.gain.alone
+    narrow = plan(tmp_path, box.format('["cuda:0", "cuda:1"]'), precision="bfloat16")
+    assert len(narrow.choice.cut.pieces) > 1
+    lands_bytes = dict(narrow.host.arenas)["gradients on their way from the device"]
+    table_bytes = 4 * 256 * 32
+    assert lands_bytes == 2 * (staging_bytes(narrow.program) + table_bytes), "which head ties"
 
 
 @pytest.mark.parametrize(
