@@ -44,9 +44,9 @@ gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 
 # What swapping costs on a GPU: every row of docs/performance.md with a verdict, the weightiest first, in
-# 35 minutes. Ends with 0 if all targets were met.
+# 35 minutes. Ends with 0 if all targets were met. GPU_BENCH: further options of the program.
 gpu-bench: $(TOOLS)
-	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md
+	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
 # The model's long bounds, 200,000 simulated rounds, then two hundred faults of real daemons: kills, freezes,
 # restarts with damaged disks, parts that went on alone, wires in trouble; and those again with local steps.
