@@ -231,7 +231,8 @@ def fetch_into(
         store.settle(manifest)
         return StoreTarget(store, pieces, ended, landed)
 
-    known = None if store.manifest is None else StoreTarget(store, pieces, stop, landed)
+    unstopped = threading.Event()  # what is here is looked at in any case: it is not much
+    known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, landed)
     name, total = text_blob(store.digest), store.total_bytes
     wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
     Fetch(transport, wanted, settle, watch, known).run(stop)

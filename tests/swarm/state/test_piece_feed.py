@@ -407,6 +407,26 @@ def test_what_was_broken_off_comes_again_by_the_same_plan(
     assert torch.equal(store.arenas["tokens"], TEXT)
 
 
+def test_what_is_demanded_as_a_fetch_begins_is_no_failure(
+    village: Village, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first donor is asked: the manifest is known already."""
+    monkeypatch.setattr(piece_feed, "_BATCH", 1)
+    store = village.store("mine", PIECES[:1])
+    write = village.attempt
+
+    def attempt(fetch: Callable[[], None]) -> bool:
+        feed.need(PIECES[2:3])
+        return write(fetch)
+
+    monkeypatch.setattr(village, "attempt", attempt)
+    feed = village.feed(store)
+    feed.know([village.donor(PIECES)])
+    assert not feed.need(PIECES[1:2])
+    feed.start()
+    await_ready(village, feed, PIECES[1:3])
+
+
 def test_what_is_found_here_stays_while_it_is_read(
     village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
