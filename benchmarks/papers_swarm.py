@@ -188,7 +188,7 @@ def _killed_pipeline(real: Pipeline, scale: Scale) -> tuple[Progress, float]:
     with _lines(real, scale) as (seats, folder):
         with running(seats, folder, [trial]) as stages:
             stages.hear(time.time() + PATIENCE_S, lambda: stages.steps[0])
-            killed_at = stages.steps[0][0].ended + CALM_S
+            killed_at = time.time() + CALM_S  # that step is over, and no part of the speed before
             stages.hear(killed_at)
             for process in stages.processes[-VICTIMS:]:
                 process.kill()
