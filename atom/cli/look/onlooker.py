@@ -74,7 +74,7 @@ class Onlooker:
     async def first_view(self) -> SwarmView:
         """As `view`, but patient with a DHT that was entered a moment ago.
 
-        Raises: AddressError if the DHT answered no question.
+        Raises: AddressError if the DHT answers not even the last question.
         """
         for tries_left in reversed(range(TRIES)):
             try:
