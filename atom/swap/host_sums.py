@@ -129,6 +129,8 @@ class HostSum:
     """Whose gradients they are."""
     is_here: bool = False
     """The source is on the host, and was judged when it came."""
+    waits: bool = False
+    """There, for an earlier sub-model: what the pass before left may wait there still."""
 
     @property
     def stays(self) -> bool:
@@ -138,13 +140,13 @@ class HostSum:
 
 def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
     """The same sums, of what will lie on the host: what is to be added in `staging`, one behind the
-    other; what replaces, where it belongs."""
+    other; what replaces, where it belongs, unless something may lie there."""
     landed, offset = [], 0
     for part in sums:
         if part.stays or part.is_here:
             landed.append(part)
             continue
-        if part.replace:
+        if part.replace and not part.waits:
             landed.append(replace(part, source=part.destination))
             continue
         end = offset + part.source.numel()

@@ -97,7 +97,7 @@ class ParameterGradients:
         waiting = self._waiting[sub_model]
         used = sum(each.source.numel() for each in waiting)
         place = slots.waiting[sub_model][used : used + part.source.numel()]
-        waiting.append(HostSum(place, part.source, True, sub_model=sub_model))
+        waiting.append(HostSum(place, part.source, True, sub_model=sub_model, waits=True))
         self._parts[earliest].append(replace(to, source=place, sub_model=earliest, is_here=True))
 
     @property

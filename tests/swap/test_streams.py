@@ -24,6 +24,7 @@ from atom.graph.ir import padded_elements
 from atom.swap import streams
 from atom.swap.engine import Engine
 from atom.swap.host_sums import Gate, HostSum, add_admitted
+from atom.swap.landing_order import LandingOrder
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut, GradientSum
 from atom.swap.streams import CudaDevice, StreamTimes, has_code, set_allocator
@@ -114,6 +115,23 @@ def test_the_next_gradients_are_copied_while_others_are_added(
     device.drain()
     assert copied.is_set()
     assert copies == LAST
+
+
+def test_what_waits_on_the_host_is_added_before_the_next_pass_takes_its_place(
+    device: HostedDevice,
+) -> None:
+    """The pass that it belongs to waits for another device, and the next one is copied already."""
+    order, arena, place = LandingOrder(ManualClock()), torch.zeros(16), torch.ones(16)
+    device.reserve_gradients(2, 16)
+    added = [HostSum(arena, place, replace=False, is_here=True)]
+    device.gradients_out(0, added, Gate(order=order, number=1))
+    put = [HostSum(place, torch.full((16,), 5.0), replace=True, sub_model=1, waits=True)]
+    device.gradients_out(1, put, Gate(order=order))
+    device.wait_gradients_out(1)
+    with order.turn(0, 0):
+        pass
+    device.drain()
+    assert (arena[0], place[0]) == (1, 5)
 
 
 def test_a_pass_returns_when_its_gradients_are_found_finite_and_before_they_are_added(
