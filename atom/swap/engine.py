@@ -224,10 +224,13 @@ class Engine:
         """The sub-models that add something to the gradient arena."""
         return self._gradients.landing
 
-    def forget(self) -> None:
-        """What has not landed never will: whoever counts passes knows which. Between two passes."""
+    def forget(self) -> BaseException | None:
+        """What has not landed never will: whoever counts passes knows which. Returns what kept it
+        from that, if anything did. Between two passes."""
         self._let_land()
+        failure = self._before.failure or self._gate.failure
         self._before, self._gate = Gate(), Gate()
+        return failure
 
     @property
     def leaving(self) -> bool:

@@ -8,7 +8,7 @@ pass that was broken off and is computed again, on whatever device, adds only th
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atom.base.clock import Clock
@@ -25,8 +25,10 @@ class LandingOrder:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._next: defaultdict[int, int] = defaultdict(int)
+        self._next = defaultdict[int, int](int)
         """Per sub-model, the pass whose gradients are to be added next."""
+        self.is_torn = False
+        """An addition broke off since the last `go_on`: nobody knows how much of it was made."""
         self._stopped_at = math.inf
         """Of this pass and those after it nothing lands any more."""
         self.failure: BaseException | None = None
@@ -53,7 +55,11 @@ class LandingOrder:
             if number >= self._stopped_at:
                 raise LandingStopped("another device failed") from self.failure
             self._waited_s[number] += self._clock.now() - began
-        yield
+        try:
+            yield
+        except BaseException:
+            self.is_torn = True
+            raise
         with self._changed:
             self._next[sub_model] = max(self._next[sub_model], number + 1)
             self._changed.notify_all()
@@ -63,14 +69,15 @@ class LandingOrder:
         wait, is told so."""
         with self._changed:
             self._stopped_at = min(number, self._stopped_at)
-            self.failure = self.failure or failure
+            if not isinstance(failure, LandingStopped):
+                self.failure = self.failure or failure
             self._changed.notify_all()
 
-    def go_on(self, sub_models: Iterable[int] = (), number: int = 0) -> None:
-        """After `stop`, when nothing is under way. Of these `sub_models` the pass `number` is next:
-        those before it have landed, or never will."""
+    def go_on(self, number: int | None = None) -> None:
+        """After `stop`, when nothing is under way. `number`: of the pass that is next, if those
+        before it have landed or never will."""
         with self._changed:
-            self._stopped_at, self.failure = math.inf, None
+            self._stopped_at, self.failure, self.is_torn = math.inf, None, False
             self._waited_s.clear()
-            for sub_model in sub_models:
-                self._next[sub_model] = number
+            if number is not None:
+                self._next = defaultdict[int, int](lambda: number)

@@ -133,6 +133,14 @@ class DataParallel:
                 losses = {n: each for n, each in losses.items() if self._has_landed(n)}
         return [loss for number in self._passes for loss in losses[number]]
 
+    def landed(self) -> None:
+        """As `Engine.landed`, whatever has become of the devices."""
+        for each in self._devices:
+            each.training.forget()
+        if not self._has_landed(self._next - 1):
+            assert self._order.failure is not None, "else it has landed by now"
+            raise self._order.failure
+
     def _stop(self) -> None:
         """What was counted before the latest call goes on landing."""
         self._order.stop(self._passes.start)
@@ -141,13 +149,13 @@ class DataParallel:
         self, failures: Mapping[int, BaseException], first: bool, should_stop: Stop
     ) -> None:
         """What is missing may be computed then. Raises: the failure that keeps all from it."""
-        for each in self._devices:
-            each.training.forget()
-        if not (first or self._has_landed(self._passes.start - 1)):
+        late = {n: each.training.forget() for n, each in enumerate(self._devices)}
+        if self._order.is_torn or not (first or self._has_landed(self._passes.start - 1)):
             self._lost = True
             with voided_by_memory():
                 raise self._order.failure or next(iter(failures.values()))
         self._leave_out(failures)
+        self._leave_out({n: failure for n, failure in late.items() if failure is not None})
         if should_stop():  # asked again: something may have landed since
             raise PassCancelled("the pass was cancelled")
         self._order.go_on()
@@ -158,7 +166,7 @@ class DataParallel:
         self._stop()
         for each in self._devices:
             each.training.forget()
-        self._order.go_on(self._engine.lands, number)
+        self._order.go_on(number)
         self._passes = range(number, number)
 
     def forward(
@@ -189,7 +197,7 @@ class DataParallel:
     def _leave_out(self, failures: Mapping[int, BaseException]) -> None:
         """Raises: a failure that is not a device's, or that leaves no device at work."""
         for number, failure in failures.items():
-            if isinstance(failure, PassCancelled | LandingStopped):
+            if number in self.left_out or isinstance(failure, PassCancelled | LandingStopped):
                 continue
             if not is_the_devices(failure) or self.at_work == [number]:
                 raise failure
@@ -208,7 +216,7 @@ class DataParallel:
         """Memory for all devices whose time it is. Raises: what keeps the last one from it."""
         now = self._clock.now()
         due = [n for n, out in self.left_out.items() if now >= out.again_at]
-        for number in [*self.at_work, *due]:
+        for number in [*due, *self.at_work]:
             try:
                 self._devices[number].take_again()
             except Exception as failure:

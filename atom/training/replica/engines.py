@@ -163,17 +163,7 @@ class ReplicaEngines:
         """Returns when the store has the gradients of all passes so far. Raises: as
         `Engine.landed`."""
         with self._in_use:
-            self._landed()
-
-    def _landed(self) -> None:
-        failures = list[BaseException]()
-        for each in self._each:  # all: whoever is told of a failure zeroes the arena
-            try:
-                each.training.landed()
-            except Exception as failure:  # noqa: BLE001 - raised below
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+            (self._parallel or self.training).landed()
 
     # ---- the device's memory
 
@@ -211,7 +201,7 @@ class ReplicaEngines:
     def _give_back(self) -> None:
         if not self._given_back:
             with suppress(Exception):  # the next pass, and who reads the sums, are told
-                self._landed()
+                (self._parallel or self.training).landed()
             self._given_back, on_device = True, self.store.on_device
             if on_device is not None:
                 on_device.leave()

@@ -10,6 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from atom.graph.ir import Program
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.models.gpt3 import GPT3
+from atom.swap import host_sums
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
@@ -20,7 +26,7 @@ from atom.training.replica.replica import Replica
 from atom.training.replica.settings import ReplicaSettings
 from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S, left_out, shared_out
 from tests.manual_clock import ManualClock
-from tests.training.small_replica import FIRST_VALUE, RATE, batches, program, same
+from tests.training.small_replica import FIRST_VALUE, RATE, batches, config, program, same
 
 HALF = {"precision": torch.bfloat16}
 NARROW = {**HALF, "gradients": torch.bfloat16}
@@ -89,12 +95,23 @@ class Moody(CpuDevice):
         self.has_slots = True
 
 
+def head_apart() -> Program:
+    """In bfloat16; the last sub-model has the tied weight and nothing else."""
+    graph = trace(GPT3(config(0.1, blocks=3), dtype=torch.bfloat16), batches(1, 0)[0])
+    *ends, last = layer_ends(layers_of(graph))
+    made = build_program(graph, [*ends, ends[-1] + 1, last])
+    assert [len(part.parameters) for part in made.sub_models[-2:]] == [2, 1]
+    return made
+
+
 class Rig:
-    def __init__(self, devices: int, is_late: bool = True, **changes: Any) -> None:
+    def __init__(
+        self, devices: int, is_late: bool = True, head_is_apart: bool = False, **changes: Any
+    ) -> None:
         self.devices = [Moody(is_late) for _ in range(devices)]
         self.clock, self.told = ManualClock(), list[str]()
         settings = ReplicaSettings(RATE, clip_norm=0.5, micro_batches=2, **changes)
-        made = program(0.1, settings.precision, blocks=3)
+        made = head_apart() if head_is_apart else program(0.1, settings.precision, blocks=3)
         first, *beside = self.devices
         self.replica = Replica(
             made, None, settings, first, self.clock, beside=beside, told=self.told.append
@@ -260,6 +277,14 @@ def test_a_device_that_is_gone(new_rig: NewRig) -> None:
     gone = rig.devices[0]
     gone.failure, gone.fails_at = RuntimeError("CUDA error: device not ready"), 5
     gone.give_back = pytest.fail  # type: ignore[method-assign]
+    drain = gone.drain
+
+    def drain_what_is_gone() -> None:
+        drain()
+        if gone.moves > gone.fails_at:
+            raise gone.failure
+
+    gone.drain = drain_what_is_gone  # type: ignore[method-assign]
     rig.train(8)
     assert alike(rig, twin(new_rig, rig, [8]))
 
@@ -348,6 +373,59 @@ def test_nonsense_voids_the_call(new_rig: NewRig, number: int) -> None:
             assert alike(rig, twin(new_rig, rig, [4]))
     assert 8 in lost
     assert not rig.told
+
+
+def test_what_only_waits_for_an_earlier_sub_model_has_its_turn_again(new_rig: NewRig) -> None:
+    """After passes that were broken off, whose numbers do not come again."""
+    rig = new_rig(2, head_is_apart=True, **HALF)
+    rig.train(4)
+    with pytest.raises(PassCancelled):
+        rig.train(4, lambda: True)
+    rig.train(4)
+    assert alike(rig, twin(new_rig, rig, [4, 4], head_is_apart=True, **HALF))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_sum_that_broke_off_is_not_made_again(new_rig: NewRig, number: int) -> None:
+    """Some of it may have been added: what was counted before is lost with it."""
+    rig = new_rig(2)
+    rig.train(4)
+    rig.replica.gradient_sums()
+    (lane,) = rig.devices[number]._gradients._executor._threads
+    add, breaks = host_sums.add, iter([True])
+
+    def breaking(total: Tensor, addend: Tensor) -> None:
+        add(total, addend)
+        if threading.current_thread() is lane and next(breaks, False):
+            raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_sums, "add", breaking)
+        with pytest.raises(PassVoided):
+            rig.train(8)
+    assert rig.replica.sequences == 0
+
+
+def test_a_device_whose_gradients_never_land(new_rig: NewRig) -> None:
+    """It computes, and is told nothing: it has one pass, and its lane fails when that has ended."""
+    rig = new_rig(2)
+    rig.train(4)
+    rig.replica.gradient_sums()
+    rig.devices[0].gradients_out = failing(rig.devices[0])  # type: ignore[method-assign]
+    rig.train(4)
+    assert rig.told == ["cpu (1) is left out for 10 s: CUDA out of memory"]
+    assert alike(rig, twin(new_rig, rig, [4, 4]))
+
+
+def failing(device: Moody) -> Callable[..., None]:
+    def gradients_out(slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any) -> None:
+        def fail() -> None:
+            with gate.landing():
+                raise device.failure
+
+        device._gradients._executor.submit(fail)
+
+    return gradients_out
 
 
 def test_evaluation(new_rig: NewRig) -> None:
