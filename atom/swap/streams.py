@@ -183,7 +183,10 @@ class CudaDevice:
             torch.cuda.synchronize()
             for memory in slots:
                 memory.untyped_storage().resize_(0)
-            give_back_cache()
+            if slots:
+                give_back_cache()
+            else:  # other devices may be at work: cuBLAS has their workspaces in its hands
+                torch.cuda.empty_cache()
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
         with torch.cuda.device(self._device):

@@ -117,6 +117,18 @@ def test_the_next_gradients_are_copied_while_others_are_added(
     assert copies == LAST
 
 
+def test_a_device_without_memory_leaves_the_workspaces_of_others_alone(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives back what is free, in the middle of their passes."""
+    told = list[str]()
+    monkeypatch.setattr(streams, "give_back_cache", lambda: told.append("all"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("what is free"))
+    device.give_back(())
+    device.give_back([device.slot_memory(16, torch.float32)])
+    assert told == ["what is free", "all"]
+
+
 def test_what_waits_on_the_host_is_added_before_the_next_pass_takes_its_place(
     device: HostedDevice,
 ) -> None:
