@@ -328,6 +328,19 @@ def test_memory_that_another_program_has(new_rig: NewRig) -> None:
     assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
 
 
+def test_one_that_is_due_comes_in_the_place_of_one_without_memory(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    rig.devices[0].fails_at = 0
+    rig.train(4)
+    assert rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
+    rig.clock.advance(FIRST_WAIT_S)
+    rig.devices[0].fails_at, rig.devices[1].fails_at = float("inf"), 0
+    rig.train(4)
+    assert list(rig.replica.engines.left_out) == ["cpu (2)"]
+    assert alike(rig, twin(new_rig, rig, [4, 4]))
+
+
 @FORMS
 def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, changes: dict[str, Any]) -> None:
     broken_off = 0
