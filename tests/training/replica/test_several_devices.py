@@ -430,6 +430,22 @@ def test_a_device_whose_gradients_never_land(new_rig: NewRig) -> None:
     assert alike(rig, twin(new_rig, rig, [4, 4]))
 
 
+def test_what_did_not_land_is_told_after_a_pause_as_well(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    rig.train(4)
+    rig.replica.gradient_sums()
+    for device in rig.devices:
+        device.gradients_out = failing(device)  # type: ignore[method-assign]
+    rig.train(2)
+    assert rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
+    for device in rig.devices:
+        del device.gradients_out
+    with pytest.raises(PassVoided):
+        rig.train(4)
+    assert rig.replica.sequences == 0
+
+
 def failing(device: Moody) -> Callable[..., None]:
     def gradients_out(slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any) -> None:
         def fail() -> None:
