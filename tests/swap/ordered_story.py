@@ -70,13 +70,15 @@ class Case:
     sub_models: int | None = None
     """None: one for each layer."""
     observed: bool = False
+    devices: int = 1
 
     def __str__(self) -> str:
         a = self.arrangement
         stay = f"{sorted(a.resident)} resident, {sorted(a.kept)} kept, {sorted(a.trained)} trained"
         cut = f" in {self.sub_models}" if self.sub_models else ""
         away = ", offloaded" if a.offloaded else ""
-        return f"{self.model}{cut}, {self.precision}, {a.slots} slots, {stay}{away}"
+        on = f", on {self.devices} devices" if self.devices > 1 else ""
+        return f"{self.model}{cut}, {self.precision}, {a.slots} slots, {stay}{away}{on}"
 
     @functools.cached_property
     def program(self) -> Program:
@@ -84,15 +86,15 @@ class Case:
 
     @functools.cached_property
     def told(self) -> Told:
-        return Story(self, CpuDevice()).told()
+        return Story(self, CpuDevice).told()
 
     def on_gpu(self, machine: Machine) -> Told:
         with played(machine):
-            return Story(self, HostedDevice(machine), machine).told()
+            return Story(self, functools.partial(HostedDevice, machine), machine).told()
 
     def on_cpu(self, machine: Machine) -> Told:
         with played(machine):
-            return Story(self, CpuDevice(), machine).told()
+            return Story(self, CpuDevice, machine).told()
 
 
 @functools.cache
@@ -111,9 +113,13 @@ def offloading(model: str, *kept: int) -> Case:
 
 
 class Story:
-    def __init__(self, case: Case, device: Device, machine: Machine | None = None) -> None:
-        self._device, self._machine, program = device, machine, case.program
-        if isinstance(device, HostedDevice) and machine is not None:
+    def __init__(
+        self, case: Case, opened: Callable[[], Device], machine: Machine | None = None
+    ) -> None:
+        self._case, self._machine, program = case, machine, case.program
+        self._devices = [opened() for _ in range(case.devices)]
+        self._device, *beside = self._devices
+        if isinstance(self._device, HostedDevice) and machine is not None:
             constants = {name: _moved(machine, each) for name, each in program.constants.items()}
             program = replace(program, constants=constants)
         settings = ReplicaSettings(
@@ -121,7 +127,9 @@ class Story:
             gradients=case.precision,
         )  # fmt: skip
         observer = Recording() if case.observed else None
-        self._replica = Replica(program, None, settings, device, ManualClock(), observer)
+        self._replica = Replica(
+            program, None, settings, self._device, ManualClock(), observer, beside=beside
+        )
         self._replica.initialise(initial_value)
         self._passes = itertools.count()
         self._events = 0
@@ -134,7 +142,8 @@ class Story:
             return self._told
         finally:
             self._replica.drop_contribution()
-            self._device.close()
+            for device in self._devices:
+                device.close()
 
     def _tell(self) -> None:
         """Every round leaves its step under way."""
@@ -153,7 +162,8 @@ class Story:
         self._train()
         self._step_of_all()
         for share in CANCELLED:
-            self._cancel(share)
+            if self._case.devices == 1:  # of several it is chance what a call is broken off at
+                self._cancel(share)
             self._train()
             self._step()
         for _ in range(2):
@@ -172,7 +182,7 @@ class Story:
             self._events += 1
             return should_stop()
 
-        batches = [batch(number + n) for n in range(MICRO_BATCHES)]
+        batches = [batch(number + n) for n in range(MICRO_BATCHES * self._case.devices)]
         sequences = self._replica.run_pass(batches, stops)
         self._told += [self._replica.loss_sum, sequences]
 

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Part
 from atom.swap import streams
+from atom.swap.device import CpuDevice
 from atom.swap.host_kernels import HostKernels
 from atom.swap.host_sums import HostSum
 from atom.swap.streams import CudaDevice
@@ -281,6 +282,8 @@ class HostedDevice(CudaDevice):
         super().__init__()
         self._machine = machine
         self._device = torch.device("cpu")
+
+    drawing = CpuDevice.drawing
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         with self._machine.on_device():

@@ -32,6 +32,8 @@ CASES = [
     ),
     offloading("skipping"),
     offloading("viewing", 2, 4),
+    Case("scaling", Arrangement(), devices=2),
+    Case("scaling", Arrangement(2, SOME, SOME, EVERY, 0), NARROW, devices=2),
 ]
 HARMLESS = {
     "streams.py, StreamTimes.begin: stream.synchronize":
