@@ -58,7 +58,7 @@ class SleepingDevice(CpuDevice):
         began = time.perf_counter()
         yield
         takes_s = self._forward_s if state is not None else 2 * self._forward_s
-        time.sleep(max(began + takes_s - time.perf_counter(), 0.0))
+        time.sleep(max(began + takes_s - time.perf_counter(), 0.0))  # stands for its computing
 
     def load(
         self,
@@ -79,7 +79,8 @@ class SleepingDevice(CpuDevice):
         super().gradients_out(gradient_slot, sums, *rest)
 
     def _move(self, tensors: Iterable[torch.Tensor]) -> None:
-        time.sleep(sum(tensor.nbytes for tensor in tensors) / self._bytes_per_s)
+        moved_bytes = sum(tensor.nbytes for tensor in tensors)
+        time.sleep(moved_bytes / self._bytes_per_s)  # stands for the link
 
 
 def foretold_s(program: Program, passes: int, forward_s: float, bytes_per_s: float) -> float:

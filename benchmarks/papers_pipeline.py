@@ -50,7 +50,7 @@ class _Stage(nn.Module):
 
     def sleep(self, seconds: float) -> None:
         began = time.perf_counter()
-        time.sleep(seconds)
+        time.sleep(seconds)  # stands for a graphics card's computing
         self.slept_s += time.perf_counter() - began
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _live(
     steps: Connection,
 ) -> None:
     """A stage's process: sends each `Step` as it ends."""
-    time.sleep(max(0.0, starts_at - time.time()))
+    time.sleep(max(0.0, starts_at - time.time()))  # its node is away until then
     seats[rank].take()
     os.environ["GLOO_SOCKET_IFNAME"] = seats[rank].interface
     torch.set_num_threads(1)

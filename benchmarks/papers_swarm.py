@@ -228,4 +228,4 @@ def _killed_swarm(terms: Terms, sequence_tokens: float) -> tuple[Progress, float
 
 
 def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.time()))
+    time.sleep(max(0.0, moment - time.time()))  # they train on their own: nothing to wait on

@@ -92,10 +92,10 @@ class DataParallel:
         """As `Engine.run_pass`, `at_once` micro-batches in each pass. One pass of the first device
         at work is observed."""
         starts = range(0, len(batches), at_once)
-        self._begun, self._lost = set(), False
         if first:
             self._passes = range(0)
             self._break_off(self._next)
+        self._begun, self._lost = set(), False
         self._passes = range(self._next, self._next + len(starts))
         self._next = self._passes.stop
 

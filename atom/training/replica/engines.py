@@ -73,7 +73,6 @@ class ReplicaEngines:
         self._parallel = DataParallel(self._each, order, clock, told) if order else None
         self.training = self._each[0].training
         """The first device's."""
-        self.answers = answering is not None
 
     @property
     def names(self) -> Sequence[str]:
