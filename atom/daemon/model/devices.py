@@ -1,6 +1,7 @@
 """The devices that a peer file names ([device] use), and how they are opened."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 import torch
 
@@ -41,11 +42,15 @@ def open_devices(
     use: Sequence[str], precision: torch.dtype, memory_bytes: int | None = None
 ) -> list[Device]:
     """`use`: as [device] use has it. `memory_bytes`: of each, as `CudaDevice` has it. Raises:
-    DeviceError."""
+    DeviceError, and none is open."""
     named = named_devices(use)
-    opened = [_opened(each, precision, memory_bytes) for each in named]
-    require_alike(named)
-    return opened
+    with ExitStack() as opened:
+        devices = [
+            opened.enter_context(closing(_opened(each, precision, memory_bytes))) for each in named
+        ]
+        require_alike(named)
+        opened.pop_all()
+    return devices
 
 
 def _opened(device: torch.device, precision: torch.dtype, memory_bytes: int | None) -> Device:

@@ -46,6 +46,17 @@ def test_a_cpu_may_be_several_devices() -> None:
         each.close()
 
 
+def test_the_first_is_closed_where_the_next_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = list[CpuDevice]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(CpuDevice, "close", lambda device: closed.append(device))
+    with pytest.raises(DeviceError, match="no usable CUDA GPU"):
+        open_devices(("cpu", "cuda:0"), torch.float32)
+    assert len(closed) == 1
+
+
 def test_gpus_of_one_architecture_only(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {0: (8, 6), 1: (8, 6), 2: (8, 9)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: versions[device.index])

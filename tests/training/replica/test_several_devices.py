@@ -18,7 +18,7 @@ from atom.models.gpt3 import GPT3
 from atom.swap import host_sums
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.engine import PassCancelled
+from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_sums import Gate, HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.engines import DeviceTaken
@@ -303,6 +303,25 @@ def test_the_last_device_fails_as_an_only_one_does(new_rig: NewRig) -> None:
         device.fails_at = float("inf")
     rig.train(4)
     assert rig.replica.sequences == 16
+
+
+def test_what_the_model_cannot_compute_is_no_devices_fault(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one fails at the same pass in the same way: the others are not tried."""
+    rig, some, run_pass = new_rig(4), batches(16, 0), Engine.run_pass
+
+    def refuse_one(engine: Engine, of_pass: Sequence[Any], *rest: Any) -> list[float]:
+        if any(each is some[3] for each in of_pass):
+            raise RuntimeError("shapes cannot be multiplied")
+        return run_pass(engine, of_pass, *rest)
+
+    monkeypatch.setattr(Engine, "run_pass", refuse_one)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        rig.replica.run_pass(some)
+    (left_out,) = rig.told
+    assert "shapes cannot be multiplied" in left_out
+    assert rig.replica.engines.at_work == 3
 
 
 def test_memory_that_another_program_has(new_rig: NewRig) -> None:
