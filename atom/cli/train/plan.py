@@ -27,10 +27,14 @@ def make_plan(request: PlanRequest) -> Plan:
         return plan_run(request, note)
 
 
-def show_plan(request: PlanRequest, as_json: bool, source: Path | None) -> None:
-    """Prints the plan. `source`: where the generated sub-models go. Raises: as `make_plan`;
-    StorageError if `source` cannot be written; DeviceError or StorageError, once the plan is
-    printed, if host memory or the disk is too small for it."""
+def show_plan(
+    request: PlanRequest, as_json: bool, source: Path | None, chart: bool = False
+) -> None:
+    """Prints the plan. `source`: where the generated sub-models go. `chart`: draws the pass.
+
+    Raises: as `make_plan`; StorageError if `source` cannot be written; DeviceError or StorageError,
+    once the plan is printed, if host memory or the disk is too small for it.
+    """
     if source is not None:
         refuse_folders(source, "submodels.py")  # said before a minute is spent
     plan = make_plan(request)
@@ -40,7 +44,7 @@ def show_plan(request: PlanRequest, as_json: bool, source: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
-        print_plainly(plan_text(plan, stdout_console().width))
+        print_plainly(plan_text(plan, stdout_console().width, chart))
     _require_room(plan)
 
 

@@ -12,6 +12,7 @@ from atom.base.units import format_bytes, format_seconds
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
 from atom.daemon.owner.traffic import allowed_rounds
+from atom.extras.pass_chart import pass_chart
 from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
@@ -26,14 +27,15 @@ _RATE_COLUMNS, _RATE_ROWS, _BLOCKS = 60, 4, " ▁▂▃▄▅▆▇█"
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
 
 
-def plan_text(plan: Plan, columns: int) -> RenderableType:
-    """All of it, one below the other, for a terminal of so many columns."""
+def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
+    """All of it, one below the other, for a terminal of so many columns. `chart`: of the pass, too."""
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),
         *_section("does it fit", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
+        *(_section("the pass, drawn", _drawn(plan, columns - 2)) if chart else ()),
         *_section(_round_title(plan), _round(plan)),
         *_section("learning rate", _rate(plan, columns - 2)),
     )
@@ -208,6 +210,12 @@ def _pass(plan: Plan) -> RenderableType:
     words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
     table.add_row("waits", format_seconds(sum(waits_s.values())), ", ".join(words))
     return table
+
+
+def _drawn(plan: Plan, columns: int) -> RenderableType:
+    choice = plan.choice
+    rows, legend = pass_chart(choice.timeline, len(choice.cut.pieces), columns)
+    return Group(*(Text(row, no_wrap=True) for row in rows), Text(legend, "quiet"))
 
 
 def _round_title(plan: Plan) -> str:

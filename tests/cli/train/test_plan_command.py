@@ -71,7 +71,8 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setattr(plan, "plan_run", lambda request, note: made)
     for columns in (40, 60, 80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
-        lines = lines_of(capsys)
+        lines = lines_of(capsys, "--chart")
+        assert any("computing" in line and "│" in line for line in lines), "the pass is drawn"
         assert max(map(len, lines)) <= columns
         assert any("embedding" in line for line in lines), "sub-models have their whole names"
         assert not any("\x1b" in line for line in lines)
@@ -168,6 +169,7 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
     [
         (["/ip4/1.2.3.4/tcp/1/p2p/me"], ExitCode.ADDRESS, "is not a join address"),
         ([DEMO, "--assume", "rtx5090"], ExitCode.DEVICE, "known are rtx4090-24g"),
+        ([DEMO, *ASSUME, "--chart", "--json"], ExitCode.USAGE, "JSON has no drawing"),
         (
             [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
             ExitCode.DEVICE,
