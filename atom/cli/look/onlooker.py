@@ -6,13 +6,13 @@ A DHT node in client mode that publishes nothing. All views of a swarm are made 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from atom.base.errors import AddressError, ConfigError, ControlError, TrustError
+from atom.base.errors import AddressError, ConfigError, ControlError, TrustError, UserError
 from atom.cli.box.control import control_client
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
@@ -68,8 +68,15 @@ class Onlooker:
         self.leases = await self._directory.read_leases()
         now, leases = time.time(), self.leases.values()
         view = view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
-        own_line = line_text(self._own.traffic, datetime.now()) if self._me else ""
-        return replace(view, own_line=own_line)
+        return replace(view, own=await asyncio.to_thread(self._of_ours)) if self._me else view
+
+    def _of_ours(self) -> dict[str, str]:
+        """See `SwarmView.own`."""
+        told = {"your line": line_text(self._own.traffic, datetime.now())}
+        with contextlib.suppress(UserError):  # no daemon runs, or it cannot answer now
+            devices = control_client(self._own.root).info()["devices"]
+            told["your devices"] = devices_text(devices) if len(devices) > 1 else ""
+        return {what: text for what, text in told.items() if text}
 
     async def first_view(self) -> SwarmView:
         """As `view`, but patient with a DHT that was entered a moment ago.
@@ -188,6 +195,13 @@ async def certified(onlooker: Onlooker) -> Ledger:
     if not onlooker.ledger.head.round and not onlooker.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
     return onlooker.ledger
+
+
+def devices_text(devices: Mapping[str, str | None]) -> str:
+    """By name why each is left out: "1 of 2 at work, left out: cuda:1 (out of memory)"."""
+    out = [f"{name} ({why})" for name, why in devices.items() if why]
+    at_work = f"{len(devices) - len(out)} of {len(devices)} at work"
+    return f"{at_work}, left out: {', '.join(out)}" if out else at_work
 
 
 def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None]:

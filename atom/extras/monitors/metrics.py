@@ -117,6 +117,8 @@ _FIGURES = (
             _at("last_pass", "computing")),
     _Figure("atom_device_waiting_ratio", "Of that pass: the device waits.",
             _at("last_pass", "waiting"), "reason"),
+    _Figure("atom_device_at_work", "1 for a device of this peer, 0 while it is left out.",
+            lambda info: {name: float(not why) for name, why in info["devices"].items()}, "device"),
     _Figure("atom_device_runs", "That take turns on our device.", _runs),
     _Figure("atom_device_turn", "1 for what we have of the device now.", _turn, "turn"),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
@@ -137,8 +137,8 @@ class SwarmView:
 
     me: str = ""
     """Peer id of who looks; empty: of nobody that takes part."""
-    own_line: str = ""
-    """What their line carried, in words; empty: it is not known."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """What is known of their line and devices, in words, by what it is of."""
 
     def name(self, peer_id: str) -> str:
         """How a table calls a peer. What it calls itself proves nothing: the id stands beside."""

@@ -90,9 +90,11 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
 
 
 def test_names_stand_beside_ids_and_our_line_is_told() -> None:
-    view = replace(a_view(a_peer(name="kitchen")), own_line="1.0 GiB today, 3.0 GiB this month")
+    own = {"your line": "1.0 GiB today, 3.0 GiB this month"}
+    view = replace(a_view(a_peer(name="kitchen")), own=own)
     text = Document(content(seen(view))).text
     assert "kitchen …" in text
+    assert "your line" in text
     assert "1.0 GiB today" in text
     assert "3.0 GiB this month" in text
 

@@ -34,6 +34,7 @@ INFO: dict[str, Any] = {
     "last_round": {"utilisation": 0.875, "sent_bytes": 4096, "received_bytes": 2048},
     "last_pass": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
     "state_directory": "/one",
+    "devices": {"cuda:0": None, "cuda:1": "out of memory"},
     "device_turns": {
         "device": "cpu",
         "runs": [_OTHERS, _TURN, {**_OTHERS, "state_directory": "/3"}],

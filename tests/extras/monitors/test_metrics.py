@@ -46,6 +46,8 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
     assert value(SCRAPE, "atom_committed_sequences_total") == [320]
     assert value(SCRAPE, "atom_passes_voided_total", reason="loss-not-finite") == [2]
     assert value(SCRAPE, "atom_device_waiting_ratio", reason="link") == [0.25]
+    assert value(SCRAPE, "atom_device_at_work", device="cuda:0") == [1]
+    assert value(SCRAPE, "atom_device_at_work", device="cuda:1") == [0]
     assert value(SCRAPE, "atom_swarm_tokens_per_second") == [3000]
     assert value(SCRAPE, "atom_utilisation_ratio") == [0.875]
     assert value(SCRAPE, "atom_round_sent_bytes") == [4096]
