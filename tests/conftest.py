@@ -36,11 +36,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Daemons started by tests inherit them: profiles measured by one are there for the next, and
-    turns on the device are taken with nobody else's."""
+    """Daemons started by tests inherit them: profiles measured by one are there for the next."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
-            patch.setenv(place, str(tmp_path_factory.mktemp("own")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("own")))
         yield
 
 

@@ -418,7 +418,6 @@ def environment(root: Path, sees_gpu: bool = False) -> dict[str, str]:
         "NO_COLOR": "1",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(root / "t"),
-        "XDG_STATE_HOME": str(root / "crashes"),
     }
     if not sees_gpu:
         own["CUDA_VISIBLE_DEVICES"] = ""

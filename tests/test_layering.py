@@ -64,10 +64,9 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     "extras": {
         "doctor": set(),
         "dashboard": set(),
-        "turns": set(),
-        "monitors": {"turns"},
+        "monitors": set(),
         "owner": set(),
-        "": {"doctor", "turns", "monitors", "owner"},
+        "": {"doctor", "monitors", "owner"},
     },
     "cli": {
         "shell": set(),

@@ -84,8 +84,6 @@ class Device(Section):
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     deterministic: bool = False
     """Whether a pass that is repeated gives the same bits on a GPU, too, at some cost of speed."""
-    slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
-    """How long a turn is, where daemons of several runs use the device; it ends with a round."""
 
     @model_validator(mode="after")
     def _check(self) -> "Device":

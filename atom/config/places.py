@@ -14,13 +14,13 @@ from atom.base.errors import StorageError
 from atom.base.files import expand_home
 from atom.config.section import PathText
 
-_BELOW_HOME = {"data": ".local/share", "state": ".local/state", "cache": ".cache"}
+_BELOW_HOME = {"data": ".local/share", "cache": ".cache"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 
 
-def base_folder(kind: Literal["data", "state", "cache"]) -> Path:
-    """$XDG_DATA_HOME/atom, or ~/.local/share/atom: with a state directory for each run. Those of
-    `state` are what this user's daemons share, of `cache` what only saves time."""
+def base_folder(kind: Literal["data", "cache"]) -> Path:
+    """$XDG_DATA_HOME/atom, or ~/.local/share/atom: with a state directory for each run. What is
+    in `cache` only saves time."""
     named, below = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", "")), _BELOW_HOME[kind]
     if named.is_absolute():  # the specification: a relative path in these is to be ignored
         return named / "atom"
@@ -28,7 +28,7 @@ def base_folder(kind: Literal["data", "state", "cache"]) -> Path:
     if home == Path("~"):  # HOME is not set, and the system has no entry of the user
         raise StorageError(
             "this user has no home directory, in which things could be kept",
-            "set HOME, or all of XDG_DATA_HOME, XDG_STATE_HOME and XDG_CACHE_HOME",
+            "set HOME, or both XDG_DATA_HOME and XDG_CACHE_HOME",
         )
     return home / below / "atom"
 

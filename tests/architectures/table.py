@@ -73,5 +73,5 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as own:  # nothing is read from, or kept in, anybody's home
-        os.environ |= {"XDG_CACHE_HOME": own, "XDG_STATE_HOME": own}
+        os.environ["XDG_CACHE_HOME"] = own
         sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a good run.toml; homes lie below it, and nobody's words fold."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    for variable in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "run.toml").write_text(GOOD_RUN)
     return tmp_path

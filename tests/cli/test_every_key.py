@@ -122,7 +122,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "device.memory": (*SIZE, '"0 B"'),
     "device.cpu_threads": count(1024),
     "device.deterministic": SWITCH,
-    "device.slot": ("60", '"1 day"', '"0 s"'),
     "host.memory": (*SIZE, '"0 B"'),
     "network.listen": ("3", '"here"', '"0.0.0.0:99999"', '"::1:80"', f'"{LONG}:80"'),
     "network.data_port": PORT,

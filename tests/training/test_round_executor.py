@@ -128,13 +128,13 @@ def test_a_rule_that_overlaps_trains_on_under_the_exchange(stage: Stage, goes_on
     assert stage.on_worker(lambda: stage.replica.sequences) == (16 if goes_on else 8)
     stage.executor.carry_out(Thaw())
     stage.on_worker()
-    assert not stage.worker.has_work, "all of it counts for the next attempt, which is due"
+    assert not stage.worker.wanted(), "all of it counts for the next attempt, which is due"
     stage.executor.carry_out(Freeze(replace(BALLOT, attempt=2), goes_on))
     assert stage.next_event() == Frozen(
         replace(BALLOT, attempt=2), 8 * (1 + goes_on), 16.0 * (1 + goes_on)
     )
     stage.on_worker()
-    assert not stage.worker.has_work, "a share beyond the first offer, however many there are"
+    assert not stage.worker.wanted(), "a share beyond the first offer, however many there are"
 
 
 def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
@@ -270,7 +270,7 @@ def test_snapshots_and_validations_are_due_by_the_schedule(new_stage: NewStage) 
     assert [event.get("validation_loss") for event in stage.told("round")] == [None, None, 5.0]
     stage.worker.release("standing still")
     stage.on_worker()
-    trains = stage.on_worker(lambda: stage.worker.has_work or stage.replica.sequences > 0)
+    trains = stage.on_worker(lambda: stage.worker.wanted() or stage.replica.sequences > 0)
     assert not trains, "after the last round nothing is"
 
 
@@ -408,7 +408,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     assert isinstance(stage.next_event(), Stepped)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
-    assert not stage.on_worker(lambda: stage.worker.has_work)
+    assert not stage.on_worker(lambda: stage.worker.wanted())
     stage.settle()
     assert stage.serves(f"result/{held[0].hex()}")
 

@@ -178,14 +178,8 @@ def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> P
 
 def _refuse_deaf(folder: StateDirectory) -> None:
     """Raises: ControlError for a daemon that is there, but does not listen."""
-    if not folder.in_use:
-        return
-    from atom.extras.turns.taking import awaited_turn  # brings PyTorch along
-
-    if (awaited := awaited_turn(folder.root)) is not None:
-        said = f"the daemon in {folder.root} waits for its turn: {awaited}"
-        raise ControlError(said, "it takes commands once it has begun; SIGTERM ends it")
-    raise ControlError(f"the daemon in {folder.root} takes no commands now", _DEAF_HINT)
+    if folder.in_use:
+        raise ControlError(f"the daemon in {folder.root} takes no commands now", _DEAF_HINT)
 
 
 def _state_directories(home: Path) -> list[StateDirectory]:

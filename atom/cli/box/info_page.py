@@ -107,8 +107,8 @@ def _checkpoints(kept: Sequence[Info]) -> str:
 
 
 def _device(info: Info) -> str:
-    """With what the last pass took, and whose turn it is, where several runs use it."""
-    turns, figures, devices = info["device_turns"], info["last_pass"], info["devices"]
+    """With what the last pass took."""
+    figures, devices = info["last_pass"], info["devices"]
     said = [
         ", ".join(name + (f" (left out: {why})" if why else "") for name, why in devices.items())
     ]
@@ -118,8 +118,6 @@ def _device(info: Info) -> str:
             f"computes {figures['computing']:.0%} of a pass of {figures['pass_seconds']:.3f} s",
             *([f"waits for {', '.join(waits)}"] if waits else []),
         ]
-    if len({(each["run"], each.get("owner")) for each in turns["runs"]}) > 1:
-        said += [f"{each['run']} {each['turn']}" for each in turns["runs"]]
     return "; ".join(said)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.monitors.monitors import open_monitors
 from atom.extras.owner.wishes import open_wishes
-from atom.extras.turns.claims import neighbours
-from atom.extras.turns.taking import machine_folder, open_turns
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
@@ -34,16 +31,13 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 """Of a bootstrap node: a fixed port, as people write this address down."""
 
 
-def all_extensions() -> Extensions:
-    """All that stands on top of a peer: monitors, turns and the owner's wishes."""
-    wishes = partial(open_wishes, neighbours=lambda: neighbours(machine_folder()))
-    return Extensions(open_monitors, open_turns, wishes)
+ALL_EXTENSIONS = Extensions(open_monitors, open_wishes)
 
 
 def start_daemon(options: StartOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
     console = TerminalConsole()
-    return _to_the_end(lambda: run_start(options, console, all_extensions()), console)
+    return _to_the_end(lambda: run_start(options, console, ALL_EXTENSIONS), console)
 
 
 def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode:
@@ -67,7 +61,7 @@ def join_daemon(
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
     trust = parse_trust(trust)
     options, console = JoinOptions(address, peer_file, state, trust, weights), TerminalConsole()
-    return _to_the_end(lambda: run_join(options, console, all_extensions()), console)
+    return _to_the_end(lambda: run_join(options, console, ALL_EXTENSIONS), console)
 
 
 def code_of(ending: Ending) -> ExitCode:

@@ -1,4 +1,4 @@
-"""The owner's pauses, the schedule's and the turns', set on the peer's gate and told as events."""
+"""The owner's pauses, the schedule's and the line's, set on the peer's gate and told as events."""
 
 import threading
 from pathlib import Path
@@ -52,11 +52,6 @@ class Pauses:
     def _by_owner(self) -> bool:
         return bool(self._gate.why_paused(Pause.OWNER))
 
-    @property
-    def wants_device(self) -> bool:
-        """Whether its owner lets it work, were the device its alone."""
-        return not self._gate.why_paused(Pause.OWNER, Pause.SCHEDULE, Pause.LINE)
-
     def pause(self) -> str:
         """The owner's wish; what came of it."""
         with self._lock:
@@ -74,8 +69,7 @@ class Pauses:
     def resume(self) -> str:
         """Also of a peer that leaves, for its next start; what keeps it paused is told in any
         case."""
-        asked = Pause.SCHEDULE, Pause.TURN, Pause.LINE
-        wished, turn, line = map(self._gate.why_paused, asked)
+        wished, line = map(self._gate.why_paused, (Pause.SCHEDULE, Pause.LINE))
         with self._lock:
             fault = self._remove_mark()
             if not self._by_owner:
@@ -84,7 +78,7 @@ class Pauses:
                 return f"{said}{fault}"
             self._gate.resume(Pause.OWNER)
             self._tell()
-        other = f"still {wished}: see [schedule]" if wished else turn or line
+        other = f"still {wished}: see [schedule]" if wished else line
         return f"resumed{other and f', but {other}'}{fault}"
 
     def wish(self, reason: str, of: Pause = Pause.SCHEDULE) -> None:
@@ -105,17 +99,6 @@ class Pauses:
             self._leaving = True
             self._told = ""  # that it leaves is an event of its own
             self._gate.resume(Pause.OWNER, Pause.SCHEDULE, Pause.LINE)
-
-    def give_device(self, holder: str) -> bool:
-        """It is another run's turn; whether the device's memory is free by now. To be asked again
-        if not. A pass under way is broken off as for any pause."""
-        return self._gate.pause(
-            Pause.TURN, f"{holder} has the device, until its turn ends", wait_s=0.0
-        )
-
-    def take_device(self) -> None:
-        """It is ours."""
-        self._gate.resume(Pause.TURN)
 
     def look(self) -> None:
         """Now and then: an event, if another program has the device's memory now."""

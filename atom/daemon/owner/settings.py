@@ -10,13 +10,13 @@ import torch
 from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import Network, PeerFile
-from atom.daemon.extensions import Turns, Wishes
+from atom.daemon.extensions import Wishes
 from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 THREADS, CAPS = "device.cpu_threads", ("network.upload", "network.download")
-SLOT, ALLOWANCE = "device.slot", "network.per_month"
+ALLOWANCE = "network.per_month"
 
 
 class Settings:
@@ -27,14 +27,13 @@ class Settings:
         path: Path,
         peer: PeerFile,
         wishes: Wishes,
-        turns: Turns,
         bandwidth: Bandwidth,
         on_worker: Callable[[Callable[[], None]], None],
     ) -> None:
         """`peer`: what is in `path`; `on_worker`: runs a command between two passes, on the thread
         that computes. All but the path give what can change."""
         self._path, self._peer, self._lock = path, peer, threading.Lock()
-        self._wishes, self._turns, self._bandwidth = wishes, turns, bandwidth
+        self._wishes, self._bandwidth = wishes, bandwidth
         self._on_worker = on_worker
 
     @property
@@ -67,13 +66,11 @@ class Settings:
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
             self._on_worker(lambda: torch.set_num_threads(threads))
-        if SLOT in changed:
-            self._turns.retune(peer.device)
 
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (THREADS, *CAPS, SLOT, ALLOWANCE) or _is_wish(key)
+    return key in (THREADS, *CAPS, ALLOWANCE) or _is_wish(key)
 
 
 def _is_wish(key: str) -> bool:

@@ -1,7 +1,6 @@
 """Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,8 +66,6 @@ from atom.training.storage.run_storage import STILL, write_snapshot
 
 _Made = tuple[Recipe, Samples, Replica, Prompts | None]
 """What a run becomes on this machine."""
-TakeDevice = Callable[[], None]
-"""Returns when the device may be set up: another run may have its turn."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +141,7 @@ class Membership:
             )
 
 
-def found_run(
-    options: StartOptions, box: Box, run: RunFile, take_device: TakeDevice = lambda: None
-) -> Membership:
+def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
     """Founds the run, or takes up the one that was founded in this state directory.
 
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
@@ -169,7 +164,7 @@ def found_run(
             check_same_run(known[0], run_text, box, options.run_file)
         if code is not None:
             write_atomically(box.state.own_code, code.content)
-        made = _make(run, text, code, box, take_device, known and known[0])
+        made = _make(run, text, code, box, known and known[0])
         manifest, record = known or _founded(made, run_text, weights, box)
         return Membership(manifest, record, *made, code, box.console, weights)
 
@@ -236,7 +231,6 @@ def enter_run(
     record: bytes,
     code: OwnCode | None,
     box: Box,
-    take_device: TakeDevice = lambda: None,
     weights: Path | None = None,
 ) -> Membership:
     """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
@@ -250,7 +244,7 @@ def enter_run(
     run, text, store = _text_of(run, manifest, box)
     try:
         with source_errors(run):
-            made = _make(run, text, code, box, take_device, manifest)
+            made = _make(run, text, code, box, manifest)
     except (ConfigError, ModelError) as problem:
         # Another version of a library may not even know the model.
         refuse_versions(manifest.versions, problem)
@@ -291,7 +285,6 @@ def _make(
     text: Samples | None,
     code: OwnCode | None,
     box: Box,
-    take_device: TakeDevice,
     manifest: Manifest | None = None,
 ) -> _Made:
     """Before memory is spent, compared with the manifest."""
@@ -303,7 +296,6 @@ def _make(
     if manifest is not None:
         check_data(samples, run.data, manifest)
     console.note(f"data: {samples.amount}")
-    take_device()
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if manifest is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import IdentityError, PeerRefused
 from atom.daemon.control import ControlServer
-from atom.daemon.extensions import OpenWishes, Turns
+from atom.daemon.extensions import OpenWishes
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import ALLOWANCE, CAPS, Settings
 from atom.daemon.owner.traffic import TrafficCounter, allowed_rounds, most_round_bytes
@@ -75,7 +75,6 @@ class Peer:
         box: Box,
         member: Membership,
         directory: DirectoryThread,
-        turns: Turns,
         open_wishes: OpenWishes,
         entrance: JoinAddress,
         clock: Clock | None = None,
@@ -128,13 +127,11 @@ class Peer:
             self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
         )
         # what its owner asks of it
-        self._turns = turns
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         self._wishes = open_wishes(box.peer, self._pauses.wish, self.fail)
         self._settings = Settings(
-            box.peer_file, box.peer, self._wishes, turns, self._transport.bandwidth,
-            self._worker.submit,
-        )  # fmt: skip
+            box.peer_file, box.peer, self._wishes, self._transport.bandwidth, self._worker.submit
+        )
         self._control = ControlServer(self, box.state.control_socket)
         # what it shows, and sees of others
         self._serial = 0
@@ -166,7 +163,6 @@ class Peer:
         self._transport.start()
         self._control.start()
         self._wishes.keep_looking()
-        self._turns.serve(self._pauses, self, self._events)
         try:
             digest = self._executor.begin()
         except PeerRefused:  # told to leave; nothing of ours is counted
@@ -338,11 +334,9 @@ class Peer:
         self._wake.set()
 
     def _on_round_begun(self) -> None:
-        """On the worker's thread: a peer that leaves starts nothing new, and others may have the
-        device."""
+        """On the worker's thread: a peer that leaves starts nothing new."""
         if self._life.leaves:
             self._settle()
-        self._turns.end_of_round()
 
     def _on_text(self, sample: SampleText, seconds: float) -> None:
         """On the worker's thread."""
@@ -352,7 +346,7 @@ class Peer:
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
-        if self._life.settles(self.counted(), self._executor.stats.sequences_dropped):
+        if self._life.settles(self._replica.sequences, self._executor.stats.sequences_dropped):
             self._worker.hold("leaving")
 
     def _next_lease(self) -> Lease:
@@ -384,14 +378,13 @@ class Peer:
         else:
             self._console.note(f"{TWIN_WORDS}; {TWIN_HINT}")
 
-    # ---- what the control API and the turns ask, from any thread
+    # ---- what the control API asks, from any thread
 
     def info(self) -> Mapping[str, Any]:
         """What `atom info` shows."""
         return {
             **self._status.info(self._life.facts, self._loop.view),
             "wishes": self._wishes.figures(),
-            "device_turns": self._turns.figures(),
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
@@ -458,7 +451,7 @@ class Peer:
         self._worker.ends_with_round = True
         self._pauses.end()
         self._loop.leave()
-        if self._machine.phase is Phase.SYNCING and not self.counted():
+        if self._machine.phase is Phase.SYNCING and not self._replica.sequences:
             # Who leaves without a part in any round needs no state.
             self._console.note("fetching ends here; what has arrived is kept for the next start")
             self._state_sync.stop.set()
@@ -472,13 +465,3 @@ class Peer:
             self._events.emit("leaving", deadline_s=deadline_s)
             self._on_change()
         return f"already leaving, {'now ' * sooner}in at most {left_s:.0f} s"
-
-    def wants_device(self) -> bool:
-        """Whether there is anything to compute now."""
-        if self._gone or not (self._pauses.wants_device and self._worker.has_work):
-            return False
-        return not self._life.leaves or self.counted() > 0
-
-    def counted(self) -> int:
-        """Sequences of ours that no round has committed yet."""
-        return self._replica.sequences

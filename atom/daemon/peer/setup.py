@@ -7,12 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from atom.base.clock import BootClock
 from atom.base.errors import UserError
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen, run_from_text
 from atom.daemon.console import Console
-from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info, Turns
+from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.owner.traffic import await_allowance
@@ -66,12 +65,12 @@ def run_start(
         address = JoinAddress(initial, name, box.identity.peer_id)
         if (opened := _opened(stack, box, address, run.run.rounds, extensions)) is None:
             return Ending.ROUNDS_REACHED
-        box, begin_monitors, turns, thread = opened
-        member = found_run(options, box, run, lambda: turns.begin(console.note))
+        box, begin_monitors, thread = opened
+        member = found_run(options, box, run)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
         address = replace(address, bootstrap=tuple(entrance[:1]))
-        peer = Peer(box, member, thread, turns, extensions.wishes, address)
+        peer = Peer(box, member, thread, extensions.wishes, address)
         stack.callback(peer.close)
         begin_monitors(peer.info)
         contacts = thread.directory.contacts()
@@ -91,7 +90,7 @@ def run_join(
         stack.callback(box.state.unlock)
         if (opened := _opened(stack, box, address, None, extensions)) is None:
             return Ending.ROUNDS_REACHED
-        box, begin_monitors, turns, thread = opened
+        box, begin_monitors, thread = opened
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
@@ -100,13 +99,11 @@ def run_join(
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
         code = obtain_code(run, manifest, options, box, thread)
-        member = enter_run(
-            manifest, record, code, box, lambda: turns.begin(console.note), options.weights
-        )
+        member = enter_run(manifest, record, code, box, options.weights)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = replace(address, bootstrap=entrance)
-        peer = Peer(box, member, thread, turns, extensions.wishes, ours)
+        peer = Peer(box, member, thread, extensions.wishes, ours)
         stack.callback(peer.close)
         begin_monitors(peer.info)
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
@@ -114,19 +111,16 @@ def run_join(
 
 def _opened(
     stack: ExitStack, box: Box, address: JoinAddress, rounds: int | None, extensions: Extensions
-) -> tuple[Box, Callable[[Info], None], Turns, DirectoryThread] | None:
+) -> tuple[Box, Callable[[Info], None], DirectoryThread] | None:
     """What a run needs of this machine and of the DHT, closed with the stack: the box that monitors
-    hear, what begins them, the device's turns, the directory. None: the run is finished here.
+    hear, what begins them, the directory. None: the run is finished here.
     `rounds`: as of `says_finished`. Raises: UserError."""
     _raise_file_limit()
     chunk_kernels()  # or not at all: said now, and not when there is a replica
     if says_finished(box, address.run, address.owner, rounds):
         return None
     box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
-    device, root = box.peer.device, box.state.root
-    turns = extensions.turns(device, root, address.run, address.owner, BootClock())
-    stack.callback(turns.close)
-    return box, begin_monitors, turns, _enter_dht(stack, box, address)
+    return box, begin_monitors, _enter_dht(stack, box, address)
 
 
 def _with_allowance(box: Box) -> Box:

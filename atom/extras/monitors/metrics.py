@@ -25,8 +25,6 @@ from atom.base import __version__
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.extensions import Info
-from atom.extras.turns.claims import STANDINGS
-from atom.extras.turns.taking import own_row
 from atom.swarm.records.lease import PeerState
 
 SILENCE_S = 2.0
@@ -54,17 +52,6 @@ def _at(*keys: str) -> Callable[[Mapping[str, Any]], Any]:
         return info
 
     return of
-
-
-def _runs(info: Mapping[str, Any]) -> float | None:
-    rows = info["device_turns"]["runs"]
-    return len({(row["run"], row["owner"]) for row in rows}) or None
-
-
-def _turn(info: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """Our own: the other daemons of the device are asked themselves."""
-    own = own_row(info)
-    return None if own is None else {turn: float(turn == own["turn"]) for turn in STANDINGS}
 
 
 def _validation(info: Mapping[str, Any]) -> Mapping[str, float] | None:
@@ -119,8 +106,6 @@ _FIGURES = (
             _at("last_pass", "waiting"), "reason"),
     _Figure("atom_device_at_work", "1 for a device of this peer, 0 while it is left out.",
             lambda info: {name: float(not why) for name, why in info["devices"].items()}, "device"),
-    _Figure("atom_device_runs", "That take turns on our device.", _runs),
-    _Figure("atom_device_turn", "1 for what we have of the device now.", _turn, "turn"),
 )  # fmt: skip
 
 

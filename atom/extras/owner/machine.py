@@ -2,8 +2,7 @@
 seen, and who else uses its GPU.
 
 Used means one of two: a session told logind that it is not idle, or programs that are not ours took
-more than a third of a core: neither this daemon nor another one of its user. None sees everything,
-so either will do.
+more than a third of a core. None sees everything, so either will do.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ import torch
 
 from atom.models.installing import install_extra
 
-Neighbours = Callable[[], Collection[int]]
-"""Ids of this user's other daemons' processes, as they are now."""
 OTHERS_CORES = 0.3
 """Of processor time: less than that is a machine looking after itself."""
 SUPPLIES = Path("/sys/class/power_supply")
@@ -35,23 +31,17 @@ _LOGINCTL_S = 2.0
 class MachineUse:
     """Looks at what happened since its last look. From one thread."""
 
-    def __init__(self, neighbours: Neighbours = lambda: ()) -> None:
-        self._neighbours = neighbours
+    def __init__(self) -> None:
         self._at_s = self._used_at_s = time.monotonic()
-        self._busy_s, self._ours_s = _busy_s(), self._spent_s()
+        self._busy_s, self._ours_s = _busy_s(), _spent_s()
 
     def idle_s(self) -> float:
         """At most: since this was made."""
-        now_s, busy_s, ours_s = time.monotonic(), _busy_s(), self._spent_s()
-        by_us_s = sum(spent - self._ours_s.get(pid, spent) for pid, spent in ours_s.items())
-        if busy_s - self._busy_s - by_us_s > OTHERS_CORES * (now_s - self._at_s):
+        now_s, busy_s, ours_s = time.monotonic(), _busy_s(), _spent_s()
+        if busy_s - self._busy_s - (ours_s - self._ours_s) > OTHERS_CORES * (now_s - self._at_s):
             self._used_at_s = now_s
         self._at_s, self._busy_s, self._ours_s = now_s, busy_s, ours_s
         return max(0.0, min(now_s - self._used_at_s, sessions_idle_s()))
-
-    def _spent_s(self) -> dict[int, float]:
-        """By daemon, with its children, those that have ended among them."""
-        return {pid: _tree_s(pid) for pid in {os.getpid(), *self._neighbours()}}
 
 
 def sessions_idle_s() -> float:
@@ -83,14 +73,12 @@ def _busy_s() -> float:
     return float(sum(times) - resting - guests)
 
 
-def _tree_s(pid: int) -> float:
-    """Of processor time; 0 of a process that has ended."""
-    total = 0.0
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        for each in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += sum(each.cpu_times()[:4])  # its own, and of children that have ended
+def _spent_s() -> float:
+    """Of processor time, by this process and its children, those that have ended among them."""
+    total, root = 0.0, psutil.Process()
+    for each in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total += sum(each.cpu_times()[:4])  # its own, and of children that have ended
     return total
 
 
@@ -123,13 +111,10 @@ less, a game or another training much more."""
 class Gpu:
     """One GPU, by its handle in the driver's library. From one thread at a time."""
 
-    def __init__(
-        self, blind: str, library: Any = None, handle: Any = None, neighbours: Neighbours = tuple
-    ) -> None:
-        """`neighbours`: programs that are no others: they take turns with us."""
+    def __init__(self, blind: str, library: Any = None, handle: Any = None) -> None:
         self.blind = blind
         """Why programs on it cannot be seen; empty: they can."""
-        self._nvml, self._handle, self._neighbours = library, handle, neighbours
+        self._nvml, self._handle = library, handle
         self._seen_until_us = 0
 
     def other_user(self) -> str:
@@ -143,7 +128,7 @@ class Gpu:
         self.blind = "" if computing & ours else "the driver does not list this program"
         if self.blind:
             return ""
-        others = self._users(computing) - ours - set(self._neighbours())
+        others = self._users(computing) - ours
         return _name(min(others)) if others else ""
 
     def _listed(self) -> list[Any]:
@@ -162,7 +147,7 @@ class Gpu:
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
 
 
-def open_gpu(device: torch.device, neighbours: Neighbours = tuple) -> Gpu:
+def open_gpu(device: torch.device) -> Gpu:
     """The one that this device is, as the driver knows it."""
     if device.type != "cuda":
         return Gpu("no GPU")
@@ -173,7 +158,7 @@ def open_gpu(device: torch.device, neighbours: Neighbours = tuple) -> Gpu:
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return Gpu("", nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
+        return Gpu("", nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError as refusal:
         return Gpu(f"the driver says: {refusal}")
 

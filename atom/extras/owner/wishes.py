@@ -15,7 +15,7 @@ from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
 from atom.daemon.extensions import Wishes
 from atom.daemon.model.devices import named_devices
-from atom.extras.owner.machine import Gpu, MachineUse, Neighbours, on_battery, open_gpu
+from atom.extras.owner.machine import Gpu, MachineUse, on_battery, open_gpu
 
 GPU_QUIET_S = 30.0
 """Nobody else has used the GPU for so long: then it is free. (A game pauses, too.)"""
@@ -57,16 +57,14 @@ LOOK_S = 2.0
 class Observer:
     """Looks at no more than the wishes ask for. From one thread at a time."""
 
-    def __init__(
-        self, gpus: Sequence[Gpu], clock: Clock, neighbours: Neighbours = lambda: ()
-    ) -> None:
-        self._gpus, self._clock, self._neighbours = gpus, clock, neighbours
+    def __init__(self, gpus: Sequence[Gpu], clock: Clock) -> None:
+        self._gpus, self._clock = gpus, clock
         self._gpu_used_at_s, self._gpu_user = -math.inf, ""
         self._use: MachineUse | None = None
 
     def look(self, wishes: Schedule) -> Observations:
         wants_idle = wishes.idle_for_s is not None
-        self._use = (self._use or MachineUse(self._neighbours)) if wants_idle else None
+        self._use = (self._use or MachineUse()) if wants_idle else None
         users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
         if any(users):
             self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
@@ -145,11 +143,8 @@ class OwnersWishes(Wishes):
 
 
 def open_wishes(
-    peer: PeerFile,
-    told: Callable[[str], None],
-    failed: Callable[[BaseException], None],
-    neighbours: Neighbours,
+    peer: PeerFile, told: Callable[[str], None], failed: Callable[[BaseException], None]
 ) -> OwnersWishes:
     """Of the owner of this machine. Starts nothing."""
-    gpus = [open_gpu(each, neighbours) for each in named_devices(peer.device.use)]
-    return OwnersWishes(peer, gpus, Observer(gpus, BootClock(), neighbours).look, told, failed)
+    gpus = [open_gpu(each) for each in named_devices(peer.device.use)]
+    return OwnersWishes(peer, gpus, Observer(gpus, BootClock()).look, told, failed)

@@ -43,8 +43,6 @@ class Pause(StrEnum):
     OWNER = "owner"
     SCHEDULE = "schedule"
     """Hours, battery or programs of the owner's, as the peer file wishes."""
-    TURN = "turn"
-    """Another run has the device."""
     LINE = "line"
     """The peer's line costs the swarm more than the peer gives."""
 
@@ -269,7 +267,7 @@ class Worker:
             self._on_failure(_named(failure))
 
     def _step(self) -> bool:
-        size = 0 if self.gate.why_paused() else self._wanted()
+        size = 0 if self.gate.why_paused() else self.wanted()
         wait_s = None if size == 0 else max(self._retry_at - self._clock.now(), 0.0)
         try:
             command = self._commands.get(timeout=wait_s)
@@ -286,13 +284,8 @@ class Worker:
         the worker's thread."""
         return not self._holds and self._offered is None and not self.gate.why_paused()
 
-    @property
-    def has_work(self) -> bool:
-        """Would it train, if no pause kept it away from the device? From any thread."""
-        gate = self.gate
-        return self._wanted() > 0 and not (gate.device_taken or gate.text_missing)
-
-    def _wanted(self) -> int:
+    def wanted(self) -> int:
+        """Micro-batches of the next pass, whatever keeps it from the device; 0: there is none."""
         if self._holds:
             return 0
         micro_batch, most = self.loader.micro_batch, self._replica.micro_batches

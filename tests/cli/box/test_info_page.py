@@ -29,7 +29,6 @@ def info(**more: Any) -> dict[str, Any]:
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
         "devices": {"cpu": None},
-        "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
@@ -104,7 +103,6 @@ def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
 def test_what_is_not_as_usual_is_said() -> None:
     wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False,
               "pause_for_gpu_programs": "no GPU"}  # fmt: skip
-    run = {"run": "tiny", "turn": "waits", "since_s": 1200.2}
     odd = info(
         rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
@@ -113,16 +111,13 @@ def test_what_is_not_as_usual_is_said() -> None:
                               {"round": 1000, "validation_loss": 2.5},
                               {"round": 900, "validation_loss": 2.25}]},
         devices={"cuda:0": None, "cuda:1": "out of memory"},
-        device_turns={"device": "GPU-0, GPU-1", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
     assert shown["given"] == "608 sequences to 1 round"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
-    assert shown["device"] == (
-        "cuda:0, cuda:1 (left out: out of memory); tiny waits; tiny waits; other waits"
-    )
+    assert shown["device"] == "cuda:0, cuda:1 (left out: out of memory)"
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"
@@ -130,8 +125,6 @@ def test_what_is_not_as_usual_is_said() -> None:
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
         "not beside GPU programs (not seen: no GPU)"
     )
-    alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
-    assert "tiny waits" not in dict(rows(alike))["device"], "two peers of one run take no turns"
 
 
 def test_without_a_daemon_it_is_said_what_is_kept(

@@ -10,11 +10,8 @@ from atom.base.errors import ControlError, StorageError
 from atom.cli.box import control as local_daemons
 from atom.cli.box.control import find_daemon, find_state
 from atom.cli.look.onlooker import run_meant
-from atom.config.peer_file import Device
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.turns.taking import open_turns
-from tests.manual_clock import ManualClock
 
 
 @pytest.fixture
@@ -96,28 +93,6 @@ def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:
                 find_daemon(state)
             assert "starting, standing by or ending" in problem.value.hint
     finally:
-        begins.unlock()
-
-
-def test_one_that_waits_for_its_turn_says_whose_it_is(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "turns"))
-    begins, device = StateDirectory(home / "tiny"), Device(use=("cpu",))
-    begins.lock()
-    queue = [
-        open_turns(device, place, run, "owner", ManualClock())
-        for place, run in ((home / "other", "first"), (begins.root, "tiny"))
-    ]
-    try:
-        for daemon in queue:
-            daemon.look()
-        with pytest.raises(ControlError, match="its turn: the run first has the device") as problem:
-            find_daemon(begins.root)
-        assert "once it has begun" in problem.value.hint
-    finally:
-        for daemon in queue:
-            daemon.close()
         begins.unlock()
 
 

@@ -15,7 +15,7 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed: list[dict[str, Any]] = [
-        {"key": "device.slot", "live": True, "costs": ""},
+        {"key": "device.cpu_threads", "live": True, "costs": ""},
         {"key": "network.upload", "live": True, "costs": "a round takes longer"},
         {"key": "network.listen", "live": False, "costs": ""},
     ]
@@ -24,7 +24,7 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     assert main(["reload"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown == [
-        "device.slot",
+        "device.cpu_threads",
         "network.upload  # a round takes longer",
         "network.listen  # changes at a restart",
     ]

@@ -62,8 +62,6 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(
     ("before", "said"),
     [
         (lambda pauses: pauses.end(), "not paused"),
-        (lambda pauses: (pauses.end(), pauses.give_device("the run two")), "not paused"),
-        (lambda pauses: pauses.give_device("the run two"), "resumed, but the run two has"),
         (lambda pauses: pauses.wish("on battery"), "resumed, but still on battery"),
         (lambda pauses: pauses.wish("its line costs", Pause.LINE), "resumed, but its line costs"),
     ],
@@ -118,24 +116,6 @@ def events_of(scene: Scene) -> list[str]:
     return [event.get("reason", event["event"]) for event in scene.events.events]
 
 
-def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
-    pauses = scene.pauses
-    scene.device.free = False
-    assert not pauses.give_device("another run"), "a pass still needs it"
-    scene.device.free = True
-    assert pauses.give_device("the run two")
-    assert scene.reason == "the run two has the device, until its turn ends"
-    assert pauses.wants_device, "its owner does not mind"
-    pauses.pause()
-    assert not pauses.wants_device
-    assert "but the run two has the device" in pauses.resume()
-    pauses.take_device()
-    assert scene.reason == ""
-    assert scene.device.told == [0.0, 0.0, GIVE_BACK_S, "resume"]
-    pauses.wish("on battery")
-    assert not pauses.wants_device
-
-
 def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
     scene.pauses.wish("on battery")
     scene.pauses.end()
@@ -158,7 +138,6 @@ def test_a_line_that_costs_too_much_pauses_beside_the_wishes(scene: Scene) -> No
     pauses.wish("its line costs too much", Pause.LINE)
     assert scene.reason == "its line costs too much"
     assert pauses.resume() == "paused: its line costs too much"
-    assert not pauses.wants_device
     pauses.wish("on battery")
     pauses.wish("", Pause.LINE)
     assert scene.reason == "on battery"

@@ -9,7 +9,7 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError, UserError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import Device, PeerFile
+from atom.config.peer_file import PeerFile
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Settings
 from atom.swarm.stream.bandwidth import Bandwidth
 from tests.toml_text import with_key
@@ -30,24 +30,19 @@ class SmallWishes:
         self.on_battery += [on_battery] if on_battery != self.on_battery[-1] else []
 
 
-class SmallTurns:
-    def __init__(self) -> None:
-        self.terms = list[float]()
-
-    def retune(self, terms: Device) -> None:
-        self.terms.append(terms.slot_s)
-
-
 class Scene:
     def __init__(self, path: Path) -> None:
         self.path, self.commands = path, list[Callable[[], None]]()
         path.write_text(TEXT)
         self.bandwidth, peer = Bandwidth(4e8, None), load_peer_file(path)
-        self.wishes, self.turns = SmallWishes(peer), SmallTurns()
+        self.wishes = SmallWishes(peer)
         self.settings = Settings(
-            path, peer, self.wishes, self.turns, self.bandwidth,  # type: ignore[arg-type]
-            self.commands.append,
-        )  # fmt: skip
+            path,
+            peer,
+            self.wishes,
+            self.bandwidth,
+            self.commands.append,  # type: ignore[arg-type]
+        )
 
     def change(self, **values: str | None) -> dict[str, bool]:
         """section__key of the file, as TOML; None: the key goes. Key → in force at once?"""
@@ -67,14 +62,13 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
     assert scene.settings.reload() == []
     assert scene.change(
         network__upload='"8 Mbit/s"', device__cpu_threads="1",
-        schedule__pause_on_battery="false", device__memory='"2 GiB"', device__slot='"3 min"',
+        schedule__pause_on_battery="false", device__memory='"2 GiB"',
         network__data_port="9",
     ) == {
-        "device.memory": False, "device.cpu_threads": True, "device.slot": True,
+        "device.memory": False, "device.cpu_threads": True,
         "network.upload": True, "network.data_port": False,
         "schedule.pause_on_battery": True,
     }  # fmt: skip
-    assert scene.turns.terms == [180.0]
     assert scene.bandwidth.upload.take(1_250_000, 0.0) == pytest.approx(1.0)
     assert scene.wishes.on_battery == [True, False]
     before = torch.get_num_threads()

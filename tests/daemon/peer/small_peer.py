@@ -86,8 +86,7 @@ def small_peer(
     box = replace(box, incarnation=member.manifest.founder_incarnation)  # the voter of round 0
     thread = on_thread(SmallDirectory(), clock)
     try:
-        turns = NO_EXTENSIONS.turns(box.peer.device, root, "", "", ManualClock())
-        peer = Peer(box, member, thread, turns, NO_EXTENSIONS.wishes, ENTRANCE, clock)
+        peer = Peer(box, member, thread, NO_EXTENSIONS.wishes, ENTRANCE, clock)
         try:
             yield peer
         finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ConfigError, PortInUseError
-from atom.cli.train.daemons import all_extensions
+from atom.cli.train.daemons import ALL_EXTENSIONS
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.setup import run_join, run_start
 from atom.swarm.addresses import JoinAddress, format_join_address
@@ -36,10 +36,10 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
         box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
         start = StartOptions(tmp_path / "run.toml", box, state)
         with pytest.raises(PortInUseError, match=said) as started:
-            run_start(start, Silence(), all_extensions())
+            run_start(start, Silence(), ALL_EXTENSIONS)
         join = JoinOptions(format_join_address(nowhere), box, state)
         with pytest.raises(PortInUseError, match=said):
-            run_join(join, Silence(), all_extensions())
+            run_join(join, Silence(), ALL_EXTENSIONS)
     assert hint in started.value.hint
     assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
 

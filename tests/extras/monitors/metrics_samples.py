@@ -7,11 +7,6 @@ from urllib.request import urlopen
 
 from atom.extras.monitors.metrics import Metrics
 
-_TURN = {
-    "run": "one", "owner": "12D3KooWann", "turn": "has the device", "since_s": 30.5,
-    "state_directory": "/one",
-}  # fmt: skip
-_OTHERS = {**_TURN, "run": "two", "turn": "waits", "state_directory": "/two"}
 INFO: dict[str, Any] = {
     "run": 'quoted "run"\n',
     "peer_id": "12D3KooWann",
@@ -35,10 +30,6 @@ INFO: dict[str, Any] = {
     "last_pass": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
     "state_directory": "/one",
     "devices": {"cuda:0": None, "cuda:1": "out of memory"},
-    "device_turns": {
-        "device": "cpu",
-        "runs": [_OTHERS, _TURN, {**_OTHERS, "state_directory": "/3"}],
-    },
 }
 ROUND = {"round": 7, "tokens_per_s": 3000.0, "reduce_seconds": 0.25}
 

@@ -58,14 +58,6 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
     assert value(SCRAPE, "process_resident_memory_bytes")
 
 
-def test_a_scrape_has_our_own_turn_on_the_device() -> None:
-    assert value(SCRAPE, "atom_device_turn", turn="has the device") == [1]
-    assert value(SCRAPE, "atom_device_turn", turn="waits") == [0]
-    assert value(SCRAPE, "atom_device_runs") == [2], "two daemons of one run are one"
-    with scraped(INFO | {"device_turns": {"device": "cpu", "runs": []}}) as (_, scrape):
-        assert value(scrape(), "atom_device_runs") == [], "it has not looked yet"
-
-
 def test_a_better_branch_that_takes_rounds_back_lets_no_counter_fall() -> None:
     metrics, info = Metrics(), dict(INFO)
     metrics.show(lambda: info)

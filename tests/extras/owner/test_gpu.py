@@ -66,12 +66,6 @@ def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: 
     assert library.asked_since[1] == (5 if samples not in ([], 6) else 0)
 
 
-def test_another_daemon_of_ours_is_no_other_program() -> None:
-    library = Library()
-    library.computing, library.samples = [US, OTHER], [Sample(OTHER, 90)]
-    assert Gpu("", library, None, lambda: [US, OTHER]).other_user() == ""
-
-
 def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
     library = Library()
     library.samples = 3

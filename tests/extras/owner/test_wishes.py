@@ -161,52 +161,33 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.busy_s = 1000.0, 900.0
-        self.spent_s = {os.getpid(): 50.0}
-        self.there: list[int] = []
+        self.spent_s = 50.0
         monkeypatch.setattr(machine.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(machine, "_busy_s", lambda: self.busy_s)
-        monkeypatch.setattr(machine, "_tree_s", lambda pid: self.spent_s[pid])
+        monkeypatch.setattr(machine, "_spent_s", lambda: self.spent_s)
         monkeypatch.setattr(machine, "sessions_idle_s", lambda: math.inf)
 
-    def go_on(self, seconds: float, others_s: float, **by_us_s: float) -> None:
+    def go_on(self, seconds: float, others_s: float, own_s: float = 0.0) -> None:
         self.now_s += seconds
-        self.busy_s += others_s + sum(by_us_s.values())
-        self.spent_s[os.getpid()] += by_us_s.get("own", 0.0)
-        for pid in self.there:
-            self.spent_s[pid] += by_us_s.get("neighbour", 0.0)
+        self.busy_s += others_s + own_s
+        self.spent_s += own_s
 
 
 def test_programs_that_are_not_ours_use_the_machine(played: Played) -> None:
     use = MachineUse()
-    played.go_on(10.0, 2.9, own=8.0)
+    played.go_on(10.0, 2.9, own_s=8.0)
     assert use.idle_s() == 10.0
-    played.go_on(10.0, 3.1, own=8.0)
+    played.go_on(10.0, 3.1, own_s=8.0)
     assert use.idle_s() == 0.0
     played.go_on(5.0, 0.0)
     assert use.idle_s() == 5.0
 
 
-def test_another_daemon_of_ours_is_no_other_program(played: Played) -> None:
-    """Else the one that waits for its turn would never want it."""
-    played.spent_s |= {7: 40.0, 8: 500.0}
-    played.there = [7]
-    use = MachineUse(lambda: played.there)
-    played.go_on(10.0, 0.0, neighbour=9.0)
-    assert use.idle_s() == 10.0
-    played.there = [7, 8]  # the second was there before it was known
-    played.go_on(10.0, 3.0)
-    assert use.idle_s() == 20.0
-    played.there = []
-    played.go_on(10.0, 3.1)
-    assert use.idle_s() == 0.0
-
-
 def test_what_processes_took() -> None:
-    assert machine._tree_s(2**30) == 0.0, "there is none"
-    before, began = machine._tree_s(os.getpid()), os.times().user
+    before, began = machine._spent_s(), os.times().user
     while os.times().user - began < 0.2:
         sum(range(1000))
-    assert machine._tree_s(os.getpid()) > before + 0.1
+    assert machine._spent_s() > before + 0.1
     assert machine._busy_s() > 0.0
 
 

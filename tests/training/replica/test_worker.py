@@ -61,7 +61,7 @@ def scene() -> Iterator[Scene]:
 
 def test_what_is_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     scene.replica.during_pass = lambda should_stop: scene.clock.advance(2.0)
-    assert not scene.worker.has_work, "it has not begun"
+    assert not scene.worker.wanted(), "it has not begun"
     scene.worker.hold("round")
     scene.worker.release("starting")
     assert scene.counted() == 0
@@ -89,7 +89,7 @@ def test_text_on_its_way_holds_passes_and_no_command(
     scene.worker.release("starting")
     assert asked.wait(WAIT_S)
     assert scene.counted() == 0, "a command is carried out"
-    assert (scene.worker.has_work, scene.worker.gate.why_not) == (False, "waits for text")
+    assert scene.worker.gate.why_not == "waits for text"
     came.set()
     scene.worker.text_came()
     assert scene.passed.wait(WAIT_S)
@@ -144,9 +144,9 @@ def test_beyond_what_is_averaged_it_trains_a_share(scene: Scene) -> None:
     scene.worker.release("starting")
     begun.get(timeout=WAIT_S)
     assert scene.counted() == 8 + 8
-    assert not scene.worker.has_work
+    assert not scene.worker.wanted()
     scene.on_worker(lambda: scene.worker.train_beyond(None))
-    assert not scene.worker.has_work, "the batch is met"
+    assert not scene.worker.wanted(), "the batch is met"
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -154,10 +154,10 @@ def test_who_offers_nothing_trains_a_share_too_unless_it_leaves(scene: Scene, le
     scene.worker.update_swarm(SwarmCount(24, 3, 100.0))
     scene.worker.release("starting")
     scene.on_worker()
-    assert not scene.worker.has_work, "the others have all that the round wants"
+    assert not scene.worker.wanted(), "the others have all that the round wants"
     scene.worker.ends_with_round = leaves
     scene.on_worker(lambda: scene.worker.train_beyond(0))
-    assert scene.counted() == 0 if leaves else scene.worker.has_work or scene.counted() == 8
+    assert scene.counted() == 0 if leaves else scene.worker.wanted() or scene.counted() == 8
 
 
 def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
@@ -167,8 +167,8 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     assert gate.pause(Pause.OWNER, "by its owner", 1.0)
     assert scene.counted() == 0
     assert gate.why_not == "by its owner"
-    assert gate.why_paused(Pause.TURN, Pause.SCHEDULE) == "outside its hours"
-    assert scene.on_worker(lambda: scene.worker.has_work), "if it were not paused"
+    assert gate.why_paused(Pause.LINE, Pause.SCHEDULE) == "outside its hours"
+    assert scene.on_worker(lambda: scene.worker.wanted()), "if it were not paused"
     scene.endless.clear()
     gate.resume(Pause.OWNER)
     assert scene.counted() == 0
@@ -206,7 +206,6 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
     scene.on_worker()
     scene.on_worker()
     assert scene.worker.gate.why_not == "another program has the device's memory"
-    assert not scene.worker.has_work
     assert scene.loader.back == [6], "not before its time"
     scene.replica.during_pass = during_pass
     assert scene.passed.wait(WAIT_S)

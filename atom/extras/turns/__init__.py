@@ -1,1 +1,0 @@
-"""Several runs on one box: their daemons take turns on its device, without a server."""
