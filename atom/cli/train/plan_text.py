@@ -28,7 +28,7 @@ _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weig
 
 
 def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
-    """All of it, one below the other, for a terminal of so many columns. `chart`: of the pass, too."""
+    """All of it, one below the other, for a terminal of so many columns; `chart`: with the pass."""
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),
