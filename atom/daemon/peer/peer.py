@@ -107,7 +107,7 @@ class Peer:
         self._state_sync = state_sync_of(box, member, events, self._transport, self._storage, clock)
         # what trains
         self._text = None if member.text is None else RunText(
-            box, member, member.text, self._transport, self._storage.room, events, clock, self.fail
+            box, member, self._transport, self._storage.room, clock, self._on_text_came, self.fail
         )  # fmt: skip
         samples = member.samples if self._text is None else self._text.samples
         loader = BatchLoader(samples, me.peer_id, run.batch.micro_batch_sequences)
@@ -197,7 +197,7 @@ class Peer:
         self._worker.start()
         if (text := self._text) is not None:
             self._worker.gate.why_no_text = lambda: text.why_waiting
-            text.begin(self._worker.text_came)
+            text.start()
         self._loop.start(CaughtUp(head, digest) if digest else None)
         self._watching_since = self._clock.now()
         self._heartbeat.start()
@@ -338,6 +338,9 @@ class Peer:
         if self._life.leaves:
             self._settle()
 
+    def _on_text_came(self) -> None:
+        self._worker.text_came()
+
     def _on_text(self, sample: SampleText, seconds: float) -> None:
         """On the worker's thread."""
         self._executor.stats.sample = sample
@@ -362,7 +365,7 @@ class Peer:
         self._outreach.know(leases)
         if self._text is not None:
             syncing = self._machine.phase is Phase.SYNCING
-            self._text.know(leases, None if syncing else self._machine.head)
+            self._text.look(leases, None if syncing else self._machine.head)
         self._loop.read(leases)
         self._news.hear(self._clock.now())
 

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 
 from atom.base.clock import Clock
-from atom.base.events import EventSink
 from atom.daemon.model.shared_text import TOKENIZER, piece_of, tokenizer_pieces, validation_pieces
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
@@ -19,7 +18,6 @@ from atom.swarm.state import arenas
 from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import STRETCH, PieceFeed, Told
-from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.transport.limits import offend
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.disk import DiskRoom
@@ -29,68 +27,55 @@ _OWN_DRAWS = 256
 """Of this peer, by which its next pieces are found."""
 
 
-class RunText:
+class RunText(PieceFeed):
     """Of a peer that has no copy of its own. Calls are for any thread."""
 
     def __init__(
         self,
         box: Box,
         member: Membership,
-        store: PieceStore,
         transport: Transport,
         room: DiskRoom,
-        events: EventSink,
         clock: Clock,
+        on_ready: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._box, self._samples, self._store = box, member.samples, store
-        self._me, self._clock, self._offenders = box.me.peer_id, clock, transport.offenders
-        self._room = room
+        """`on_ready`: samples that were missing are here."""
+        store = member.text
+        assert store is not None, "that peer has a copy"
+        self._box, self._samples, self._room, self._clock = box, member.samples, room, clock
+        self._offenders = offenders = transport.offenders
         self._head: Head | None = None
-        self._on_ready: Callable[[], None] = lambda: None
         self._tokenizer = tokenizer_pieces(store)
         """Until it is kept for `atom export`."""
         self._validation = validation_pieces(member.samples)
         keep = box.peer.data.keep_bytes
         most = sys.maxsize if keep is None else keep // CHUNK_BYTES
         watch = Watch(
-            events=events,
-            on_lie=lambda peer, reason: offend(self._offenders, peer, reason, clock.now()),
+            events=box.events,
+            on_lie=lambda peer, reason: offend(offenders, peer, reason, clock.now()),
         )
-        told = Told(watch, lambda: self._on_ready(), partial(room.attempt, TEXT), on_failure)
-        self._feed = PieceFeed(transport, store, self._order, told, most)
+        told = Told(watch, on_ready, partial(room.attempt, TEXT), on_failure)
+        super().__init__(transport, store, self._order_of_need, told, most)
         self.samples = replace(member.samples, need=self._need)
         """What the peer trains on."""
-
-    def begin(self, on_ready: Callable[[], None]) -> None:
-        """`on_ready`: samples that were missing are here."""
-        self._on_ready = on_ready
-        self._feed.start()
-
-    def close(self) -> None:
-        self._feed.close()
-
-    @property
-    def why_waiting(self) -> str:
-        """Why nothing is trained, in a few words; empty: it is, or it waits for a moment only."""
-        return self._feed.why_waiting
 
     def figures(self) -> Mapping[str, int]:
         """Bytes here, and of all of it."""
         return {"kept_bytes": self._store.kept_bytes, "total_bytes": self._store.total_bytes}
 
-    def know(self, leases: Mapping[str, Lease], head: Head | None) -> None:
+    def look(self, leases: Mapping[str, Lease], head: Head | None) -> None:
         """Who is there, and where the run is. None: that is not known."""
         there = {peer for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
         self._head = head
-        self._feed.know(there - self._offenders.held(self._clock.now()))
+        self.know(there - self._offenders.held(self._clock.now()))
 
     def _need(self, pieces: Collection[Piece]) -> None:
         """Raises: PiecesMissing."""
-        if not self._feed.need([*map(piece_of, pieces)]):
+        if not self.need([*map(piece_of, pieces)]):
             raise PiecesMissing("pieces of the text are on their way")
 
-    def _order(self) -> Iterator[arenas.Piece]:
+    def _order_of_need(self) -> Iterator[arenas.Piece]:
         """The tokenizer, what the next draws need, what is held back for validation, and what all
         peers need from the cursor on."""
         head, samples = self._head, self._samples
@@ -98,7 +83,7 @@ class RunText:
             return
         self._keep_tokenizer()
         yield from self._tokenizer
-        dealt = head.cursor, head.members, self._me
+        dealt = head.cursor, head.members, self._box.me.peer_id
         draws = (samples.sampler.draw_position(*dealt, k) for k in range(_OWN_DRAWS))
         own = (piece for position in draws for piece in samples.pieces([position]))
         yield from islice(dict.fromkeys(map(piece_of, own)), STRETCH)

@@ -53,7 +53,7 @@ class Joiner:
         self.kept_tokenizer, self.failures = box.state.tokenizer, list[BaseException]()
         self.ready, events, clock = threading.Event(), EventList(), ManualClock()
         room, fail = DiskRoom(folder.root, events), self.failures.append
-        self.text = RunText(box, member, member.text, me, room, events, clock, fail)
+        self.text = RunText(box, member, me, room, clock, self.ready.set, fail)
 
     def await_ready(self) -> None:
         assert self.ready.wait(SOON)
@@ -73,12 +73,12 @@ def test_samples_are_read_once_their_pieces_are_here(
     text = joiner.text
     with pytest.raises(PiecesMissing):
         text.samples.batch([0, 5])
-    text.begin(joiner.ready.set)
+    text.start()
     try:
         lease = a_lease(donor.peer_id)
-        text.know({donor.peer_id: replace(lease, state=PeerState.LEFT)}, founder.genesis)
+        text.look({donor.peer_id: replace(lease, state=PeerState.LEFT)}, founder.genesis)
         assert not joiner.ready.wait(0.0)
-        text.know({donor.peer_id: lease}, founder.genesis)
+        text.look({donor.peer_id: lease}, founder.genesis)
         joiner.await_ready()
         ours, theirs = text.samples.batch([0, 5]), founder.samples.batch([0, 5])
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
