@@ -1,30 +1,36 @@
-"""Several devices of one peer: what each more brings, and what it costs in the interpreter.
+"""Several devices: Atom's ways to use them, beside PyTorch's own.
 
     python benchmarks/devices.py --devices 1 2 4
-    python benchmarks/devices.py --devices 1 2 --device cuda
+    python benchmarks/devices.py --devices 1 2 --device cuda --width 2048 --tokens 2048
 
-Every count of devices trains the same GPT on the same micro-batches, in turn, by a replica as a
-daemon has it; the weights must be the same bits afterwards. On a CPU a device's time is asleep:
-`--block-ms` for the forward of a sub-model and one micro-batch, twice that and the forward again
-for its backward, and on each device's own link bytes by `--link-gb`. What is real is the host's
-work: issuing, copies, additions, AdamW; and that one interpreter issues for all devices.
+Every side trains the same GPT on the same micro-batches, in turn; losses must be alike, and Atom's
+weights the same bits on any number of devices. Atom's replica is as a daemon has it; the others
+are in `devices_torch.py`. On a CPU a device's time is asleep: `--block-ms` for the forward of a
+layer and one micro-batch, twice that for its backward, in Atom the forward again besides, and on
+each of its devices' own link bytes by `--link-gb`. What is real is the host's work: issuing,
+copies, additions, AdamW, and what PyTorch's sides send over loopback.
 
-speed: micro-batches per second beside the first count's. beside foretold: seconds of a step by
-what the planner's timeline says of its passes (without the host's work); a pass on a CPU ends when
-its gradients have landed. issuing: the process's own seconds by those that passed.
+speed: micro-batches per second beside the first row's. device MB: what a device held at the most.
+beside foretold: seconds of a step by what the planner's timeline says of its passes (without the
+host's work); a pass on a CPU ends when its gradients have landed. issuing: the process's own
+seconds by those that passed; Atom issues for all devices in one.
 """
 
 import argparse
-import json
+import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+import devices_torch
 import torch
+from devices_torch import UNTIMED_STEPS, Work
+from held import CountingDevice, peak_bytes
+from sides import machine, positive, publish
+from swap_setup import LEARNING_RATE, SEED
 
 from atom.graph.ir import Program
 from atom.graph.program import build_program
@@ -41,7 +47,11 @@ from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.replica.settings import ReplicaSettings
 
-TOKENS, VOCABULARY, MICRO_BATCHES = 8, 512, 4
+ATOM, VOCABULARY, MICRO_BATCHES = "Atom", 512, 4
+COLUMNS = {
+    "side": "", "devices": "", "micro-batches/s": ".1f", "speed": ".2f", "device MB": ".1f",
+    "loss": ".6f", "beside foretold": ".2f", "issuing": ".2f", "same bits": "",
+}  # fmt: skip
 MOVES = 100
 """Above the numbers of the gradient slots: what lies on the link before they are added."""
 
@@ -97,74 +107,115 @@ def foretold_s(program: Program, passes: int, forward_s: float, bytes_per_s: flo
     return first + (passes - 1) * again
 
 
-def opened(kind: str, count: int, *speed: float) -> list[Device]:
-    if kind == "cpu":
-        return [SleepingDevice(*speed) for _ in range(count)]
+def opened(work: Work, count: int, bytes_per_s: float) -> list[Device]:
+    if not work.on_gpus:
+        return [SleepingDevice(work.forward_s, bytes_per_s) for _ in range(count)]
     from atom.swap.streams import CudaDevice
 
     return [CudaDevice(index) for index in range(count)]
 
 
-def measured(config: GPT3Config, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each step, and the digest of what they led to."""
-    speed = options.block_ms / 1e3, options.link_gb * 1e9
-    devices = opened(options.device, count, *speed)
-    torch.manual_seed(0)
-    shape = options.passes * MICRO_BATCHES, 1, TOKENS
-    tokens = torch.randint(VOCABULARY, shape)
-    batches = [{"tokens": each, "targets": each} for each in tokens]
-    program = build_program(trace(GPT3(config), batches[0]))
-    settings = ReplicaSettings(RateSettings(1e-3, 1e-4), micro_batches=MICRO_BATCHES)
+def made(work: Work, devices: Sequence[Device]) -> tuple[Program, Replica]:
+    example = dict.fromkeys(("tokens", "targets"), work.tokens()[0])
+    program = build_program(trace(GPT3(work.config), example))
+    settings = ReplicaSettings(RateSettings(LEARNING_RATE), micro_batches=MICRO_BATCHES)
     replica = Replica(program, None, settings, devices[0], beside=devices[1:])
+    replica.initialise(lambda name, shape: initial_value(work.config, name, shape, SEED))
+    return program, replica
+
+
+def measured(count: int, work: Work, bytes_per_s: float) -> dict[str, Any]:
+    devices = opened(work, count, bytes_per_s)
     try:
-        replica.initialise(lambda name, shape: initial_value(config, name, shape, 1))
-        seconds, busy = [], []
-        for step in range(options.steps + 1):
+        program, replica = made(work, devices)
+        losses, seconds, busy = [], [], []
+        for _ in range(UNTIMED_STEPS + work.steps):  # the first one finds out how fast they are
             began, own = time.perf_counter(), time.process_time()
-            train(replica, batches)
-            if step:  # the first one finds out how fast they are
-                seconds.append(time.perf_counter() - began)
-                busy.append((time.process_time() - own) / seconds[-1])
+            losses.append(train(replica, work))
+            seconds.append(time.perf_counter() - began)
+            busy.append((time.process_time() - own) / seconds[-1])
         digest = state_digest(replica.state_arenas()).hex()[:16]
     finally:
         for device in devices:
             device.close()
-    step_s = statistics.median(seconds)
-    return {
+    step_s = statistics.median(seconds[UNTIMED_STEPS:])
+    found = {
+        "side": ATOM,
         "devices": count,
-        "micro-batches/s": len(batches) / step_s,
-        "beside foretold": step_s / foretold_s(program, -(-options.passes // count), *speed),
-        "issuing": max(busy),
+        "micro-batches/s": work.micro_batches / step_s,
+        "device MB": held_bytes(work) / 1e6,
+        "loss": losses[-1],
+        "issuing": max(busy[UNTIMED_STEPS:]),
         "state": digest,
     }
+    if not work.on_gpus:
+        passes = -(-work.micro_batches // MICRO_BATCHES // count)
+        foretold = foretold_s(program, passes, work.forward_s, bytes_per_s)
+        found["beside foretold"] = step_s / foretold
+    return found
 
 
-def train(replica: Replica, batches: Sequence[Any]) -> None:
+def train(replica: Replica, work: Work) -> float:
+    """A step; the mean loss."""
+    batches = [{"tokens": each, "targets": each} for each in work.tokens()]
     replica.reset_gradients()
     while batches:
         some, batches = batches[: replica.micro_batches], batches[replica.micro_batches :]
         replica.run_pass(some, last=not batches)
+    loss = replica.loss_sum / replica.sequences
     replica.begin_own_step()
+    return loss
+
+
+def held_bytes(work: Work) -> int:
+    """Of a device, the most. On a CPU that of one pass, once more without sleep."""
+    if work.on_gpus:
+        return torch.cuda.max_memory_allocated(0)
+    with closing(CountingDevice()) as device:
+        _, replica = made(work, [device])
+        some = [{"tokens": each, "targets": each} for each in work.tokens()[:MICRO_BATCHES]]
+        return device.slot_bytes + peak_bytes(lambda: replica.run_pass(some))
 
 
 def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    on_gpus = options.device == "cuda"
+    shape = options.blocks, options.width // 64, options.width, options.tokens, VOCABULARY
+    work = Work(
+        GPT3Config(*shape), on_gpus, 0.0 if on_gpus else options.block_ms / 1e3,
+        options.passes * MICRO_BATCHES, options.steps,
+    )  # fmt: skip
+    rows = list[dict[str, Any]]()
+    for side, count in ((side, count) for side in options.sides for count in options.devices):
+        if side == ATOM:
+            rows.append(measured(count, work, options.link_gb * 1e9))
+            rows[-1]["same bits"] = rows[-1]["state"] == rows[0]["state"]
+        else:
+            rows.append(devices_torch.measured(side, count, work))
+        rows[-1]["speed"] = rows[-1]["micro-batches/s"] / rows[0]["micro-batches/s"]
+        rows[-1]["load"] = os.getloadavg()[0]
+    cells = [
+        [format(row[name], how) if name in row else "" for name, how in COLUMNS.items()]
+        for row in rows
+    ]
+    publish(list(COLUMNS), cells, {"benchmark": "devices", "rows": rows, "machine": machine()})
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4])
+    sides = [ATOM, *devices_torch.SIDES]
+    parser.add_argument("--sides", choices=sides, nargs="+", default=sides)
+    parser.add_argument("--devices", type=positive, nargs="+", default=[1, 2, 4])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--blocks", type=positive, default=8)
+    parser.add_argument("--width", type=positive, default=256)
+    parser.add_argument("--tokens", type=positive, default=8, help="of a sequence")
     parser.add_argument("--block-ms", type=float, default=6.0)
     parser.add_argument("--link-gb", type=float, default=0.5, help="per second, each way")
-    parser.add_argument("--passes", type=int, default=16, help="in each step")
-    parser.add_argument("--steps", type=int, default=3)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    config = GPT3Config(options.blocks, 4, options.width, TOKENS, VOCABULARY, 0.0)
-    rows = [measured(config, count, options) for count in options.devices]
-    for row in rows:
-        row["speed"] = row["micro-batches/s"] / rows[0]["micro-batches/s"]
-        row["same bits"] = row["state"] == rows[0]["state"]
-    sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    parser.add_argument("--passes", type=positive, default=16, help="in each step")
+    parser.add_argument("--steps", type=positive, default=3)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
 from foretold import graph_of, profile_of
+from held import CountingDevice, peak_bytes
 from planned import Planner, layer_ends
 from ring import Links, measured
 from ring_links import WIRE_SHARE, loopback
@@ -24,7 +25,6 @@ from swap_exactness import Exactness, Reference, Text
 from swap_memory import BYTES_PER_PARAMETER, Recomputed
 from swap_setup import Setup
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
 
 from atom.base.errors import DeviceError
 from atom.graph.profile.seconds import assume_graph
@@ -34,7 +34,6 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.placement.choosing import enough_bytes
 from atom.placement.memory import Piece, pieces_of
-from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import ASSUMED_LATENCY_S, averages_moved
@@ -113,32 +112,16 @@ def _held() -> Iterator[Result]:
         settings = ReplicaSettings(rate, arrangement=choice.arrangement, micro_batches=1)
         replica = Replica(choice.program(graph), None, settings, device)
         replica.initialise(partial(initial_value, SMALL, seed=1))
-        atom = device.slot_bytes + _peak(lambda: replica.run_pass([batch]))
+        atom = device.slot_bytes + peak_bytes(lambda: replica.run_pass([batch]))
     whole, stage = partial(_train_whole, batch), partial(_train_stage, layers, 4)
     reckon = partial(stage_bytes, parameter_bytes=FLOAT32_BYTES_PER_PARAMETER)
     for name, reckoned, held in (
-        ("whole", reckon(pieces, 1), _peak(whole)),
-        ("2 of 10 layers, 4 in flight", reckon(pieces[1 : 1 + layers], 4), _peak(stage)),
+        ("whole", reckon(pieces, 1), peak_bytes(whole)),
+        ("2 of 10 layers, 4 in flight", reckon(pieces[1 : 1 + layers], 4), peak_bytes(stage)),
         ("Atom", choice.memory.total_bytes, atom),
     ):
         case = f"{graph.layout.total_elements:,} parameters, CPU twin, {name}: MB reckoned, held"
         yield told(case, f"{reckoned / MEGABYTE:.1f}, {held / MEGABYTE:.1f}")
-
-
-class CountingDevice(CpuDevice):
-    slot_bytes = 0
-
-    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
-        self.slot_bytes += elements * dtype.itemsize
-        return super().slot_memory(elements, dtype)
-
-
-def _peak(work: Callable[[], object]) -> int:
-    """The most bytes that the tensors it makes have at a time; slots are not among them."""
-    with profile(profile_memory=True) as recorded:
-        work()
-    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]
-    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
 def _train_whole(batch: dict[str, Tensor]) -> None:

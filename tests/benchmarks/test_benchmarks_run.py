@@ -140,3 +140,18 @@ def test_every_amount_of_memory_is_foretold_and_measured(tmp_path: Path) -> None
     assert len(rows[0]["resident"]) < rows[0]["sub_models"]
     assert rows[0]["device_bytes"] < rows[2]["device_bytes"]
     assert body["ratio_by_model"] == {"tiny": median(row["ratio"] for row in rows)}
+
+
+def test_a_peers_devices_beside_pytorchs_own_ways() -> None:
+    body = run(
+        "devices.py", "--devices", "2", "--passes", "2", "--steps", "1", "--blocks", "2",
+        "--width", "64", "--block-ms", "1", "--sides", "Atom", "FSDP2", "interleaved 1F1B",
+        says="device MB",
+    )  # fmt: skip
+    ours = body["rows"][0]
+    for row in body["rows"]:
+        assert row["loss"] == pytest.approx(ours["loss"], rel=1e-5), row["side"]
+        assert row["micro-batches/s"] > 0
+        assert row["device MB"] > 0
+    assert ours["same bits"]
+    assert ours["beside foretold"] > 0

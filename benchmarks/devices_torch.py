@@ -1,0 +1,327 @@
+"""PyTorch's own ways to use several devices, a process for each: sides of `devices.py`.
+
+Data parallel (DDP), fully sharded (FSDP2: each block a group, gathered anew for forward and
+backward, gradients scattered after each micro-batch: the least memory), and pipelines of stages
+with as many layers each, or one more. Over gloo, or NCCL where devices are GPUs.
+
+The model, its first values, micro-batches and AdamW are those of Atom's side. On a CPU the same
+computing sleeps: a layer's forward `forward_s`, its backward twice as long. Nothing is computed
+again.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from held import peak_bytes
+from papers_pipeline import SCHEDULES
+from swap_memory import decay_groups
+from swap_setup import BETAS, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+
+INTERLEAVED = "interleaved 1F1B"
+STAGES_OF_A_DEVICE = {INTERLEAVED: 2}
+UNTIMED_STEPS = 2
+"""An optimizer makes its state in the first: memory is counted over both."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same for every side."""
+
+    config: GPT3Config
+    on_gpus: bool
+    forward_s: float
+    """Of a layer and a micro-batch. 0: nothing sleeps."""
+    micro_batches: int
+    """Of one sequence each, in each step."""
+    steps: int
+
+    def tokens(self) -> Tensor:
+        """Of a step: [micro-batches, 1, tokens]. They are the targets as well."""
+        shape = (self.micro_batches, 1, self.config.sequence_tokens)
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.randint(self.config.vocabulary_size, shape, generator=generator)
+
+
+# --- computing that sleeps ----------------------------------------------------------------------
+
+
+class _Enters(torch.autograd.Function):
+    """Where a layer begins, and its backward ends."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, layer: "_Layer") -> Tensor:
+        ctx.layer = layer
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.sleep(2)
+        return gradient, None
+
+
+class _Leaves(torch.autograd.Function):
+    """Where it ends, and its backward begins."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, layer: "_Layer") -> Tensor:
+        ctx.layer = layer
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.began = time.perf_counter()
+        if not ctx.layer.enters_backward:
+            ctx.layer.sleep(2)
+        return gradient, None
+
+
+class _Layer:
+    """Makes what lies between two modules take as long as it is told."""
+
+    def __init__(self, first: nn.Module, last: nn.Module, forward_s: float) -> None:
+        self.forward_s, self.began, self.enters_backward = forward_s, 0.0, False
+        first.register_forward_pre_hook(self._enter)
+        last.register_forward_hook(self._leave)
+
+    def _enter(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.began = time.perf_counter()
+        self.enters_backward = inputs[0].requires_grad
+        return (_Enters.apply(inputs[0], self), *inputs[1:]) if self.enters_backward else inputs
+
+    def _leave(self, _: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
+        self.sleep(1)
+        left: Tensor = _Leaves.apply(outputs, self)
+        return left
+
+    def sleep(self, forwards: int) -> None:
+        until = self.began + forwards * self.forward_s
+        time.sleep(max(until - time.perf_counter(), 0.0))  # stands for a device's computing
+
+
+def _sleeping(model: GPT3, forward_s: float) -> GPT3:
+    """Its layers: the embedding, the blocks, and the head with the loss."""
+    if forward_s:
+        for module in (model.embedding, *model.blocks):
+            _Layer(module, module, forward_s)
+        _Layer(model.final_norm, model, forward_s)
+    return model
+
+
+# --- sides --------------------------------------------------------------------------------------
+
+Step = Callable[[], Sequence[float]]
+"""Takes one; the losses of micro-batches that ended here."""
+
+
+def _distributed(work: Work, rank: int, count: int, device: torch.device, _: str) -> Step:
+    model = _sleeping(GPT3(work.config, device="meta").to_empty(device=device), work.forward_s)
+    _fill(model, work.config)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    mine, optimizer = work.tokens()[rank::count].to(device), _adamw(model)
+
+    def step() -> list[float]:
+        losses = []
+        for number, tokens in enumerate(mine, 1):
+            parallel.require_backward_grad_sync = number == len(mine)
+            losses.append(_backward(parallel, tokens, len(mine)))
+        _update(optimizer)
+        return losses
+
+    return step
+
+
+def _sharded(work: Work, rank: int, count: int, device: torch.device, _: str) -> Step:
+    model = _sleeping(GPT3(work.config, device="meta"), work.forward_s)
+    for module in (*model.blocks, model):
+        fully_shard(module)
+    _fill(model.to_empty(device=device), work.config)
+    mine, optimizer = work.tokens()[rank::count].to(device), _adamw(model)
+
+    def step() -> list[float]:
+        losses = [_backward(model, tokens, len(mine)) for tokens in mine]
+        _update(optimizer)
+        return losses
+
+    return step
+
+
+def _backward(model: nn.Module, tokens: Tensor, count: int) -> float:
+    loss = model(tokens=tokens, targets=tokens)
+    (loss / count).backward()
+    return float(loss.detach())
+
+
+class _Stage(nn.Module):
+    """Layers of the model, one after the other: the first is the embedding, the last the head."""
+
+    def __init__(self, model: GPT3, layers: range, forward_s: float) -> None:
+        super().__init__()
+        self.is_first, last = layers.start == 0, len(model.blocks) + 1
+        self.is_last = last in layers
+        mine = (n - 1 for n in layers if 0 < n < last)
+        self.blocks = nn.ModuleDict({str(n): model.blocks[n] for n in mine})  # named as in GPT3
+        if self.is_first or self.is_last:
+            self.embedding = model.embedding
+        if self.is_first:
+            _Layer(model.embedding, model.embedding, forward_s)
+        for block in self.blocks.values():
+            _Layer(block, block, forward_s)
+        if self.is_last:
+            self.final_norm = model.final_norm
+            _Layer(self.final_norm, self, forward_s)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Tokens [B, S] or [B, S, D] → [B, S, D], or logits [B, S, V]."""
+        if self.is_first:
+            hidden = self.embedding(hidden)
+        for block in self.blocks.values():
+            hidden = block(hidden)
+        if self.is_last:
+            hidden = self.final_norm(hidden)
+            hidden = functional.linear(hidden, self.embedding.tokens.weight)
+        return hidden
+
+
+def _pipeline(work: Work, rank: int, count: int, device: torch.device, name: str) -> Step:
+    of_each = STAGES_OF_A_DEVICE.get(name, 1)
+    numbers = range(rank, of_each * count, count)
+    modules = [_stage(work, number, of_each * count, device) for number in numbers]
+    placed = [
+        PipelineStage(module, number, of_each * count, device)
+        for module, number in zip(modules, numbers, strict=True)
+    ]
+    schedule: Any = (
+        ScheduleInterleaved1F1B(placed, work.micro_batches, loss_fn=_loss)
+        if of_each > 1
+        else SCHEDULES[name](placed[0], work.micro_batches, loss_fn=_loss)
+    )
+    tokens = work.tokens().flatten(0, 1).to(device)
+    ends = dist.new_group(sorted({0, count - 1}))
+    tied = [m.embedding.tokens.weight for m in modules if m.is_first or m.is_last]
+    optimizer = _adamw(nn.ModuleList(modules))
+    inputs, is_last = (tokens,) if rank == 0 else (), rank == count - 1
+
+    def step() -> list[float]:
+        losses = list[Tensor]()
+        more = {"target": tokens, "losses": losses} if is_last else {}
+        schedule.step(*inputs, return_outputs=False, **more)
+        if tied:  # the first stage and the last have a copy each
+            total = torch.stack([weight.grad for weight in tied]).sum(0)
+            dist.all_reduce(total, group=ends)
+            for weight in tied:
+                weight.grad = total
+        _update(optimizer)
+        return [float(each.detach()) for each in losses]
+
+    return step
+
+
+def _stage(work: Work, number: int, count: int, device: torch.device) -> _Stage:
+    layers, model = work.config.layers + 2, GPT3(work.config, device="meta")
+    own = range(layers * number // count, layers * (number + 1) // count)
+    stage = _Stage(model, own, work.forward_s)
+    _fill(stage.to_empty(device=device), work.config)
+    return stage
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, config: GPT3Config) -> None:
+    """With the first values."""
+    for name, parameter in model.named_parameters():
+        value = initial_value(config, name, tuple(parameter.shape), SEED).to(parameter.device)
+        if isinstance(parameter, DTensor):
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        parameter.copy_(value)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    groups = decay_groups(list(model.parameters()))
+    return torch.optim.AdamW(groups, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
+
+
+def _update(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+SIDES: dict[str, Callable[[Work, int, int, torch.device, str], Step]] = {
+    "DDP": _distributed,
+    "FSDP2": _sharded,
+    **dict.fromkeys((*SCHEDULES, INTERLEAVED), _pipeline),
+}
+
+
+# --- a process for each device ------------------------------------------------------------------
+
+
+def measured(side: str, count: int, work: Work) -> dict[str, Any]:
+    """Micro-batches per second, what a device held at the most, and the last step's mean loss."""
+    with tempfile.TemporaryDirectory(prefix="atom-devices-") as folder:
+        spawn(_live, (side, count, work, Path(folder)), nprocs=count)
+        told = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(count)]
+    losses = [loss for each in told for loss in each["losses"]]
+    return {
+        "side": side,
+        "devices": count,
+        "micro-batches/s": work.micro_batches / statistics.median(told[0]["seconds"]),
+        "device MB": max(each["held_bytes"] for each in told) / 1e6,
+        "loss": statistics.mean(losses),
+    }
+
+
+def _live(rank: int, side: str, count: int, work: Work, folder: Path) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if work.on_gpus else torch.device("cpu")
+    if work.on_gpus:
+        torch.cuda.set_device(device)
+    backend, meeting = "nccl" if work.on_gpus else "gloo", (folder / "meeting").as_uri()
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
+    steps = list[Step]()
+
+    def begin() -> None:
+        steps.append(SIDES[side](work, rank, count, device, side))
+        for _ in range(UNTIMED_STEPS):
+            steps[0]()
+
+    held_bytes = _held_bytes(begin, device)
+    seconds, losses = zip(*_timed(steps[0], work.steps), strict=True)
+    body = {"seconds": seconds, "losses": losses[-1], "held_bytes": held_bytes}
+    (folder / f"{rank}.json").write_text(json.dumps(body))
+    dist.destroy_process_group()
+
+
+def _held_bytes(begin: Callable[[], None], device: torch.device) -> int:
+    if device.type == "cpu":
+        return peak_bytes(begin)
+    begin()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _timed(step: Step, count: int) -> Iterator[tuple[float, Sequence[float]]]:
+    for _ in range(count):
+        dist.barrier()
+        began = time.perf_counter()
+        losses = step()
+        dist.barrier()
+        yield time.perf_counter() - began, losses
