@@ -130,7 +130,7 @@ class Schedule(Section):
     """Days and times by this machine's clock: ["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"];
     empty: always."""
     idle_for_s: Seconds | None = Field(default=None, alias="idle_for", gt=0)
-    """Only when nobody has used the machine for so long: "10 min"; omitted: whether or not."""
+    """Only when nobody has sat at the machine for so long: "10 min"; omitted: whether or not."""
     pause_on_battery: bool = True
     """Whether to stand still while the machine runs on battery."""
     pause_for_gpu_programs: bool = False

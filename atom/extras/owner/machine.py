@@ -1,9 +1,5 @@
-"""Whether this machine runs on battery, how long nobody else has used it, as far as that can be
-seen, and who else uses its GPU.
-
-Used means one of two: a session told logind that it is not idle, or programs that are not ours took
-more than a third of a core. None sees everything, so either will do.
-"""
+"""Whether this machine runs on battery, how long nobody has sat at it, as far as logind knows, and
+who else uses its GPU."""
 
 import contextlib
 import math
@@ -19,29 +15,11 @@ import torch
 
 from atom.models.installing import install_extra
 
-OTHERS_CORES = 0.3
-"""Of processor time: less than that is a machine looking after itself."""
 SUPPLIES = Path("/sys/class/power_supply")
 _STORES = ("Battery", "UPS")
 _SINCE = "IdleSinceHintMonotonic"
 _LOGINCTL = ("loginctl", "show-session", "--property=IdleHint", f"--property={_SINCE}")
 _LOGINCTL_S = 2.0
-
-
-class MachineUse:
-    """Looks at what happened since its last look. From one thread."""
-
-    def __init__(self) -> None:
-        self._at_s = self._used_at_s = time.monotonic()
-        self._busy_s, self._ours_s = _busy_s(), _spent_s()
-
-    def idle_s(self) -> float:
-        """At most: since this was made."""
-        now_s, busy_s, ours_s = time.monotonic(), _busy_s(), _spent_s()
-        if busy_s - self._busy_s - (ours_s - self._ours_s) > OTHERS_CORES * (now_s - self._at_s):
-            self._used_at_s = now_s
-        self._at_s, self._busy_s, self._ours_s = now_s, busy_s, ours_s
-        return max(0.0, min(now_s - self._used_at_s, sessions_idle_s()))
 
 
 def sessions_idle_s() -> float:
@@ -62,24 +40,6 @@ def idle_hint_s(said: str, now_s: float) -> float:
     if told.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
         return math.inf
     return now_s - int(since_us) / 1e6
-
-
-def _busy_s() -> float:
-    """Of processor time, of all programs, since the machine started."""
-    times = psutil.cpu_times()
-    resting = times.idle + times.iowait + times.steal
-    # Time in guests is counted in `user` and `nice` as well.
-    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return float(sum(times) - resting - guests)
-
-
-def _spent_s() -> float:
-    """Of processor time, by this process and its children, those that have ended among them."""
-    total, root = 0.0, psutil.Process()
-    for each in (root, *root.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            total += sum(each.cpu_times()[:4])  # its own, and of children that have ended
-    return total
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool:

@@ -15,7 +15,7 @@ from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
 from atom.daemon.extensions import Wishes
 from atom.daemon.model.devices import named_devices
-from atom.extras.owner.machine import Gpu, MachineUse, on_battery, open_gpu
+from atom.extras.owner.machine import Gpu, on_battery, open_gpu, sessions_idle_s
 
 GPU_QUIET_S = 30.0
 """Nobody else has used the GPU for so long: then it is free. (A game pauses, too.)"""
@@ -27,7 +27,7 @@ class Observations:
 
     on_battery: bool = False
     idle_s: float = math.inf
-    """Since somebody, or a program that is not ours, used the box."""
+    """Since somebody sat at the box."""
     gpu_idle_s: float = math.inf
     """Since another program used the GPU."""
     gpu_user: str = ""
@@ -60,17 +60,14 @@ class Observer:
     def __init__(self, gpus: Sequence[Gpu], clock: Clock) -> None:
         self._gpus, self._clock = gpus, clock
         self._gpu_used_at_s, self._gpu_user = -math.inf, ""
-        self._use: MachineUse | None = None
 
     def look(self, wishes: Schedule) -> Observations:
-        wants_idle = wishes.idle_for_s is not None
-        self._use = (self._use or MachineUse()) if wants_idle else None
         users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
         if any(users):
             self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
         return Observations(
             on_battery=wishes.pause_on_battery and on_battery(),
-            idle_s=self._use.idle_s() if self._use is not None else math.inf,
+            idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
             gpu_idle_s=self._clock.now() - self._gpu_used_at_s,
             gpu_user=self._gpu_user,
         )

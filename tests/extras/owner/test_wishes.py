@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import threading
 from datetime import datetime
 
@@ -10,7 +9,7 @@ import pytest
 
 from atom.config.peer_file import PeerFile, Schedule
 from atom.extras.owner import machine, wishes
-from atom.extras.owner.machine import Gpu, MachineUse, idle_hint_s, sessions_idle_s
+from atom.extras.owner.machine import Gpu, idle_hint_s, sessions_idle_s
 from atom.extras.owner.wishes import (
     GPU_QUIET_S,
     Observations,
@@ -129,7 +128,9 @@ def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
     gpu.user = ""
     clock.advance(7.0)
     assert observer.look(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
-    assert observer.look(Schedule(idle_for="1 s")).idle_s < WAIT_S
+    monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
+    assert observer.look(Schedule(idle_for="1 s")).idle_s == 9.0
+    assert observer.look(nothing).idle_s == math.inf
 
 
 @pytest.mark.parametrize(
@@ -149,46 +150,6 @@ def test_what_a_desktop_tells(said: str, idle_s: float) -> None:
 def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_LOGINCTL", ("/nowhere/loginctl",))
     assert sessions_idle_s() == math.inf
-
-
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> "Played":
-    return Played(monkeypatch)
-
-
-class Played:
-    """A machine without sessions, whose clocks the test turns."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s, self.busy_s = 1000.0, 900.0
-        self.spent_s = 50.0
-        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(machine, "_busy_s", lambda: self.busy_s)
-        monkeypatch.setattr(machine, "_spent_s", lambda: self.spent_s)
-        monkeypatch.setattr(machine, "sessions_idle_s", lambda: math.inf)
-
-    def go_on(self, seconds: float, others_s: float, own_s: float = 0.0) -> None:
-        self.now_s += seconds
-        self.busy_s += others_s + own_s
-        self.spent_s += own_s
-
-
-def test_programs_that_are_not_ours_use_the_machine(played: Played) -> None:
-    use = MachineUse()
-    played.go_on(10.0, 2.9, own_s=8.0)
-    assert use.idle_s() == 10.0
-    played.go_on(10.0, 3.1, own_s=8.0)
-    assert use.idle_s() == 0.0
-    played.go_on(5.0, 0.0)
-    assert use.idle_s() == 5.0
-
-
-def test_what_processes_took() -> None:
-    before, began = machine._spent_s(), os.times().user
-    while os.times().user - began < 0.2:
-        sum(range(1000))
-    assert machine._spent_s() > before + 0.1
-    assert machine._busy_s() > 0.0
 
 
 def test_the_owner_is_told_what_cannot_be_seen() -> None:
