@@ -69,16 +69,16 @@ def _discarded(rounds: Sequence[Event], kept: set[str], branches: set[int]) -> i
 def all_end_on_one_chain(swarm: Swarm, run: str) -> int:
     """They pause, come to one head, and leave. Returns `check_peers`."""
     for peer in swarm.peers:
-        peer.control.pause()
+        peer.ask("pause")
     swarm.until(lambda: at_one_head(swarm), "everybody at one head", 60.0)
     for peer in swarm.peers:
-        peer.control.leave(60.0)
+        peer.ask("leave", 60.0)
         assert peer.wait() == 0, swarm.story()
     return check_peers(swarm.peers, run)
 
 
 def at_one_head(swarm: Swarm) -> bool:
-    infos = [peer.control.info() for peer in swarm.peers]
+    infos = [peer.ask("info") for peer in swarm.peers]
     standing = all(info["state"] == "paused" for info in infos)
     return standing and len({(info["round"], info["digest"]) for info in infos}) == 1
 

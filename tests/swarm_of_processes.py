@@ -21,7 +21,7 @@ import torch
 import atom
 from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
-from atom.daemon.control import ControlClient
+from atom.daemon import control
 from atom.graph.chain import Machine
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
@@ -234,15 +234,16 @@ class Peer:
 
     # ---- what it says
 
-    @property
-    def control(self) -> ControlClient:
-        return ControlClient(self.state / "control.sock")
+    def ask(self, command: str, *arguments: object) -> Any:
+        """As its owner. Raises: ControlError."""
+        return control.ask(self.state / "control.sock", command, *arguments)
 
     def info(self) -> dict[str, Any]:
         """What it says of itself; empty while it starts."""
         assert self.exit_code is None, self.story()
         with contextlib.suppress(ControlError):
-            return self.control.info()
+            told: dict[str, Any] = self.ask("info")
+            return told
         return {}
 
     def events(self, kind: str | None = None) -> list[Event]:
@@ -342,7 +343,7 @@ class Swarm:
 
     def resume(self) -> None:
         for peer in self.peers:
-            peer.control.resume()
+            peer.ask("resume")
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
         """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""

@@ -28,9 +28,9 @@ def pause(state: DaemonStateOption = None) -> None:
     [bold]Example[/]
     atom pause
     """
-    from atom.cli.box.control import control_client
+    from atom.cli.box.control import ask_daemon
 
-    typer.echo(control_client(state).pause())
+    typer.echo(ask_daemon(state, "pause"))
 
 
 @commands.command()
@@ -42,9 +42,9 @@ def resume(state: DaemonStateOption = None) -> None:
     [bold]Example[/]
     atom resume
     """
-    from atom.cli.box.control import control_client
+    from atom.cli.box.control import ask_daemon
 
-    typer.echo(control_client(state).resume())
+    typer.echo(ask_daemon(state, "resume"))
 
 
 @commands.command()
@@ -63,10 +63,10 @@ def leave(
     atom leave
     atom leave --deadline "5 min"
     """
-    from atom.cli.box.control import control_client
+    from atom.cli.box.control import ask_daemon
 
     deadline_s = parse_deadline(deadline)
-    typer.echo(control_client(state).leave(deadline_s))
+    typer.echo(ask_daemon(state, "leave", deadline_s))
 
 
 @commands.command()
@@ -116,9 +116,9 @@ def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the trace goes.")],
     state: DaemonStateOption = None,
 ) -> None:
-    """Save the daemon's next pass as a Chrome trace: what was at work when.
+    """Save the pass that the daemon recorded last as a Chrome trace: what was at work when.
 
-    Open the file in ui.perfetto.dev or chrome://tracing.
+    It records one every 30 s. Open the file in ui.perfetto.dev or chrome://tracing.
 
     [bold]Example[/]
     atom trace pass.json

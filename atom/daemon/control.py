@@ -71,53 +71,21 @@ def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
     return answer
 
 
-class ControlClient:
-    """A daemon in another process; one call per command.
-
-    Raises: ControlError if no daemon answers; UserError, as the daemon refused it.
-    """
-
-    def __init__(self, socket_path: Path) -> None:
-        self._path = socket_path
-
-    def info(self) -> dict[str, Any]:
-        info: dict[str, Any] = self._call("info")
-        return info
-
-    def pause(self) -> str:
-        return str(self._call("pause"))
-
-    def resume(self) -> str:
-        return str(self._call("resume"))
-
-    def leave(self, deadline_s: float | None = None) -> str:
-        return str(self._call("leave", deadline_s))
-
-    def reload(self) -> list[dict[str, Any]]:
-        """Has it read the peer file again. Returns `key` of what has changed, whether that is
-        `live`, and what it `costs` the swarm, in words. After a UserError nothing is changed."""
-        changed: list[dict[str, Any]] = self._call("reload")
-        return changed
-
-    def trace(self, ticket: int = 0) -> tuple[int, list[dict[str, Any]], str]:
-        """Ticket 0: has the next pass recorded. Returns ticket, spans and summary; the latter are
-        empty until the pass has ended: ask again with the ticket."""
-        ticket, spans, summary = self._call("trace", ticket)
-        return ticket, spans, summary
-
-    def _call(self, command: str, *arguments: Any) -> Any:
-        # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
-        options = [("grpc.max_receive_message_length", -1)]
-        try:
-            with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
-                ask: Any = channel.unary_unary(f"/{_SERVICE}/{command}")
-                reply = json.loads(ask(json.dumps(arguments).encode(), timeout=_TIMEOUT_S))
-        except grpc.RpcError as problem:
-            raise _named(problem, self._path) from problem
-        if "refused" in reply:
-            kind, message, hint = reply["refused"]
-            raise _REFUSALS.get(kind, ConfigError)(message, hint)
-        return reply["result"]
+def ask(socket_path: Path, command: str, *arguments: Any) -> Any:
+    """What the daemon that listens there says to one of COMMANDS. Raises: ControlError if none
+    answers; UserError, as the daemon refused it."""
+    # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
+    options = [("grpc.max_receive_message_length", -1)]
+    try:
+        with grpc.insecure_channel(f"unix:{socket_path}", options) as channel:
+            call: Any = channel.unary_unary(f"/{_SERVICE}/{command}")
+            reply = json.loads(call(json.dumps(arguments).encode(), timeout=_TIMEOUT_S))
+    except grpc.RpcError as problem:
+        raise _named(problem, socket_path) from problem
+    if "refused" in reply:
+        kind, message, hint = reply["refused"]
+        raise _REFUSALS.get(kind, ConfigError)(message, hint)
+    return reply["result"]
 
 
 def _named(problem: Exception, path: Path) -> ControlError:
@@ -131,6 +99,7 @@ def _named(problem: Exception, path: Path) -> ControlError:
                 "`atom leave`, then start it again with this one",
             )
     return ControlError(
-        f"no daemon answers on {path}",
-        "is one running? name its state directory with --state DIR",
+        f"the daemon at {path} takes no commands now",
+        "it is starting, standing by or ending: its terminal says which, and SIGTERM ends it. "
+        "`atom bootstrap` takes no commands at all",
     )

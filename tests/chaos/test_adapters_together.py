@@ -47,7 +47,7 @@ def fetched(peer: Peer) -> list[int]:
 def check_sample(swarm: Swarm, root: Path) -> None:
     """A stranger gets base and adapters from peers, and writes what they say."""
     for peer in swarm.peers:
-        peer.control.pause()
+        peer.ask("pause")
     command = [sys.executable, "-m", "atom", "sample", swarm.address, "A", "--tokens", "1"]
     own = environment(root) | {"XDG_CACHE_HOME": str(root / "stranger")}
     told = subprocess.run(
@@ -96,7 +96,7 @@ def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
         swarm.until(lambda: len(list_snapshots(bob.state / "snapshots")) > 1, "states to offer")
         check_sample(swarm, tmp_path)
         for peer in swarm.peers:
-            peer.control.leave(None)
+            peer.ask("leave", None)
             assert peer.wait() == 0
         assert check_peers(swarm.peers, "tuned") == 0, "replicas agree in every round"
         size = sum(4 * padded_elements(p.numel()) for p in base.parameters())

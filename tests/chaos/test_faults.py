@@ -122,7 +122,7 @@ def frozen(swarm: Swarm, victim: Peer, attempt: int) -> Iterator[None]:
 def restarted_with_damaged_files(swarm: Swarm, victim: Peer, attempt: int) -> Iterator[None]:
     """It leaves cleanly; then what it finds on its disk is not what it wrote."""
     family = victim.family()
-    victim.control.leave(60.0)
+    victim.ask("leave", 60.0)
     assert victim.wait() == 0, victim.story()
     assert victim.events("left")[-1]["ending"] == "left"
     assert psutil.wait_procs(family, timeout=5.0)[1] == []

@@ -19,11 +19,11 @@ def test_without_room_it_trains_on_and_without_its_directory_it_ends(tmp_path: P
         peer.start("start", str(swarm.run_file))
         peer.limit_files(FULL_AT_BYTES)
         swarm.until(lambda: peer.last_round >= 5, "rounds without a snapshot", START_S)
-        disk = peer.control.info()["disk"]
+        disk = peer.ask("info")["disk"]
         assert (disk["snapshots"], list(disk["paused"])) == ([], ["snapshots"])
         peer.limit_files(None)
         swarm.until(lambda: peer.events("disk-room"), "a snapshot again", START_S)
-        assert peer.control.info()["disk"]["paused"] == {}
+        assert peer.ask("info")["disk"]["paused"] == {}
 
         peer.state.rename(swarm.root / "taken away")
         after.start("start", str(swarm.run_file))

@@ -3,8 +3,6 @@ control socket."""
 
 import json
 import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -20,16 +18,9 @@ from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.chrome_trace import chrome_trace
 
-_CONNECT_S = 1.0
 _START_HINT = (
     "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
 )
-_DEAF_HINT = (
-    "it is starting, standing by or ending: its terminal says which, and SIGTERM ends it. "
-    "`atom bootstrap` takes no commands at all"
-)
-TRACE_DEADLINE_S = 300.0
-_ASK_AGAIN_S = 0.2
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
@@ -38,7 +29,7 @@ def show_info(state: Path | None, as_json: bool) -> None:
     if state is not None and (kept := StateDirectory(state)).manifest.exists() and not kept.in_use:
         _show_kept(state, as_json)
         return
-    info = control_client(state).info()
+    info = ask_daemon(state, "info")
     from atom.cli.box.info_page import rows  # brings the DHT's side along
 
     _show(info, rows, as_json)
@@ -71,9 +62,8 @@ def _show(
 def reload_settings(state: Path | None) -> None:
     """Prints the keys of the peer file that have changed. Raises: UserError, and nothing was
     changed."""
-    client = control_client(state)
     with stderr_console().status("the daemon reads its peer file"):
-        changed = client.reload()
+        changed = ask_daemon(state, "reload")
     for each in changed:
         remark = each["costs"] if each["live"] else "changes at a restart"
         typer.echo(f"{each['key']}  # {remark}" if remark else each["key"])
@@ -81,52 +71,29 @@ def reload_settings(state: Path | None) -> None:
         typer.echo("nothing has changed in the peer file", err=True)
 
 
-def control_client(state: Path | None) -> Any:
-    """To the daemon in `state`, else to the only one there is. Raises: ControlError."""
-    from atom.daemon.control import ControlClient  # gRPC: a quarter of a second
+def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
+    """What the daemon in `state`, else the only one there is, says to one of its
+    `atom.daemon.control.COMMANDS`. Raises: ControlError; UserError, as the daemon refused it."""
+    from atom.daemon.control import ask  # gRPC: a quarter of a second
 
-    return ControlClient(find_daemon(state))
+    return ask(find_daemon(state), command, *arguments)
 
 
 def save_trace(file: Path, state: Path | None) -> None:
-    """Waits for the next pass, writes its Chrome trace and prints one line of figures.
+    """Writes the Chrome trace of the pass that was recorded last, and prints one line of figures.
 
-    Raises: ControlError, also when no pass ends within some minutes; StorageError.
+    Raises: ControlError, also where none was recorded yet; StorageError.
     """
     refuse_folders(file, "trace.json")
-    with stderr_console().status("asking the daemon") as status:
-        client = control_client(state)
-        spans, summary = _next_pass(client, status.update)
-        trace = chrome_trace(spans, f"{client.info()['run']}: one pass")
+    with stderr_console().status("asking the daemon"):
+        spans, summary = ask_daemon(state, "trace")
+        if not summary:
+            why = "is the daemon paused, or waiting for others? see `atom info`"
+            raise ControlError("no pass has begun and ended yet", why)
+        trace = chrome_trace(spans, f"{ask_daemon(state, 'info')['run']}: one pass")
     write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
     typer.echo(summary)
     typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
-
-
-def waiting_words(info: Mapping[str, Any]) -> str:
-    """What the wait is for, by what `atom info` shows."""
-    if info.get("paused"):
-        return f"no pass begins: the daemon is paused {info['paused']}"
-    last = info.get("last_pass")
-    if not last:
-        return "waiting until the next pass has begun and ended"
-    return f"recording the next pass; the last took {last['pass_seconds']:.1f} s"
-
-
-def _next_pass(client: Any, told: Callable[[str], None]) -> tuple[Any, str]:
-    ticket, spans, summary = client.trace()
-    asked_at = time.monotonic()
-    while not summary:
-        waited_s = time.monotonic() - asked_at
-        told(waiting_words(client.info()))
-        if waited_s >= TRACE_DEADLINE_S:
-            raise ControlError(
-                f"no pass began and ended within {TRACE_DEADLINE_S:.0f} s",
-                "is the daemon paused, or waiting for others? see `atom info`",
-            )
-        time.sleep(_ASK_AGAIN_S)  # asked, not waited on: control threads are few
-        ticket, spans, summary = client.trace(ticket)
-    return spans, summary
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:
@@ -138,15 +105,16 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
         raise ControlError(f"there is no state directory {state}", _START_HINT)
     home = home or (base_folder("data") if state is None else state)
     folders = _state_directories(home) if state is None else [StateDirectory(state)]
-    running = [folder.root for folder in folders if _listens(folder)]
+    running = [folder.root for folder in folders if folder.in_use]
     if not running:
-        for folder in folders:
-            _refuse_deaf(folder)
         where = f"under {home}" if state is None else f"in {state}"
         raise ControlError(f"no daemon of yours runs {where}", _START_HINT)
-    return StateDirectory(
-        _the_one(running, "daemons run on this machine", ControlError)
-    ).control_socket
+    root = _the_one(running, "daemons run on this machine", ControlError)
+    path = StateDirectory(root).control_socket
+    if path.exists() and path.lstat().st_uid not in (os.getuid(), root.stat().st_uid):
+        # in /tmp, where a long path's lies, anybody can put one that hears our commands
+        raise ControlError(f"{path} is another user's", "remove it, or let them")
+    return path
 
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
@@ -176,32 +144,8 @@ def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> P
     return folders[0]
 
 
-def _refuse_deaf(folder: StateDirectory) -> None:
-    """Raises: ControlError for a daemon that is there, but does not listen."""
-    if folder.in_use:
-        raise ControlError(f"the daemon in {folder.root} takes no commands now", _DEAF_HINT)
-
-
 def _state_directories(home: Path) -> list[StateDirectory]:
     if not home.is_dir():
         return []
-    return [StateDirectory(path) for path in sorted(home.iterdir()) if path.is_dir()]
-
-
-def _listens(folder: StateDirectory) -> bool:
-    """A socket file may be left behind by a daemon that was killed, or in /tmp be another
-    user's, put there to hear our commands."""
-    path = folder.control_socket
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_CONNECT_S)
-        try:
-            if _owner(path) not in (os.getuid(), _owner(folder.root)):
-                return False
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
-
-
-def _owner(path: Path) -> int:
-    return path.lstat().st_uid
+    runs = (path for path in sorted(home.iterdir()) if path.is_dir() and path.name[0] not in "._")
+    return list(map(StateDirectory, runs))  # that of `atom bootstrap` is no run's

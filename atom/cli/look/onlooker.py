@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, ControlError, TrustError, UserError
-from atom.cli.box.control import control_client
+from atom.cli.box.control import ask_daemon
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import stderr_console
@@ -74,7 +74,7 @@ class Onlooker:
         """See `SwarmView.own`."""
         told = {"your line": line_text(self._own.traffic, datetime.now())}
         with contextlib.suppress(UserError):  # no daemon runs, or it cannot answer now
-            devices = control_client(self._own.root).info()["devices"]
+            devices = ask_daemon(self._own.root, "info")["devices"]
             told["your devices"] = devices_text(devices) if len(devices) > 1 else ""
         return {what: text for what, text in told.items() if text}
 
@@ -210,7 +210,7 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
     if address is not None:
         return address, state
     try:
-        info = control_client(state).info()
+        info = ask_daemon(state, "info")
     except ControlError as problem:
         hint = f"{problem.hint}\nor give the run's ADDRESS"
         raise ControlError(problem.message, hint) from None

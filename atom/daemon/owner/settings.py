@@ -42,7 +42,8 @@ class Settings:
         return self._peer.network
 
     def reload(self) -> list[Mapping[str, Any]]:
-        """See `atom.daemon.control.ControlClient`."""
+        """`key` of what has changed, and whether that is `live`. Raises: UserError; then nothing is
+        changed."""
         with self._lock:
             if not self._path.is_file():  # a pipe would be waited for, for ever
                 raise ConfigError(

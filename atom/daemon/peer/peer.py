@@ -398,11 +398,9 @@ class Peer:
             "state_directory": str(self._box.state.root),
         }
 
-    def trace(self, ticket: int) -> tuple[int, Sequence[Mapping[str, Any]], str]:
-        """See `atom.daemon.control.ControlClient`."""
-        watch = self._replica.watch
-        ticket = ticket or watch.ask()
-        return ticket, *watch.trace(ticket)
+    def trace(self) -> tuple[Sequence[Mapping[str, Any]], str]:
+        """As `PassWatch.trace`."""
+        return self._replica.watch.trace()
 
     def pause(self) -> str:
         said = self._pauses.pause()
@@ -415,7 +413,8 @@ class Peer:
         return said
 
     def reload(self) -> Sequence[Mapping[str, Any]]:
-        """See `atom.daemon.control.ControlClient`."""
+        """Has the peer file read again. Returns `key` of what has changed, whether that is `live`,
+        and what it `costs` the swarm, in words. Raises: UserError; then nothing is changed."""
         changed = self._settings.reload()
         cost = self._line_cost(is_new=True)
         costs = {**dict.fromkeys(CAPS, cost), ALLOWANCE: self._allowance_words()}

@@ -107,15 +107,13 @@ class PassWatch:
         self._recording: Recording | None = None
         self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
         self._due = float("-inf")
-        self._begun = 0
-        self._latest: tuple[int, Timeline, Sequence[str]] | None = None
-        """The number of the pass looked at last, what it did, and its sub-models' names."""
+        self._latest: tuple[Timeline, Sequence[str]] | None = None
+        """What the pass looked at last did, and its sub-models' names."""
 
     def begin(self) -> Observer | None:
         """Who is to be told of the pass that begins now; None: nobody. After one that was not sound
         it is looked at the next."""
         with self._lock:
-            self._begun += 1
             looks = self._recording is not None or self._clock.now() >= self._due
             if looks:
                 self._due = self._clock.now() + LOOK_S
@@ -125,32 +123,26 @@ class PassWatch:
     def end(self, names: Sequence[str]) -> None:
         """The pass that began last was sound. `names`: of its sub-models, in order."""
         if self._recording is not None:
-            self._latest = self._begun, self._with_steps(self._recording.spans), names
+            self._latest = self._with_steps(self._recording.spans), names
             self._recording = None
 
     def stepped(self, event: Observed, start_s: float, end_s: float) -> None:
         """The optimizer's observer: its work may fall into a pass."""
         self._steps.append(Span(event, start_s, end_s))
 
-    def ask(self) -> int:
-        """The next pass to begin shall be recorded. Returns its ticket for `trace`."""
-        with self._lock:
-            self._due = float("-inf")
-            return self._begun + 1
-
-    def trace(self, ticket: int) -> tuple[list[dict[str, Any]], str]:
-        """Spans (`Span.to_json`) and a line of figures of the pass of that ticket, or of a later
-        one; empty if none of them has ended yet."""
-        number, timeline, names = self._latest or (-1, Timeline(()), ())
-        if number < ticket:
+    def trace(self) -> tuple[list[dict[str, Any]], str]:
+        """Spans (`Span.to_json`) and a line of figures of the pass looked at last; empty if there
+        is none yet."""
+        if self._latest is None:
             return [], ""
+        timeline, names = self._latest
         spans = [span.to_json(names) for span in timeline.spans]
         return spans, PassShares.of(timeline).text()
 
     def figures(self) -> dict[str, Any] | None:
         """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""
         latest = self._latest
-        return None if latest is None else PassShares.of(latest[1]).to_json()
+        return None if latest is None else PassShares.of(latest[0]).to_json()
 
     def _with_steps(self, spans: list[Span]) -> Timeline:
         began = min((span.start_s for span in spans), default=0.0)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +152,6 @@ def test_without_a_daemon_it_is_said_what_is_kept(
 def test_it_is_printed_with_its_folder_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(control, "control_client", lambda state: SimpleNamespace(info=info))
+    monkeypatch.setattr(control, "ask_daemon", lambda state, command: info())
     control.show_info(None, as_json=False)
     assert f"directory     {FOLDER}\n" in capsys.readouterr().out

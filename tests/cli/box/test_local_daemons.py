@@ -1,13 +1,12 @@
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from atom.base.errors import ControlError, StorageError
-from atom.cli.box import control as local_daemons
 from atom.cli.box.control import find_daemon, find_state
 from atom.cli.look.onlooker import run_meant
 from atom.config.places import default_state_directory
@@ -21,34 +20,32 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def open_sockets() -> Iterator[ExitStack]:
+def held() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
 
 def daemon(root: Path, stack: ExitStack) -> Path:
-    """Listens where a daemon of this state directory would."""
-    root.mkdir(parents=True)
-    path = StateDirectory(root).control_socket
-    server = stack.enter_context(socket.socket(socket.AF_UNIX))
-    server.bind(str(path))
-    server.listen()
-    return path
+    """Holds a state directory, as the one that runs there; where it would listen."""
+    kept = StateDirectory(root)
+    kept.lock()
+    stack.callback(kept.unlock)
+    return kept.control_socket
 
 
 def test_the_only_daemon_is_meant_or_a_named_one(
-    home: Path, open_sockets: ExitStack, tmp_path: Path
+    home: Path, held: ExitStack, tmp_path: Path
 ) -> None:
-    path = daemon(default_state_directory("tiny"), open_sockets)
+    path = daemon(default_state_directory("tiny"), held)
     (home / "other").mkdir()
     assert find_daemon(None) == path
-    path = daemon(tmp_path / "elsewhere", open_sockets)
+    path = daemon(tmp_path / "elsewhere", held)
     assert find_daemon(tmp_path / "elsewhere") == path
 
 
-def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
-    daemon(home / "one", open_sockets)
-    daemon(home / "two", open_sockets)
+def test_several_are_named(home: Path, held: ExitStack) -> None:
+    daemon(home / "one", held)
+    daemon(home / "two", held)
     with pytest.raises(ControlError, match="2 daemons run") as problem:
         find_daemon(None)
     assert problem.value.message.endswith("one, two")
@@ -59,41 +56,35 @@ def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
     assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
 
 
-def test_a_socket_left_behind_is_nobody(home: Path) -> None:
+def test_a_daemon_that_has_ended_is_nobody(home: Path) -> None:
     with ExitStack() as stack:
-        daemon(home / "tiny", stack)
-    with pytest.raises(ControlError, match="no daemon"):
-        find_daemon(None)
-    with pytest.raises(ControlError, match="no daemon"):
-        find_daemon(home / "tiny")
-
-
-def test_a_socket_of_another_user_is_not_spoken_to(
-    home: Path, open_sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of a long path lies in /tmp, under a name that anybody can reckon."""
-    long = home / ("x" * 120)
-    path = daemon(long, open_sockets)
-    open_sockets.callback(path.unlink)
-    assert find_daemon(long) == path
-    owners = {path: os.getuid() + 1}
-    monkeypatch.setattr(local_daemons, "_owner", lambda file: owners.get(file, os.getuid()))
-    for state in (None, long):
+        daemon(home / "tiny", stack).touch()
+    for state in (None, home / "tiny"):
         with pytest.raises(ControlError, match="no daemon"):
             find_daemon(state)
 
 
-def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:
-    """It tokenises for an hour."""
-    begins = StateDirectory(home / "tiny")
-    begins.lock()
-    try:
-        for state in (None, home / "tiny"):
-            with pytest.raises(ControlError, match="takes no commands now") as problem:
-                find_daemon(state)
-            assert "starting, standing by or ending" in problem.value.hint
-    finally:
-        begins.unlock()
+def test_an_entrance_is_no_daemon_unless_it_is_named(home: Path, held: ExitStack) -> None:
+    daemon(home / "_bootstrap", held)
+    with pytest.raises(ControlError, match="no daemon"):
+        find_daemon(None)
+    assert find_daemon(home / "_bootstrap")
+
+
+def test_a_socket_of_another_user_is_not_spoken_to(
+    home: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a long path lies in /tmp, under a name that anybody can reckon."""
+    long = home / ("x" * 120)
+    path = daemon(long, held)
+    path.touch()
+    held.callback(path.unlink)
+    assert find_daemon(long) == path
+    theirs = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr(Path, "lstat", lambda self: theirs)
+    for state in (None, long):
+        with pytest.raises(ControlError, match="is another user's"):
+            find_daemon(state)
 
 
 def test_of_several_runs_that_are_kept_each_is_offered(home: Path) -> None:

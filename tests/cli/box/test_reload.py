@@ -1,6 +1,5 @@
 """`atom reload` as its user sees it. What travels is in `tests/daemon/test_control.py`."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
         {"key": "network.upload", "live": True, "costs": "a round takes longer"},
         {"key": "network.listen", "live": False, "costs": ""},
     ]
-    daemon = SimpleNamespace(reload=lambda: changed)
-    monkeypatch.setattr(control, "control_client", lambda state: daemon)
+    monkeypatch.setattr(control, "ask_daemon", lambda state, command: changed)
     assert main(["reload"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown == [
@@ -33,10 +31,10 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     streams = capsys.readouterr()
     assert (streams.out, streams.err) == ("", "nothing has changed in the peer file\n")
 
-    def refuse() -> None:
+    def refuse(state: object, command: str) -> None:
         raise DeviceError("there is 1 MB, and 2 MB would do", "allow more")
 
-    daemon.reload = refuse
+    monkeypatch.setattr(control, "ask_daemon", refuse)
     assert main(["reload"]) == ExitCode.DEVICE
     streams = capsys.readouterr()
     assert streams.err == "error: there is 1 MB, and 2 MB would do\nhint:  allow more\n"

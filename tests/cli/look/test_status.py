@@ -2,7 +2,6 @@ import asyncio
 import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -87,10 +86,10 @@ def test_names_stand_beside_ids_and_our_line_below() -> None:
 def test_our_devices_as_our_daemon_tells_them(
     devices: dict[str, str | None] | None, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def daemon_in(_: Path) -> SimpleNamespace:
+    def ask_daemon(_: Path, command: str) -> dict[str, object]:
         if devices is None:
             raise ControlError("no daemon of yours runs", "start one")
-        return SimpleNamespace(info=lambda: {"devices": devices})
+        return {"devices": devices}
 
     async def look() -> SwarmView:
         village = Village()
@@ -98,7 +97,7 @@ def test_our_devices_as_our_daemon_tells_them(
         directory = village.dht.directory("tiny", village.owner.peer_id)
         return await Onlooker(directory, village.manifest(), village.owner).view()
 
-    monkeypatch.setattr(onlooker, "control_client", daemon_in)
+    monkeypatch.setattr(onlooker, "ask_daemon", ask_daemon)
     assert asyncio.run(look()).own.get("your devices") == told
 
 

@@ -90,25 +90,18 @@ def test_one_pass_now_and_then_is_recorded() -> None:
     assert (figures["pass_seconds"], figures["computing"]) == (4.0, 0.5)
 
 
-def test_who_asks_gets_the_next_sound_pass_to_begin() -> None:
+def test_the_pass_looked_at_last_can_be_had() -> None:
     watch = PassWatch(ManualClock())
-    watched(watch)
-    watch.begin()  # a pass is under way
-    ticket = watch.ask()
-    watch.end(["all"])
-    assert watch.trace(ticket) == ([], "")
+    assert watch.trace() == ([], "")
+    assert watched(watch, sound=False)
+    assert watch.trace() == ([], "")
     assert watched(watch)
-    trace, summary = watch.trace(ticket)
+    trace, summary = watch.trace()
     kinds = {(span["kind"], span["name"]) for span in trace}
     assert {("load", "all"), ("forward", "all")} <= kinds
     assert summary.startswith("the device computes 50.0% of 4.000 s")
-    assert not watched(watch), "once is enough"
-    assert watch.trace(ticket)[0] == trace
-    ticket = watch.ask()
-    assert watched(watch, sound=False)
-    assert watch.trace(ticket) == ([], "")
-    assert watched(watch)
-    assert watch.trace(ticket)[0]
+    assert not watched(watch), "not so soon again"
+    assert watch.trace()[0] == trace
 
 
 def test_the_optimizers_work_under_a_pass_is_part_of_it() -> None:
@@ -116,6 +109,6 @@ def test_the_optimizers_work_under_a_pass_is_part_of_it() -> None:
     watch.stepped(OptimizerStep(0), 0.0, 5.0)
     watch.stepped(OptimizerStep(1), 9.0, 10.5)
     watched(watch, at_s=10.0)
-    trace, _ = watch.trace(0)
+    trace, _ = watch.trace()
     steps = [span for span in trace if span["kind"] == "optimizer step"]
     assert [(span["event"]["sub_model"], span["start_s"]) for span in steps] == [(1, 0.0)]
