@@ -178,12 +178,12 @@ def plan(
     bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
     if "/p2p/" in run and not Path(run).exists():
-        from atom.cli.look.onlooker import what_is_trained
+        from atom.cli.look.onlooker import looked_at
         from atom.daemon.model.model_source import agreed_run
 
-        swarm, there = run_to_the_end(what_is_trained(run))
-        its = agreed_run(swarm)
-        request = replace(request, run=its, text=swarm.text, peers=peers or there + 1)
+        swarm = run_to_the_end(looked_at(run))
+        its, there = agreed_run(swarm.manifest), len(swarm.alive)
+        request = replace(request, run=its, text=swarm.manifest.text, peers=peers or there + 1)
     show_plan(request, as_json, source, chart)
 
 

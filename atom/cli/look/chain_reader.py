@@ -19,7 +19,7 @@ from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, Reached, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
-from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, asking, refusal_of
+from atom.swarm.state.fetch import UNCHECKED_PACE, asking, refusal_of
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
@@ -45,7 +45,6 @@ class LedgerReader:
         self.on_progress: Progress = lambda done, total: None
         self._genesis = genesis
         self._fetch = fetch
-        self._liars: set[str] = set()
         self._in_vain = Counter[str]()
         """How often in a row each donor gave nothing."""
 
@@ -61,8 +60,6 @@ class LedgerReader:
                 found = self._found(lease)
             except (PeerRefused, OSError) as problem:
                 reason = refusal_of(problem).reason
-                if reason in LIES:
-                    self._liars.add(lease.peer_id)
                 self.problem = f"…{lease.peer_id[-6:]}: {_in_words(reason)}"
                 self.shut_out = reason is Reason.NOT_ON_THE_LIST
             else:
@@ -77,8 +74,7 @@ class LedgerReader:
         """Those whose heads would be preferred to ours, of equals the best claim first; before all,
         some that gave to the chain, asked in vain or not."""
         ours = self.ledger.head
-        honest = [lease for lease in leases if lease.peer_id not in self._liars]
-        claiming = preferred([lease for lease in honest if claims_better(lease, ours)], ours)
+        claiming = preferred([lease for lease in leases if claims_better(lease, ours)], ours)
         known = {*self.ledger.shares, *(voter.peer_id for voter in self._genesis.voters)}
         ranked = sorted(
             claiming, key=lambda each: (self._in_vain[each.peer_id], each.peer_id not in known)

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from atom.cli.look.onlooker import read_ledger, run_meant
+from atom.cli.look.onlooker import looked_at, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
 from atom.swarm.chain.commit_chain import Ledger
@@ -17,8 +17,9 @@ _COLUMNS = ("peer", "sequences", "share", "rounds", "first", "last")
 
 
 def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
-    """Prints who gave what. Raises: ControlError; what `read_ledger` does."""
-    manifest, ledger = run_to_the_end(read_ledger(*run_meant(address, state)))
+    """Prints who gave what. Raises: ControlError; what `looked_at` does."""
+    swarm = run_to_the_end(looked_at(*run_meant(address, state), chain=True))
+    manifest, ledger = swarm.manifest, swarm.ledger
     if as_json:
         typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
         return

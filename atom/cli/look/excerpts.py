@@ -12,7 +12,7 @@ from atom.base.errors import AddressError, PeerRefused, StorageError
 from atom.base.printable import printable
 from atom.base.units import format_bytes
 from atom.cli.look.chain_reader import ChainFetcher
-from atom.cli.look.onlooker import listed_peer, onlooking
+from atom.cli.look.onlooker import listed_peer, looked_at
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import agreed_run
@@ -20,8 +20,7 @@ from atom.daemon.model.shared_text import TOKENIZER, open_store, shapes_of, toke
 from atom.models.data.corpus import Amount
 from atom.models.data.tokenizer import Tokenizer, load_tokenizer
 from atom.models.source import DataError
-from atom.swarm.records.lease import Lease
-from atom.swarm.records.manifest import Manifest, SharedText
+from atom.swarm.records.manifest import SharedText
 from atom.swarm.state.arenas import Piece
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import fetch_into
@@ -33,32 +32,26 @@ MOST_TEXTS, PLACES, TOKENS, CHARACTERS = 3, 3, 120, 300
 
 def show_excerpts(address: str) -> None:
     """Prints them. Raises: AddressError, StorageError."""
-    manifest, leases = run_to_the_end(_looked(address))
+    swarm = run_to_the_end(looked_at(address))
+    manifest = swarm.manifest
     run, text = agreed_run(manifest), manifest.text
     typer.echo(f"{manifest.run}: {Amount(*manifest.data_amount)}")
     if text is None:
         typer.echo("each peer has a copy of its own: it does not travel through the swarm")
         return
-    peers = [peer for peer, lease in leases.items() if lease.state != "left"]
     fetcher = ChainFetcher(manifest, listed_peer(manifest))
     try:
-        fetcher.know(leases)
+        fetcher.know(swarm.leases)
         with tempfile.TemporaryDirectory() as folder:
             store = open_store(text, Path(folder))
             typer.echo(f"{format_bytes(store.total_bytes)} come through the swarm. Some of it:")
             pieces = some_pieces(text)
-            fetch_some(fetcher.transport, store, pieces, peers)
+            fetch_some(fetcher.transport, store, pieces, swarm.alive)
             tokenizer = read_tokenizer(run, store, Path(folder))
             for excerpt in excerpts(store, pieces, tokenizer):
                 typer.echo(f"\n  {excerpt}")
     finally:
         fetcher.close()
-
-
-async def _looked(address: str) -> tuple[Manifest, dict[str, Lease]]:
-    async with onlooking(address) as onlooker:
-        await onlooker.first_view()
-        return onlooker.manifest, onlooker.leases
 
 
 def some_pieces(text: SharedText) -> list[Piece]:

@@ -62,6 +62,11 @@ class Onlooker:
         """Of the last view."""
         self._progress = ""
 
+    @property
+    def alive(self) -> list[str]:
+        """Who has not left, by the last view."""
+        return [peer for peer, lease in self.leases.items() if lease.state != "left"]
+
     async def view(self) -> SwarmView:
         """The swarm now, as its peers claim it, whose `leases` are kept. Raises:
         DirectoryUnavailable while the DHT cannot be asked."""
@@ -157,18 +162,14 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
         await directory.close()
 
 
-async def what_is_trained(address: str) -> tuple[Manifest, int]:
-    """In the run that `address` names, and by how many peers. Raises: AddressError."""
-    async with onlooking(address) as onlooker:
-        view = await onlooker.first_view()
-        return onlooker.manifest, sum(peer.state != "left" for peer in view.peers)
-
-
-async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
-    """The run's ledger as it is now. Raises: AddressError: also if nobody serves the chain;
-    TrustError if that is for listed peers only, and this is none of them."""
+async def looked_at(address: str, state: Path | None = None, chain: bool = False) -> Onlooker:
+    """The run that `address` names, as it is now, by an onlooker that looks no more: its
+    `leases`, and its `ledger` if the `chain` is asked for. Raises: AddressError; as `certified`."""
     async with onlooking(address, state) as onlooker:
-        return onlooker.manifest, await certified(onlooker)
+        if chain:
+            await certified(onlooker)
+        await onlooker.first_view()
+        return onlooker
 
 
 async def certified(onlooker: Onlooker) -> Ledger:

@@ -12,7 +12,7 @@ from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.base.printable import printable
 from atom.cli.look.chain_reader import ChainFetcher
 from atom.cli.look.excerpts import fetch_some, read_tokenizer
-from atom.cli.look.onlooker import certified, identity_in, listed_peer, onlooking
+from atom.cli.look.onlooker import identity_in, listed_peer, looked_at
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
@@ -30,8 +30,6 @@ from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
 from atom.models.sampling import Sampling, continuations
 from atom.models.source import DataError, ModelSource, SourceError
-from atom.swarm.chain.commit_chain import Ledger
-from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest
 from atom.swarm.transport.transport import Transport
 
@@ -112,18 +110,20 @@ def _sampled(asked: SampleRequest, console: TerminalConsole) -> Sampled:
 
 
 def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
-    manifest = run_to_the_end(_manifest(asked))
+    manifest = run_to_the_end(looked_at(asked.where, asked.state)).manifest
     end_at_once_on_signals("interrupted")
     run, source = _model_of(manifest)
     layout = layout_of(manifest, run, source)
     # The chain is read last: it has to know the states that peers offer, which are their newest.
-    ledger, leases = run_to_the_end(_looked(asked))
+    swarm = run_to_the_end(looked_at(asked.where, asked.state, chain=True))
+    if not swarm.leases:
+        raise AddressError("no peer of the run is alive to give its state", "try again later")
     end_at_once_on_signals("interrupted: what was fetched is kept")
     fetcher = ChainFetcher(manifest, identity_in(asked.state) or listed_peer(manifest))
     try:
-        fetcher.know(leases)
-        states = ledger.states(manifest.initial_state_digest)
-        peers = [peer for peer, lease in leases.items() if lease.state != "left"]
+        fetcher.know(swarm.leases)
+        states = swarm.ledger.states(manifest.initial_state_digest)
+        peers = swarm.alive
         tokenizer = tokenizer_of(manifest, run, asked.tokenizer, fetcher.transport, peers)
         fetching = partial(console.progress, "fetching the weights")
         round_number, weights = fetch_weights(
@@ -132,19 +132,6 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     finally:
         fetcher.close()
     return sampled_run(run, source, weights, round_number, tokenizer)
-
-
-async def _manifest(asked: SampleRequest) -> Manifest:
-    async with onlooking(asked.where, asked.state) as onlooker:
-        return onlooker.manifest
-
-
-async def _looked(asked: SampleRequest) -> tuple[Ledger, dict[str, Lease]]:
-    async with onlooking(asked.where, asked.state) as onlooker:
-        ledger = await certified(onlooker)
-        if not (await onlooker.first_view()).peers:
-            raise AddressError("no peer of the run is alive to give its state", "try again later")
-        return ledger, onlooker.leases
 
 
 def _model_of(manifest: Manifest) -> tuple[RunFile, ModelSource]:

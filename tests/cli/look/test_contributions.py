@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,10 @@ LEDGER = Ledger(
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    async def read(address: str, state: object) -> tuple[Manifest, Ledger]:
-        return Village().manifest(), LEDGER
+    async def look(address: str, state: object, chain: bool) -> SimpleNamespace:
+        return SimpleNamespace(manifest=Village().manifest(), ledger=LEDGER)
 
-    monkeypatch.setattr("atom.cli.look.contributions.read_ledger", read)
+    monkeypatch.setattr("atom.cli.look.contributions.looked_at", look)
     show_contributions("the address", None, as_json=False)
     return [str(Text.from_ansi(line)) for line in capsys.readouterr().out.splitlines()]
 
