@@ -24,8 +24,6 @@ MAX_SHOWN = 5
 MAX_SENTENCE = 300
 """Characters of what is said about one key."""
 
-_RENAMED = {"kind": "use"}
-"""Keys of earlier versions."""
 _OTHER_WORDS = {"missing": "is missing", "model_type": "should be a section"}
 
 _SectionT = TypeVar("_SectionT", bound=Section)
@@ -204,8 +202,7 @@ def _unknown(section: str, key: str, model: type[Section]) -> tuple[str, str]:
         return what, f"[{name}] is agreed on by the whole swarm: it belongs into the run file"
     if not key and name in PeerFile.model_fields:
         return what, f"[{name}] is of one box: put it into a peer file, and pass that with --peer"
-    was = {_RENAMED.get(name)} & {*known}
-    if close := list(was) or difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return what, f"did you mean {close[0]}?"
     home = next((home for home in keys if name in keys[home]), None)
     return what, f"{name} belongs under [{home}]" if home else f"known here: {', '.join(known)}"

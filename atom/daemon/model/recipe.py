@@ -82,7 +82,7 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
     Raises: MismatchError naming the first package whose version differs here.
     """
     for package, version in wanted:
-        here = _version_here(package)
+        here = version_here(package)
         if here is not None and here != version:
             raise MismatchError(
                 f"the run was founded with {package} {version}, here is {here}, "
@@ -91,15 +91,13 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
             )
 
 
-def _version_here(package: str) -> str | None:
-    """None: nothing that decides a model, or not installed."""
+def version_here(package: str) -> str | None:
+    """Without a build's name: 2.13.0+cpu is 2.13.0. None: not installed, or no package's name."""
     if package == "atom-swarm":
         return __version__
-    if package == "torch":
-        return torch.__version__.split("+")[0]
     try:
-        return metadata.version(package) if package == "transformers" else None
-    except metadata.PackageNotFoundError:
+        return metadata.version(package).split("+")[0]
+    except (metadata.PackageNotFoundError, ValueError):
         return None
 
 

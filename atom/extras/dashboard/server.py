@@ -1,6 +1,5 @@
 """The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
 
-import errno
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,10 +9,9 @@ from importlib.resources import files
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from atom.base.errors import PortInUseError, UserError
 from atom.extras.dashboard.feed import LOOK_EVERY_S, SwarmFeed
 from atom.extras.dashboard.page import content, page
-from atom.swarm.addresses import ListenAddress
+from atom.swarm.addresses import ListenAddress, listening
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,7 +46,7 @@ async def serve(
 ) -> None:
     """Follows the swarm and serves the page until cancelled; `ready` is given the URL.
 
-    Raises: PortInUseError; UserError for a host that is not this machine's.
+    Raises: PortInUseError; AddressError for a host that is not this machine's.
     """
     runner = web.AppRunner(
         _application(feed, where),
@@ -95,26 +93,10 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 
 
 async def _listening(runner: web.AppRunner, where: ListenAddress) -> str:
-    """The URL at which it listens from now on. Raises: PortInUseError, UserError."""
-    try:
-        await web.TCPSite(runner, where.host, where.port).start()
-    except OSError as error:
-        raise _refused(where, error) from None
+    """The URL at which it listens from now on. Raises: PortInUseError, AddressError."""
+    await web.SockSite(runner, listening(where.host, where.port, "--host and --port")).start()
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def _refused(where: ListenAddress, error: OSError) -> UserError:
-    """Why nobody can listen there."""
-    if error.errno == errno.EADDRINUSE:
-        return PortInUseError(
-            f"port {where.port} of {where.host} is in use",
-            "name another with --port, or 0 for any free one",
-        )
-    return UserError(
-        f"cannot listen on {where.host} port {where.port}: {error.strerror or error}",
-        f"name an address of this machine, such as {LOOPBACK}, and a port above 1023",
-    )
 
 
 def _serving(text: Callable[[], str], content_type: str) -> _Handler:

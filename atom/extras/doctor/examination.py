@@ -5,10 +5,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from atom.base import __version__
 from atom.base.errors import AtomError, UserError
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file
@@ -18,7 +16,7 @@ from atom.config.sources import text_sources
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
-from atom.daemon.model.recipe import trace_run
+from atom.daemon.model.recipe import trace_run, version_here
 from atom.daemon.model.shared_text import comes_through_the_swarm, what_comes
 from atom.daemon.model.text_source import check_copies
 from atom.daemon.peer.box import check_member, kept_peer
@@ -99,22 +97,12 @@ def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
 
 
 def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    apart = [(name, there) for name, there in wanted if _version_here(name) != there]
+    apart = [(name, there) for name, there in wanted if version_here(name) != there]
     for name, there in apart:
-        said = f"the run was founded with {name} {there}, here is {_version_here(name) or 'none'}"
+        said = f"the run was founded with {name} {there}, here is {version_here(name) or 'none'}"
         yield warning("Versions", said, install_version(name, there))
     if not apart:
         yield ok("Versions", "as the run's founder had them")
-
-
-def _version_here(package: str) -> str | None:
-    """Without a build's name: 2.13.0+cpu is 2.13.0."""
-    if package == "atom-swarm":
-        return __version__
-    try:
-        return metadata.version(package).split("+")[0]
-    except (metadata.PackageNotFoundError, ValueError):  # not here; or a name that is none
-        return None
 
 
 def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:

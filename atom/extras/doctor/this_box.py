@@ -1,9 +1,7 @@
 """What a check finds, and the checks of this box. Each ends within a second, changes nothing, and
 raises nothing."""
 
-import errno
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from pathlib import Path
 import torch
 
 from atom.base.build_kernels import BUILDING
-from atom.base.errors import AtomError, DeviceError
+from atom.base.errors import AtomError, DeviceError, UserError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
 from atom.config.peer_file import Device, PeerFile
@@ -22,7 +20,7 @@ from atom.daemon.model.devices import named_devices, require_alike
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.swap import host_kernels
-from atom.swarm.addresses import parse_listen
+from atom.swarm.addresses import listening, parse_listen
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 
@@ -182,24 +180,13 @@ def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
 def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
     if is_ours:
         return ok(setting, "your daemon listens")
-    if problem := _bind_problem(host, number):
-        fix = f"choose another in the peer file: {setting}"
-        return failure(setting, f"{host}:{number}: {problem}", fix)
+    try:
+        listening(host, number, f"{setting} in a peer file").close()
+    except UserError as problem:
+        return failure(setting, problem.message, problem.hint)
     if number:
         return ok(setting, f"{number} is free")
     return ok(setting, "any free one; behind a router, choose a number")
-
-
-def _bind_problem(host: str, number: int) -> str:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as problem:
-            if problem.errno == errno.EADDRINUSE:
-                return "another program listens there"
-            return problem.strerror or str(problem)
-    return ""
 
 
 def clock(offset_s: tuple[float, float] | None) -> Finding:

@@ -4,7 +4,6 @@ Names follow Prometheus' rules: base units in the name, `_total` on counters. La
 values, whatever strangers send: states, named reasons, our own names of events.
 """
 
-import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atom.base import __version__
-from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.extensions import Info
+from atom.swarm.addresses import listening
 from atom.swarm.records.lease import PeerState
 
 SILENCE_S = 2.0
@@ -144,18 +143,8 @@ class Metrics:
     def serve(self, host: str, port: int) -> WSGIServer:
         """Answers scrapes from now on; of a client that hangs up nobody hears. Raises:
         PortInUseError; AddressError for an address or port this process cannot have."""
-        try:
-            server, _ = start_http_server(port, host, self.registry)
-        except OSError as problem:
-            what = f"metrics cannot be served on {host} port {port}: "
-            if problem.errno == errno.EADDRINUSE:
-                hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
-                raise PortInUseError(f"{what}another program listens there", hint) from None
-            raise AddressError(
-                what + (problem.strerror or str(problem)),
-                "use an address of this machine and a port above 1023: [metrics] host and port in"
-                " a peer file",
-            ) from None
+        listening(host, port, "[metrics] port and host in a peer file").close()  # or says why not
+        server, _ = start_http_server(port, host, self.registry)
         changed: Any = server
         changed.RequestHandlerClass.timeout = SILENCE_S
         changed.handle_error = lambda request, client_address: None

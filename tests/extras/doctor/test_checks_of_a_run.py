@@ -54,7 +54,7 @@ def test_who_is_there() -> None:
 
 
 def test_other_versions_than_the_founder_s() -> None:
-    here = examination._version_here("torch")
+    here = examination.version_here("torch")
     assert here is not None
     (same,) = examination.versions([("torch", here)])
     assert same.level is Level.OK

@@ -129,7 +129,7 @@ def test_a_port_in_use_is_seen_unless_our_own_daemon_has_it(tmp_path: Path) -> N
         peer = parse_peer_text(text, tmp_path)
         listen, data, metrics = this_box.ports(peer, is_ours=False)
         assert {finding.level for finding in this_box.ports(peer, is_ours=True)} == {Level.OK}
-    told(listen, Level.FAILURE, f":{number}: another program listens there", "[network] listen")
+    told(listen, Level.FAILURE, f"port {number} of 127.0.0.1 is in use", "[network] listen")
     told(data, Level.OK, "any free one")
     told(metrics, Level.OK, "any free one")
     told(this_box.port("[network] listen", "127.0.0.1", number, False), Level.OK, "is free")
