@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atom.graph.ir import Program, padded_elements
 from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import boundary_shape
+from atom.swap.boundary_memory import shape_of
 from atom.swap.device_slots import SlotLayout, carried_elements, users_of_parameters
 from atom.swap.schedule import GradientOut, Load, Observed
 from atom.training.replica.engines import trained_parameters
@@ -69,7 +69,7 @@ class Link:
     def values_moved(self, program: Program, micro_batches: int) -> dict[str, int]:
         """Bytes of values between sub-models that a training pass sends to the host and brings
         back, by the formula."""
-        shape = boundary_shape(program, self.arrangement, micro_batches)
+        shape = shape_of(program, self.arrangement, micro_batches)
         moved = micro_batches * sum(map(shape.away_bytes, range(shape.sub_models)))
         return {"in_bytes": moved, "out_bytes": moved}
 

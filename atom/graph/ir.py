@@ -144,6 +144,11 @@ class SubModel:
     gives: tuple[int, ...] = ()
     """The outputs, by their numbers among the sub-model's values."""
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """In the layout, each once."""
+        return tuple(dict.fromkeys(name for _, name in self.parameters))
+
 
 @dataclass(frozen=True)
 class Program:

@@ -14,6 +14,7 @@ follow, and the norm is there when the last of them have landed.
 """
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -60,13 +61,16 @@ class LandingSquares:
         self.known = dict[int, float]()
         """As `gradient_norm` takes it."""
         self._flat, self._there = flat, Counter[int]()
+        self._counting = threading.Lock()
 
     def landed(self, sums: Iterable[HostSum]) -> None:
-        """See `atom.swap.host_sums.Gate`."""
+        """See `atom.swap.host_sums.Gate`. From any thread."""
         memory = self._flat.untyped_storage().data_ptr()
         here = (s for s in sums if s.destination.untyped_storage().data_ptr() == memory)
         ended = ((s.first, s.first + s.destination.numel()) for s in here if s.last)
-        whole = [start for each in ended for start, missing in self._missing(*each) if not missing]
+        with self._counting:
+            parts = [part for each in ended for part in self._missing(*each)]
+        whole = [start for start, missing in parts if not missing]
         squares = on_threads(self._squares, whole, min(torch.get_num_threads(), MOST_THREADS))
         self.known.update(zip(whole, squares, strict=True))
 

@@ -1,5 +1,6 @@
 """How a program uses a device: decided by a plan, obeyed by schedule, slots and engine."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 MINIMUM_SLOTS = 2
@@ -10,8 +11,8 @@ MINIMUM_SLOTS = 2
 class Arrangement:
     """`slots` are shared by all sub-models that are swapped; the others have one of their own.
 
-    Raises: ValueError for fewer than two slots, or for keeping the activations of a sub-model
-    whose weights are swapped out in between.
+    Raises: ValueError for fewer than two slots, for keeping the activations of a sub-model whose
+    weights are swapped out in between, or for what a group cannot do.
     """
 
     slots: int = MINIMUM_SLOTS
@@ -29,6 +30,9 @@ class Arrangement:
     trained: frozenset[int] = frozenset()
     """Resident sub-models whose parameters live on the device, with the optimizer's state and the
     sums of their gradients, if no other sub-model uses them: they are stepped on the device."""
+    devices: int = 1
+    """That run a pass together, each with sub-models of its own (`device_of`): a group. None of
+    their values is offloaded, and nothing is trained on them."""
 
     def __post_init__(self) -> None:
         if self.slots < MINIMUM_SLOTS:
@@ -37,3 +41,17 @@ class Arrangement:
             raise ValueError(f"not resident: {sorted(self.trained - self.resident)}")
         if not self.kept <= self.resident:
             raise ValueError(f"not resident, cannot be kept: {sorted(self.kept - self.resident)}")
+        if self.devices < 1 or (self.devices > 1 and (self.offloaded or self.trained)):
+            raise ValueError("a group of devices offloads no values, and nothing is trained on it")
+
+
+def device_of(parameters: Sequence[Collection[str]], devices: int) -> tuple[int, ...]:
+    """Which device of a group has each sub-model, in turn. `parameters`: their names, by sub-model.
+    Those that share one are on the first one's device: its gradients are summed there, in the
+    order in which one device would sum them."""
+    first = list[int]()  # of those that it shares with, itself among them
+    for index, names in enumerate(parameters):
+        with_ = {first[n] for n, other in enumerate(parameters[:index]) if set(names) & set(other)}
+        first.append(min(with_, default=index))
+        first = [first[-1] if each in with_ else each for each in first]
+    return tuple(each % devices for each in first)

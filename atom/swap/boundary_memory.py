@@ -2,13 +2,13 @@
 host, and a ring on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.swap.arrangement import Arrangement
+from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing, ring_slots
 from atom.swap.device import Device
 from atom.swap.schedule import Shape
@@ -28,10 +28,10 @@ class BoundaryMemory:
 
     @classmethod
     def allocate(
-        cls, programs: Sequence[tuple[Program, Arrangement]], device: Device, micro_batches: int
+        cls, shapes: Sequence[Shape], device: Device, micro_batches: int
     ) -> "BoundaryMemory":
-        """Enough for each of the programs. Raises: MemoryError."""
-        shapes = [boundary_shape(*each, micro_batches) for each in programs]
+        """Enough for each of the shapes, with so many micro-batches. Raises: MemoryError."""
+        shapes = [replace(shape, micro_batches=micro_batches) for shape in shapes]
         place = max((shape.ring_slot_bytes for shape in shapes), default=0)
         host = max((shape.host_bytes for shape in shapes), default=0)
         places = ring_slots(micro_batches) if place else 0
@@ -39,10 +39,17 @@ class BoundaryMemory:
         return cls(device.host_memory(host, torch.uint8), ring, micro_batches)
 
 
-def boundary_shape(program: Program, arrangement: Arrangement, micro_batches: int) -> Shape:
-    """With all that lies between sub-models, if any of it is offloaded."""
+def shape_of(
+    program: Program, arrangement: Arrangement, micro_batches: int = 1, place: int = 0
+) -> Shape:
+    """With all that lies between sub-models, if any of it is offloaded; with those of the device
+    at this place of a group, if it is one."""
+    parts, visited = program.sub_models, None
     crossings = crossings_of(program) if arrangement.offloaded else ()
-    return Shape(len(program.sub_models), micro_batches, arrangement, crossings)
+    if arrangement.devices > 1:
+        owners = device_of([part.parameter_names for part in parts], arrangement.devices)
+        visited = tuple(s for s, owner in enumerate(owners) if owner == place)
+    return Shape(len(parts), micro_batches, arrangement, crossings, visited)
 
 
 def crossings_of(program: Program) -> tuple[Crossing, ...]:

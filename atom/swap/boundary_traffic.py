@@ -101,7 +101,7 @@ class BoundaryTraffic:
             crossing = self._crossings[index]
             held = {name: batch.values[name] for name in crossing.names if name in batch.values}
             package = pack(held, crossing.value_bytes)
-            if package is None:
+            if package.size_bytes > crossing.value_bytes:
                 continue  # it does not look as foreseen: it stays where it is
             self._looks[index, c] = package.looks
             place = self._host_place(index, c)
@@ -202,16 +202,14 @@ class Package:
         return max((start + piece.numel() for start, piece in self.pieces), default=0)
 
 
-def pack(tensors: Mapping[str, Tensor], most_bytes: int) -> Package | None:
-    """Tensors in no more than so many bytes, or None.
+def pack(tensors: Mapping[str, Tensor], most_bytes: int) -> Package:
+    """Tensors in no more than so many bytes, if that is possible.
 
     Whole storages where they fit: nothing is computed, tensors that share memory go on sharing it.
     Else the elements of each tensor: a view of a much larger piece of memory leaves that behind.
     """
-    for package in (_whole(tensors), _dense(tensors)):
-        if package.size_bytes <= most_bytes:
-            return package
-    return None
+    whole = _whole(tensors)
+    return whole if whole.size_bytes <= most_bytes else _dense(tensors)
 
 
 def _whole(tensors: Mapping[str, Tensor]) -> Package:

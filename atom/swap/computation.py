@@ -2,16 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program
+from atom.graph.ir import Program, SubModel
 from atom.graph.segment import Computed, compute, push_back
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
+from atom.swap.handoff import Handoff
 from atom.swap.host_sums import Gate
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import Shape
@@ -31,6 +32,10 @@ class RunningPass:
     """Of its round: it replaces what the gradient arena held."""
     seed: int = 0
     """Where the noise comes from that sums in bfloat16 are rounded with."""
+    handoff: Handoff = field(default_factory=Handoff)
+    """To the other devices of its group."""
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    """What came from them and is the same in every micro-batch."""
 
     @property
     def training(self) -> bool:
@@ -56,7 +61,8 @@ class Computation:
         self._traffic = traffic
         single = slots.weights[0].dtype == torch.float32
         self._exact = single and not program.own_backwards
-        users = _users(program)
+        shape = slots.shape_of(program)
+        users = _users([program.sub_models[s] for s in shape.mine])
         self._first_used, self._last_used = _names_by_user(users, 0), _names_by_user(users, -1)
 
     def forward(self, part: BoundSubModel, current: RunningPass, micro_batch: int) -> None:
@@ -133,10 +139,10 @@ class Computation:
         return 1.0 if self._exact else batch.sequences / current.loss_scale
 
 
-def _users(program: Program) -> dict[str, list[int]]:
-    """Per value the sub-models that take it, ascending."""
+def _users(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
+    """Per value those of them that take it, ascending."""
     users: dict[str, list[int]] = {}
-    for sub_model in program.sub_models:
+    for sub_model in sub_models:
         for name in sub_model.inputs:
             users.setdefault(name, []).append(sub_model.index)
     return users

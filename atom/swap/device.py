@@ -43,6 +43,14 @@ class RandomState:
     device: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class Handed:
+    """Bytes on their way to another device."""
+
+    take: Callable[[], torch.Tensor]
+    """Called where that one computes: they are there for what is issued from then on."""
+
+
 _GENERATOR = threading.RLock()
 """PyTorch has one generator for all threads that compute on the CPU."""
 
@@ -152,6 +160,13 @@ class Device(Protocol):
 
     def wait_values_out(self, key: int) -> None:
         """Operations issued from now on come after the last `values_out` of that key."""
+        ...
+
+    def hand_over(
+        self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
+    ) -> Handed:
+        """Starts copying bytes to another device, once everything computed so far has finished.
+        `pieces`: with their offsets there. They may be let go of at once."""
         ...
 
     def drain(self) -> None:
@@ -296,6 +311,15 @@ class CpuDevice:
 
     def wait_values_out(self, key: int) -> None:
         self._gradients.wait(-1 - key)
+
+    @torch.no_grad()
+    def hand_over(
+        self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
+    ) -> Handed:
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=to)
+        for start, piece in pieces:
+            memory[start : start + piece.numel()].copy_(piece)
+        return Handed(lambda: memory)
 
     def _reported(self, job: Callable[[], None], report: Report | None) -> None:
         with nullcontext() if report is None else self.timed(report):

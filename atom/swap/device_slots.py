@@ -14,13 +14,11 @@ from torch import nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import BoundaryMemory, boundary_shape
+from atom.swap.boundary_memory import BoundaryMemory, shape_of
 from atom.swap.crossing import ring_slots
 from atom.swap.device import Copy, Device
-from atom.swap.schedule import Shape
+from atom.swap.schedule import GRADIENT_SLOTS, Shape
 
-GRADIENT_SLOTS = 2
-"""One leaves for the host while the next is summed."""
 FLOAT32_BYTES = torch.float32.itemsize
 
 Pieces = Callable[[int, int], Iterable[tuple[int, torch.Tensor]]]
@@ -61,7 +59,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, sub_model: SubModel, layout: ParameterLayout) -> "SlotLayout":
-        return cls.holding((name for _, name in sub_model.parameters), layout)
+        return cls.holding(sub_model.parameter_names, layout)
 
     @classmethod
     def holding(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
@@ -102,8 +100,8 @@ class DeviceSlots:
     carried: dict[str, torch.Tensor]
     """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
     float32, where they go on from one to the next."""
-    arrangements: dict[tuple[SubModel, ...], Arrangement]
-    """By the sub-models of the programs that the slots were made for."""
+    shapes: dict[tuple[SubModel, ...], Shape]
+    """By the sub-models of the programs that the slots were made for; of one micro-batch."""
     boundary: BoundaryMemory
     """For values between sub-models that are offloaded."""
     tags: dict[int, Tag] = field(default_factory=dict)
@@ -124,6 +122,7 @@ class DeviceSlots:
         micro_batches: int = 1,
         gradients: torch.dtype = torch.float32,
         is_only: bool = True,
+        place: int = 0,
     ) -> "DeviceSlots":
         """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
 
@@ -131,15 +130,22 @@ class DeviceSlots:
         One that is cut otherwise has no residents: it is swapped through the shared slots, which
         are made large enough for it. `micro_batches`: the most that a pass may have, where
         values are offloaded. `gradients`: in which numbers they leave. `is_only`: no other device
-        fills the same store.
+        fills the same store. `place`: the device's in its group.
 
-        Raises: ValueError for an arrangement of sub-models that the program has not got.
+        Raises: ValueError for an arrangement of sub-models that the program has not got, or of
+        more devices than that.
         """
-        arranged = _arranged(programs, arrangement or Arrangement())
-        sizes = [_weight_elements(*each) for each in arranged]
+        shapes = _shapes(programs, arrangement or Arrangement(), place)
+        both = list(zip(programs, shapes, strict=True))
+        sizes = [_weight_elements(*each) for each in both]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
-        largest = max(_elements(program) for program in programs)
-        carried = dict(each for p in programs for each in carried_elements(p, precision).items())
+        largest = max(_elements(*each) for each in both)
+        carried = {
+            name: elements
+            for program, shape in both
+            for name, elements in carried_elements(program, precision).items()
+            if any(name in program.sub_models[s].parameter_names for s in shape.mine)
+        }
         rounds = gradients != torch.float32
         summing, leaving = (1, GRADIENT_SLOTS) if rounds else (GRADIENT_SLOTS, 0)
         made = cls(
@@ -147,12 +153,12 @@ class DeviceSlots:
             tuple(device.slot_memory(largest, torch.float32) for _ in range(summing)),
             tuple(device.slot_memory(largest, gradients) for _ in range(leaving)),
             {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
-            {program.sub_models: its_own for program, its_own in arranged},
-            BoundaryMemory.allocate(arranged, device, micro_batches),
+            {program.sub_models: shape for program, shape in both},
+            BoundaryMemory.allocate(shapes, device, micro_batches),
         )
-        if not is_only:
-            for sub_model, elements in waiting_elements(programs[0], precision).items():
-                made.waiting[sub_model] = device.host_memory(elements, gradients)
+        waiting = {} if is_only else waiting_elements(programs[0], precision)
+        for sub_model in waiting.keys() & set(shapes[0].mine):
+            made.waiting[sub_model] = device.host_memory(waiting[sub_model], gradients)
         device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
         return made
 
@@ -169,11 +175,11 @@ class DeviceSlots:
         gradients = *self.gradients, *self.leaving, *self.carried.values()
         return [*self.weights, *gradients, *self.boundary.ring, *self.state]
 
-    def arrangement_of(self, program: Program) -> Arrangement:
+    def shape_of(self, program: Program) -> Shape:
         """Raises: ValueError for a program that the slots were not made for."""
-        if program.sub_models not in self.arrangements:
+        if program.sub_models not in self.shapes:
             raise ValueError("the slots were not made for this program")
-        return self.arrangements[program.sub_models]
+        return self.shapes[program.sub_models]
 
 
 def device_bytes(
@@ -181,6 +187,7 @@ def device_bytes(
     precision: torch.dtype,
     arrangement: Arrangement | None = None,
     micro_batches: int = 1,
+    place: int = 0,
 ) -> int:
     """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it, on a
     GPU.
@@ -188,11 +195,12 @@ def device_bytes(
     Activations, kept graphs and values between sub-models come on top, but for the ring through
     which offloaded ones come back.
     """
-    arrangement = arrangement or Arrangement()
-    weights = sum(_weight_elements(program, arrangement))
-    ring = boundary_shape(program, arrangement, micro_batches).ring_slot_bytes
-    sums = gradient_slot_bytes(_elements(program))
-    sums += sum(carried_elements(program, precision).values()) * FLOAT32_BYTES
+    shape = shape_of(program, arrangement or Arrangement(), micro_batches, place)
+    weights, ring = sum(_weight_elements(program, shape)), shape.ring_slot_bytes
+    names = {name for s in shape.mine for name in program.sub_models[s].parameter_names}
+    carried = carried_elements(program, precision).items()
+    sums = gradient_slot_bytes(_elements(program, shape))
+    sums += sum(elements for name, elements in carried if name in names) * FLOAT32_BYTES
     slots = weights * precision.itemsize + sums
     return slots + ring_slots(micro_batches) * ring
 
@@ -207,7 +215,7 @@ def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
     """Per parameter the sub-models that use it, ascending."""
     users: dict[str, list[int]] = {}
     for sub_model in sub_models:
-        for name in dict.fromkeys(name for _, name in sub_model.parameters):
+        for name in sub_model.parameter_names:
             users.setdefault(name, []).append(sub_model.index)
     return users
 
@@ -234,16 +242,17 @@ def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:
     """Host memory in which a GPU's gradients land before they are added."""
-    return GRADIENT_SLOTS * _elements(program) * gradients.itemsize
+    return (
+        GRADIENT_SLOTS * _elements(program, shape_of(program, Arrangement())) * gradients.itemsize
+    )
 
 
-def _arranged(
-    programs: Sequence[Program], arrangement: Arrangement
-) -> list[tuple[Program, Arrangement]]:
+def _shapes(programs: Sequence[Program], arrangement: Arrangement, place: int) -> list[Shape]:
     first = _layouts(programs[0])
     return [
-        (each, arrangement if _layouts(each) == first else _swapping(each, arrangement))
+        shape_of(each, arrangement if _layouts(each) == first else other, place=place)
         for each in programs
+        for other in [_swapping(each, arrangement)]
     ]
 
 
@@ -254,25 +263,26 @@ def _swapping(program: Program, arrangement: Arrangement) -> Arrangement:
         arrangement.slots,
         offloaded=frozenset(makers),
         least_offloaded_bytes=arrangement.least_offloaded_bytes,
+        devices=arrangement.devices,
     )
 
 
-def _weight_elements(program: Program, arrangement: Arrangement) -> list[int]:
+def _weight_elements(program: Program, shape: Shape) -> list[int]:
     """Per weight slot, what it has to hold."""
-    layouts, resident = _layouts(program), arrangement.resident
-    Shape(len(layouts), 1, arrangement)  # refuses residents that do not exist
-    swapped = (each.elements for s, each in enumerate(layouts) if s not in resident)
-    shared = [max(swapped, default=0)] * arrangement.slots
-    return [*shared, *(layouts[s].elements for s in sorted(resident))]
+    layouts, resident = _layouts(program), shape.arrangement.resident
+    swapped = (layouts[s].elements for s in shape.mine if s not in resident)
+    shared = [max(swapped, default=0)] * shape.arrangement.slots
+    return [*shared, *(layouts[s].elements for s in shape.mine if s in resident)]
 
 
 def _layouts(program: Program) -> list[SlotLayout]:
     return [SlotLayout.of(part, program.layout) for part in program.sub_models]
 
 
-def _elements(program: Program) -> int:
-    """Of the sub-model that trains most of them."""
-    return max(layout.trained_elements for layout in _layouts(program))
+def _elements(program: Program, shape: Shape) -> int:
+    """Of the visited sub-model that trains most of them."""
+    layouts = _layouts(program)
+    return max(layouts[s].trained_elements for s in shape.mine)
 
 
 @dataclass(frozen=True)
@@ -292,16 +302,16 @@ class BoundSubModel:
 def bind(
     program: Program, factories: Sequence[Factory], slots: DeviceSlots, working: Pieces
 ) -> list[BoundSubModel]:
-    """Builds every sub-model's module and binds its parameters to views of its slot. Loads copy
-    from `working`.
+    """Builds the module of each sub-model that is visited and binds its parameters to views of its
+    slot. Loads copy from `working`.
 
     Sub-models of one class in one slot share one module. Raises: ValueError for a program that the
     slots were not made for.
     """
-    shape = Shape(len(program.sub_models), 1, slots.arrangement_of(program))
+    shape = slots.shape_of(program)
     modules: dict[object, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
     bound = []
-    for sub_model, factory in zip(program.sub_models, factories, strict=True):
+    for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.mine):
         slot = shape.slot_of(sub_model.index)
         layout = SlotLayout.of(sub_model, program.layout)
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)

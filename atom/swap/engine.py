@@ -17,14 +17,15 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
-from atom.swap.boundary_memory import boundary_shape
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
+from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import Gate, HostSum, NotFinite
 from atom.swap.landing_order import LandingOrder
+from atom.swap.neighbours import Neighbours
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
     Backward,
@@ -34,7 +35,6 @@ from atom.swap.schedule import (
     GradientSum,
     Load,
     Observed,
-    Shape,
     ValuesIn,
     ValuesOut,
     evaluation_pass,
@@ -92,8 +92,10 @@ class Engine:
         loss_scale: float = 1.0,
         observer: Observer | None = None,
         order: LandingOrder | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """`order`: in which passes land, if engines on other devices fill the same store."""
+        """`order`: in which passes land, if engines on other devices fill the same store.
+        `neighbours`: in a group, whose engines run each pass together."""
         if loss_scale != 1.0 and store.precision == torch.float32:
             raise ValueError("float32 needs no loss scale")
         self._program = program
@@ -105,20 +107,19 @@ class Engine:
         self._order = order
         self._before, self._gate = Gate(), Gate()
         """Of the latest training pass, and of the one before it."""
-        self._arrangement = slots.arrangement_of(program)
-        self._bound = bind(program, factories, slots, store.working_pieces)
-        self._crossings = boundary_shape(program, self._arrangement, 1).crossings
-        self._traffic = BoundaryTraffic(self._shape(1), slots.boundary, device, len(slots.weights))
+        self._shape = slots.shape_of(program)
+        bound = bind(program, factories, slots, store.working_pieces)
+        self._bound = {part.sub_model.index: part for part in bound}
+        self._traffic = BoundaryTraffic(self._shape, slots.boundary, device, len(slots.weights))
         self._computation = Computation(program, slots, device, self._traffic)
-
-    def _shape(self, micro_batches: int) -> Shape:
-        return Shape(len(self._bound), micro_batches, self._arrangement, self._crossings)
+        self._neighbours = neighbours or Neighbours(program, 0, [device])
 
     @cached_property
     def _gradients(self) -> ParameterGradients:
         """Made by the first training pass: an engine that only evaluates needs none."""
         layout, to = self._program.layout, self._store.gradient_pieces
-        return ParameterGradients(self._bound, layout, self._slots, to, self._device)
+        bound, device = list(self._bound.values()), self._device
+        return ParameterGradients(bound, layout, self._slots, to, device, self._shape)
 
     def run_pass(
         self,
@@ -128,6 +129,7 @@ class Engine:
         first: bool = False,
         landed: Callable[[Sequence[HostSum]], None] | None = None,
         number: int = 0,
+        handoff: Handoff | None = None,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
         take the place of all it held if this is the `first` pass.
@@ -136,13 +138,14 @@ class Engine:
         sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
         come out as in the uncut model after `torch.manual_seed`. The process's own generators are
         used meanwhile and put back. From the first seed comes also the noise that sums in bfloat16
-        are rounded with. Returns each micro-batch's mean loss. `should_stop` is asked between
-        events. `landed`: see `Gate`. `number`: of this pass in the `order`; what has landed of it
-        before is not added again.
+        are rounded with. Returns each micro-batch's mean loss: in a group, that of the last
+        sub-model. `should_stop` is asked between events. `landed`: see `Gate`. `number`: of this
+        pass in the `order`; what has landed of it before is not added again. `handoff`: the pass's,
+        for all of a group.
 
-        Raises: PassCancelled; PassVoided for a loss or gradient that is not finite, or if memory
-        ran out; ValueError for a micro-batch that does not fit the program, before anything is
-        changed; whatever the model's own computation raises.
+        Raises: PassCancelled; HandoffStopped; PassVoided for a loss or gradient that is not finite,
+        or if memory ran out; ValueError for a micro-batch that does not fit the program, before
+        anything is changed; whatever the model's own computation raises.
         """
         self._before, self._gate = self._gate, Gate(landed, self._order, number)
         with self._voided_by_memory():
@@ -151,7 +154,7 @@ class Engine:
             if self._before.failure is not None and not first:
                 raise self._before.failure
             try:
-                begun = self._begin(micro_batches, seeds, self._gate)
+                begun = self._begin(micro_batches, seeds, self._gate, handoff)
             except BaseException:
                 self._let_land()  # what of the pass before does not land is known then
                 raise
@@ -163,21 +166,23 @@ class Engine:
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
+        handoff: Handoff | None = None,
     ) -> list[float]:
         """Mean loss of each micro-batch, finite or not, without gradients. Raises: as `run_pass`.
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
-        return self._forward(micro_batches, should_stop, RunningPass.losses)
+        return self._forward(micro_batches, should_stop, RunningPass.losses, handoff)
 
     def results(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
+        handoff: Handoff | None = None,
     ) -> list[Tensor]:
         """What a program that gives something else than a loss says of each micro-batch: float32,
         on the host. Raises: as `run_pass`."""
-        found = self._forward(micro_batches, should_stop, RunningPass.results)
+        found = self._forward(micro_batches, should_stop, RunningPass.results, handoff)
         for number, each in enumerate(found):
             if not torch.isfinite(each).all():
                 raise PassVoided(Cause.LOSS, f"what micro-batch {number} gives is not finite")
@@ -188,9 +193,10 @@ class Engine:
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool],
         read: Callable[[RunningPass], list[_Read]],
+        handoff: Handoff | None,
     ) -> list[_Read]:
         with self._voided_by_memory():
-            current = self._begin(micro_batches, [0] * len(micro_batches))
+            current = self._begin(micro_batches, [0] * len(micro_batches), None, handoff)
             schedule = evaluation_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop, read)
 
@@ -224,6 +230,12 @@ class Engine:
         """The sub-models that add something to the gradient arena."""
         return self._gradients.landing
 
+    def break_off(self) -> None:
+        """Nothing of the latest pass counts, for another engine of the group has failed. Between
+        two passes."""
+        self._let_land()
+        self._gate.failure = None
+
     def forget(self) -> BaseException | None:
         """What has not landed never will: whoever counts passes knows which. Returns what kept it
         from that, if anything did. Between two passes."""
@@ -244,9 +256,7 @@ class Engine:
     def loaded(self) -> list[int]:
         """Sub-models whose slot holds their current parameters."""
         tags = self._slots.tags
-        return [
-            part.sub_model.index for part in self._bound if tags.get(part.slot) == self._tag(part)
-        ]
+        return [s for s, part in self._bound.items() if tags.get(part.slot) == self._tag(part)]
 
     def _tag(self, part: BoundSubModel) -> Tag:
         return part.sub_model.index, part.layout.runs, self._store.version
@@ -274,7 +284,9 @@ class Engine:
         except NotFinite as problem:
             self._abandon(current)
             raise not_finite(current.losses()) from problem
-        except BaseException:
+        except BaseException as failure:
+            if isinstance(failure, HandoffStopped):
+                current.handoff.losses += current.losses()
             self._abandon(current)
             raise
         finally:
@@ -287,7 +299,7 @@ class Engine:
         self._slots.tags.clear()
         for batch in current.batches:
             batch.clear()
-        for part in self._bound:
+        for part in self._bound.values():
             for parameter in part.parameters.values():
                 parameter.grad = None
         self._let_land()
@@ -302,12 +314,13 @@ class Engine:
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
-        gate: Gate | None = None,
+        gate: Gate | None,
+        handoff: Handoff | None,
     ) -> RunningPass:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
             raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
-        if self._crossings and len(micro_batches) > self._slots.boundary.micro_batches:
+        if self._shape.crossings and len(micro_batches) > self._slots.boundary.micro_batches:
             raise ValueError(
                 f"{len(micro_batches)} micro-batches, and host memory for the values of "
                 f"{self._slots.boundary.micro_batches}"
@@ -322,7 +335,8 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        return RunningPass(batches, self._shape(len(batches)), self.loss_scale, gate)
+        shape = replace(self._shape, micro_batches=len(batches))
+        return RunningPass(batches, shape, self.loss_scale, gate, handoff=handoff or Handoff())
 
     def _carry_out(self, event: Event, current: RunningPass) -> None:
         match event:
@@ -335,16 +349,20 @@ class Engine:
             case Forward(sub_model, micro_batch):
                 part = self._bound[sub_model]
                 self._device.wait_loaded(part.slot)
+                self._neighbours.receive_values(sub_model, micro_batch, current)
                 with self._timed(event):
                     self._computation.forward(part, current, micro_batch)
+                self._neighbours.send_values(sub_model, micro_batch, current)
             case Backward(sub_model, micro_batch):
                 part = self._bound[sub_model]
                 self._device.wait_loaded(part.slot)
                 if micro_batch == 0:
                     self._gradients.wait_for_slot(sub_model)
                 self._traffic.arrive(event, current.batches[micro_batch])
+                self._neighbours.receive_gradients(sub_model, micro_batch, current)
                 with self._timed(event):
                     self._computation.backward(part, current, micro_batch, self._gradients)
+                self._neighbours.send_gradients(sub_model, micro_batch, current)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
                 gate, terms = current.gate, (current.first, current.seed)

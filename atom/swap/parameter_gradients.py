@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import (
-    GRADIENT_SLOTS,
     BoundSubModel,
     DeviceSlots,
     Pieces,
     users_of_parameters,
 )
 from atom.swap.host_sums import Gate, HostSum
+from atom.swap.schedule import GRADIENT_SLOTS, Shape
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Place:
 
 
 class ParameterGradients:
-    """The gradient slots of one program, and where each sub-model's sums go.
+    """The gradient slots of one program on one device, and where each sub-model's sums go.
 
     `arena` [layout.trained_elements] is float32, or bfloat16: then what a first pass leaves is kept
     as it is, and what is added to it is rounded at random (`atom.swap.host_sums.add_rounded`).
@@ -60,31 +60,36 @@ class ParameterGradients:
         slots: DeviceSlots,
         arena: Pieces,
         device: Device,
+        shape: Shape,
     ) -> None:
-        self._device = device
+        self._device, self._shape = device, shape
         self._leaving = slots.leaving
         users = users_of_parameters([part.sub_model for part in bound])
-        self._places: list[list[_Place]] = []
-        self._parts: list[list[HostSum]] = [[] for _ in bound]
+        self._places: dict[int, list[_Place]] = {}
+        """By sub-model, as the two below."""
+        self._parts: dict[int, list[HostSum]] = {s: [] for s in shape.mine}
         """What reaches the arena, each in one move. `replace`: no later sub-model adds to it
         before. `noise_key`: what a pass's is that much more than its seed."""
-        self._waiting: list[list[HostSum]] = [[] for _ in bound]
+        self._waiting: dict[int, list[HostSum]] = {s: [] for s in shape.mine}
         """What leaves, and waits for an earlier sub-model."""
         for part in bound:
-            slot = slots.gradients[part.sub_model.index % len(slots.gradients)]
-            self._places.append(_places(part, layout, slot, slots.carried, users))
+            index = part.sub_model.index
+            slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
+            self._places[index] = _places(part, layout, slot, slots.carried, users)
         for part in reversed(bound):  # as they are added
             index = part.sub_model.index
-            slot = slots.gradients[index % len(slots.gradients)]
+            slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
             for first, whole, replaces, earliest in _parts(
                 part, layout, slot, slots.carried, users
             ):
                 for start, to in arena(first, first + whole.numel()):
                     source = whole[start - first : start - first + to.numel()]
                     self._bring(index, earliest, slots, HostSum(to, source, replaces, first=start))
-        parts = itertools.chain.from_iterable(self._parts)
+        parts = itertools.chain.from_iterable(self._parts.values())
         elements = sum(part.source.numel() for part in parts if part.replace)
-        assert elements == layout.trained_elements, "every parameter is used, and arrives"
+        trained = (layout.by_name[name] for name in users if not layout.by_name[name].frozen)
+        wanted = sum(padded_elements(spec.numel) for spec in trained)
+        assert elements == wanted, "every parameter is used, and arrives"
 
     def _bring(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
         """A part of the `sub_model`'s sums reaches the arena with it, or waits for the `earliest`
@@ -103,13 +108,14 @@ class ParameterGradients:
     @property
     def landing(self) -> list[int]:
         """The sub-models with which something reaches the arena."""
-        return [index for index, parts in enumerate(self._parts) if parts]
+        return [index for index, parts in self._parts.items() if parts]
 
     def wait_for_slot(self, sub_model: int) -> None:
         """What is computed from now on comes after the slot's last sums have left; at the
         beginning of a backward, all of the pass before."""
-        slots = range(GRADIENT_SLOTS)
-        for slot in slots if sub_model == len(self._places) - 1 else [sub_model % GRADIENT_SLOTS]:
+        begins = sub_model == self._shape.mine[-1]
+        own = [self._shape.gradient_slot_of(sub_model)]
+        for slot in range(GRADIENT_SLOTS) if begins else own:
             self._device.wait_gradients_out(slot)
 
     def begin(self, sub_model: int) -> None:
@@ -177,7 +183,7 @@ class ParameterGradients:
                 )
                 for part in self._parts[sub_model]
             )
-        slot = sub_model % GRADIENT_SLOTS
+        slot = self._shape.gradient_slot_of(sub_model)
         if self._leaving:
             sums = rounded(sums, self._leaving[slot])
         self._device.gradients_out(slot, sums, gate, report, added)

@@ -13,6 +13,10 @@ is needed later never stands in the way of what is needed sooner. So a load that
 its slot holds back the residents needed after it as well, even if the link could have had one of
 them meanwhile: how long that would have blocked it, only a clock knows.
 
+In a group (`Arrangement.devices`) each device visits sub-models of its own, in the order of the
+whole pass, so no two devices can wait for each other. It waits where something comes from another
+one: that is no event.
+
 Values between sub-models that are offloaded (`crossing.py`) leave for the host behind the forward
 of their last user, and come back, micro-batch by micro-batch, during the visit before its backward:
 through a ring of as many places as there are micro-batches, and one.
@@ -21,7 +25,7 @@ The same list is executed by the engine, timed for a plan and checked by the tes
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -81,6 +85,9 @@ class ValuesIn:
     place: int
 
 
+GRADIENT_SLOTS = 2
+"""One leaves for the host while the next is summed."""
+
 Event = Load | Forward | Backward | GradientOut | ValuesOut | ValuesIn
 
 
@@ -112,17 +119,28 @@ class Shape:
     arrangement: Arrangement = field(default_factory=Arrangement)
     crossings: tuple[Crossing, ...] = ()
     """What lies between its sub-models; only needed where some of it is offloaded."""
+    visited: tuple[int, ...] | None = None
+    """The sub-models that this device of a group visits, ascending. None: all."""
 
     def __post_init__(self) -> None:
-        named = self.arrangement.resident | self.arrangement.offloaded
+        named = self.arrangement.resident | self.arrangement.offloaded | set(self.mine)
         unknown = [s for s in named if not 0 <= s < self.sub_models]
-        if self.sub_models < 1 or self.micro_batches < 1 or unknown:
+        if self.sub_models < 1 or self.micro_batches < 1 or unknown or not self.mine:
             raise ValueError(f"no schedule exists for {self}")
 
+    @property
+    def mine(self) -> Sequence[int]:
+        """The sub-models that this device visits."""
+        return range(self.sub_models) if self.visited is None else self.visited
+
     def slot_of(self, sub_model: int) -> int:
-        """The shared slots come first (and stay empty if nothing is swapped), then one for each
-        resident sub-model, in their order."""
+        """Of one of its own. The shared slots come first (and stay empty if nothing is swapped),
+        then one for each resident sub-model, in their order."""
         return self._slots[sub_model]
+
+    def gradient_slot_of(self, sub_model: int) -> int:
+        """Where the sums of one of its own lie: they take turns."""
+        return self.mine.index(sub_model) % GRADIENT_SLOTS
 
     def keeps_graph(self, sub_model: int) -> bool:
         """Is the graph of its forward there when its backward comes, so that none is recomputed?"""
@@ -176,16 +194,11 @@ class Shape:
         return sum(aligned(self.crossings[index].value_bytes) for index in crossings)
 
     @cached_property
-    def _slots(self) -> tuple[int, ...]:
-        slots, swapped, resident = list[int](), 0, 0
-        for sub_model in range(self.sub_models):
-            if sub_model in self.arrangement.resident:
-                slots.append(self.arrangement.slots + resident)
-                resident += 1
-            else:
-                slots.append(swapped % self.arrangement.slots)
-                swapped += 1
-        return tuple(slots)
+    def _slots(self) -> dict[int, int]:
+        slots, stay = self.arrangement.slots, self.arrangement.resident
+        swapped = {s: n % slots for n, s in enumerate(s for s in self.mine if s not in stay)}
+        resident = {s: n for n, s in enumerate((s for s in self.mine if s in stay), start=slots)}
+        return swapped | resident
 
 
 def training_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
@@ -205,23 +218,25 @@ def evaluation_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
 def _plan(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event]:
     """Before each visit, loads for this and coming ones are issued, up to the first whose slot
     holds what is needed sooner."""
-    turn = shape.sub_models - 1
-    visits = [*range(turn), *range(turn, -1 if training else turn - 1, -1)]
+    last = shape.sub_models - 1
+    there = [(s, True, training and s == last) for s in shape.mine]
+    back = [(s, False, True) for s in reversed(shape.mine) if s != last]
+    visits = [*there, *back] if training else there
+    order, turn = [s for s, _, _ in visits], len(there) - 1
     occupants = {shape.slot_of(s): s for s in loaded}
     needed_sooner: Counter[int] = Counter()
     events: list[Event] = []
     ahead, places = 0, cycle(range(ring_slots(shape.micro_batches)))
-    for number, s in enumerate(visits):
-        while ahead < len(visits) and _free(shape, visits[ahead], occupants, needed_sooner):
-            events += _load(shape, visits[ahead], occupants)
-            needed_sooner[visits[ahead]] += 1
+    for number, (s, forward, backward) in enumerate(visits):
+        while ahead < len(visits) and _free(shape, order[ahead], occupants, needed_sooner):
+            events += _load(shape, order[ahead], occupants)
+            needed_sooner[order[ahead]] += 1
             ahead += 1
-        forward, backward = number <= turn, training and number >= turn
-        coming = turn <= number < len(visits) - 1 and bool(shape.away[visits[number + 1]])
+        coming = turn <= number < len(visits) - 1 and bool(shape.away[order[number + 1]])
         leaving = training and not backward and bool(shape.away[s])
         for c in range(shape.micro_batches):
             if coming:
-                events.append(ValuesIn(visits[number + 1], c, next(places)))
+                events.append(ValuesIn(order[number + 1], c, next(places)))
             events += [Forward(s, c)] if forward else []
             events += [Backward(s, c)] if backward else []
             events += [ValuesOut(s, c)] if leaving else []

@@ -1,4 +1,4 @@
-"""A CUDA device: three persistent streams (in, compute, out), ordered by events alone.
+"""A CUDA device: persistent streams (in, compute, out, across), ordered by events alone.
 
 Why each ordering holds:
 
@@ -13,6 +13,8 @@ Why each ordering holds:
 * A value leaves after `left[key]`, recorded on the compute stream. Its memory is given up after the
   compute stream was made to wait for `gone[key]`, so whoever is given it next comes after the copy.
   A value comes back as a load does: behind everything computed before, the wait included.
+* Bytes for another device leave on the stream across, which waits for the compute stream. The
+  other one's compute stream waits for the event recorded behind the copies.
 * Computing follows whatever its caller had begun on a stream of its own (constants, batches): the
   compute stream does not wait for the default stream by itself.
 
@@ -20,9 +22,10 @@ Autograd runs each backward operation on the stream of its forward, so everythin
 while computing belongs to the compute stream. The slots do not; they are given back, and taken
 again, only while nothing at all is under way.
 
-So no tensor is ever released to another stream (no `record_stream`), and after the first pass
-nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
-keep a fast link busy as well.
+So no tensor is ever released to another stream, and after the first pass nothing here allocates,
+but for what goes to another device: it is used on two streams, and the allocator is told of the
+second one (`record_stream`). Loads are issued by their own thread: a thread that launches kernels
+cannot keep a fast link busy as well.
 """
 
 import math
@@ -36,7 +39,7 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, Lane, RandomState, Report, at_once
+from atom.swap.device import Copy, Handed, Lane, RandomState, Report, at_once
 from atom.swap.host_memory import (
     LEAST_REGISTERED_BYTES,
     allocate_host_memory,
@@ -132,6 +135,7 @@ class CudaDevice:
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             # Before the others: a small kernel of it would wait behind a long matrix product.
             self._out = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+            self._across = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._free: dict[int, torch.cuda.Event] = {}
         self._loaded: dict[int, torch.cuda.Event] = {}
         self._ready: dict[int, torch.cuda.Event] = {}
@@ -332,6 +336,27 @@ class CudaDevice:
 
     def wait_values_out(self, key: int) -> None:
         self._compute.wait_event(self._gone[key])
+
+    @torch.no_grad()
+    def hand_over(
+        self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
+    ) -> Handed:
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._across.wait_stream(self._compute)
+        with torch.cuda.stream(self._across):
+            memory = torch.empty(size_bytes, dtype=torch.uint8, device=to)
+            for start, piece in pieces:
+                memory[start : start + piece.numel()].copy_(piece, non_blocking=True)
+                piece.record_stream(self._across)
+            arrived.record(self._across)
+
+        def take() -> torch.Tensor:
+            here = torch.cuda.current_stream(to)
+            here.wait_event(arrived)
+            memory.record_stream(here)
+            return memory
+
+        return Handed(take)
 
     def drain(self) -> None:
         failures: list[Exception] = []

@@ -27,8 +27,8 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from atom.swap.crossing import OUTGOING
-from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
+    GRADIENT_SLOTS,
     Backward,
     Event,
     Forward,
@@ -279,13 +279,13 @@ class _Lanes:
             seconds = again + self.durations.backward_s[s]
             start = max(start, self.back_s.pop((s, event.micro_batch), 0.0))
             if event.micro_batch == 0:
-                start = max(start, self.gradient_slots_s[s % GRADIENT_SLOTS])
+                start = max(start, self.gradient_slots_s[self.shape.gradient_slot_of(s)])
         self.device_s = start + seconds
         return Span(event, start, self.device_s)
 
     def _gradient_out(self, event: GradientOut) -> list[Span]:
         s, shares = event.sub_model, self.durations.shares
-        slot = s % GRADIENT_SLOTS
+        slot = self.shape.gradient_slot_of(s)
         start = max(self.link_out_s, self.device_s, self.staging_s[slot])
         self.link_out_s = self._moved_s(start, self.durations.gradient_out_s[s], shares.out)
         self.gradient_slots_s[slot] = self.link_out_s

@@ -78,7 +78,13 @@ class Case:
         cut = f" in {self.sub_models}" if self.sub_models else ""
         away = ", offloaded" if a.offloaded else ""
         on = f", on {self.devices} devices" if self.devices > 1 else ""
+        on += f" in groups of {a.devices}" if a.devices > 1 else ""
         return f"{self.model}{cut}, {self.precision}, {a.slots} slots, {stay}{away}{on}"
+
+    @property
+    def passes(self) -> int:
+        """At once."""
+        return self.devices // self.arrangement.devices
 
     @functools.cached_property
     def program(self) -> Program:
@@ -182,7 +188,7 @@ class Story:
             self._events += 1
             return should_stop()
 
-        batches = [batch(number + n) for n in range(MICRO_BATCHES * self._case.devices)]
+        batches = [batch(number + n) for n in range(MICRO_BATCHES * self._case.passes)]
         sequences = self._replica.run_pass(batches, stops)
         self._told += [self._replica.loss_sum, sequences]
 
@@ -248,6 +254,7 @@ TELLING = [
     Case("scaling", Arrangement(2, EVERY, trained=EVERY)),
     offloading("viewing"),
     Case("scaling", Arrangement(), observed=True),
+    Case("scaling", Arrangement(devices=2), devices=2),
 ]
 """Between them they have all that a mutant may break: on a CPU the first two, on a GPU the others,
 the second the most."""

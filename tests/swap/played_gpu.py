@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, _base
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,8 @@ class Memory:
 
     stream: Stream | None
     """On which it was allocated, and can be allocated again when it dies. None: host memory."""
+    also_on: set[Stream] = field(default_factory=set)
+    """Streams that the allocator was told of: it waits for them before."""
 
 
 class Machine:
@@ -138,7 +140,7 @@ class Machine:
         self.streams.append(Stream(self, names[len(self.streams)]))
         return self.streams[-1]
 
-    def current_stream(self) -> Stream:
+    def current_stream(self, device: object = None) -> Stream:
         return getattr(self._here, "stream", self.streams[0])
 
     @contextmanager
@@ -171,6 +173,10 @@ class Machine:
     def _free(self, key: int) -> None:
         with self.lock:
             self.freed(self._memories.pop(key))
+
+    def is_used_on(self, tensor: Tensor, stream: Stream) -> None:
+        with self.lock:
+            self.memory(tensor).also_on.add(stream)
 
     def unregistered(self, memory: Tensor) -> None:
         """Nobody may be at it."""
@@ -305,6 +311,7 @@ def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
             "set_rng_state": lambda state, device: None,
         }.items():
             patch.setattr(torch.cuda, name, value)
+        patch.setattr(Tensor, "record_stream", lambda one, stream: machine.is_used_on(one, stream))
         patch.setattr(streams, "require_gpu", lambda index, precision: None)
         patch.setattr(streams, "give_back_cache", lambda: None)
         patch.setattr(streams, "set_allocator", lambda device, memory_bytes: None)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atom.swap.crossing import ring_slots
-from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
+    GRADIENT_SLOTS,
     Backward,
     Event,
     Forward,
@@ -37,8 +37,8 @@ def check(
     simulation = _Simulation(shape, training, values, occupants, [*zeros], [*zeros])
     for event in schedule:
         simulation.apply(event)
-    expected = shape.sub_models if training else 0
-    _require(set(simulation.forwards) == {shape.sub_models}, "the end", "a forward is missing")
+    expected = len(shape.mine) if training else 0
+    _require(set(simulation.forwards) == {len(shape.mine)}, "the end", "a forward is missing")
     _require(set(simulation.backwards) == {expected}, "the end", "a backward is missing")
     _require(len(simulation.gradients_out) == expected, "the end", "a gradient stayed behind")
     return frozenset(simulation.occupants.values())
@@ -51,7 +51,7 @@ class _Simulation:
     values: "_Values"
     occupants: dict[int, int]
     forwards: list[int]
-    """Per micro-batch, sub-models whose forward is done."""
+    """Per micro-batch, of the device's own sub-models, those whose forward is done."""
     backwards: list[int]
     graphs: set[tuple[int, int]] = field(default_factory=set)
     """(sub-model, micro-batch) whose graph waits for its backward."""
@@ -82,7 +82,7 @@ class _Simulation:
     def _forward(self, event: Forward) -> None:
         s, c = event.sub_model, event.micro_batch
         self._require_loaded(event, s)
-        _require(self.forwards[c] == s, event, "forward out of order")
+        _require(self._place(s) == self.forwards[c], event, "forward out of order")
         self.forwards[c] += 1
         self.values.used(event)
         if self.training and self.shape.keeps_graph(s):
@@ -93,19 +93,25 @@ class _Simulation:
     def _backward(self, event: Backward) -> None:
         s, c = event.sub_model, event.micro_batch
         self._require_loaded(event, s)
-        _require(self.forwards[c] == self.shape.sub_models, event, "too early")
-        _require(s == self.shape.sub_models - 1 - self.backwards[c], event, "backward out of order")
-        before = range(s + GRADIENT_SLOTS, self.shape.sub_models, GRADIENT_SLOTS)
+        mine = self.shape.mine
+        _require(self.forwards[c] == len(mine), event, "too early")
+        in_order = self._place(s) == len(mine) - 1 - self.backwards[c]
+        _require(in_order, event, "backward out of order")
+        before = mine[mine.index(s) + GRADIENT_SLOTS :: GRADIENT_SLOTS]
         _require(self.gradients_out.issuperset(before), event, "its gradient slot is in use")
         self.backwards[c] += 1
         self.values.used(event)
         self.graphs.discard((s, c))
 
     def _gradient_out(self, event: GradientOut) -> None:
-        done = min(self.backwards) >= self.shape.sub_models - event.sub_model
+        mine = self.shape.mine
+        done = min(self.backwards) >= len(mine) - mine.index(event.sub_model)
         _require(done, event, "a backward is missing")
         _require(event.sub_model not in self.gradients_out, event, "its gradients are out")
         self.gradients_out.add(event.sub_model)
+
+    def _place(self, sub_model: int) -> int:
+        return self.shape.mine.index(sub_model)
 
     def _require_loaded(self, event: Event, sub_model: int) -> None:
         loaded = self.occupants.get(self.shape.slot_of(sub_model)) == sub_model

@@ -129,6 +129,8 @@ class Order(Machine):
         """By the last of the threads that held it: all the others had let go of it."""
         if memory.stream is not None:
             actor = self._issued_to(memory.stream)
+            for stream in memory.also_on:
+                actor.learn(self._actor(stream).clock)
             freeing = Access(0, sys.maxsize, True, *self._issue(actor, "is free"))
             self._look_at(memory, freeing, [each.clock for each in (actor, *self._all_threads)])
 

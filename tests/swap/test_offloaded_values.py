@@ -19,7 +19,7 @@ from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import boundary_shape, crossings_of
+from atom.swap.boundary_memory import crossings_of, shape_of
 from atom.swap.device import Copy, CpuDevice
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine
@@ -101,7 +101,7 @@ def test_the_bits_are_the_same_however_late_copies_are(model: str, cut: str, cou
     rig = Rig(program, everything(program), LateDevice())
     assert_same(rig.story(count), told_without(model, cut, count))
     moved = [s for s in rig.recording.spans if isinstance(s.event, ValuesIn | ValuesOut)]
-    assert bool(moved) == any(boundary_shape(program, everything(program), count).away)
+    assert bool(moved) == any(shape_of(program, everything(program), count).away)
     assert moved or len(program.sub_models) < 5 or cut != "layers"
 
 
@@ -126,7 +126,7 @@ def test_any_of_the_boundaries_may_move(model: str, seed: int) -> None:
     assert_same(rig.story(2), told_without(model, "layers", 2))
     device.come = 0
     rig.run_pass(1, 2)
-    assert device.come == moved_bytes(boundary_shape(program, arrangement, 2))
+    assert device.come == moved_bytes(shape_of(program, arrangement, 2))
 
 
 def moved_bytes(shape: Shape) -> int:
@@ -167,7 +167,7 @@ def test_a_pass_moves_as_many_bytes_as_foreseen(model: str, cut: str, count: int
     program = program_of(model, cut)
     arrangement, device = everything(program), CountingDevice()
     rig = Rig(program, arrangement, device)
-    shape = boundary_shape(program, arrangement, count)
+    shape = shape_of(program, arrangement, count)
     check(training_pass(shape), shape)
     check(evaluation_pass(shape), shape, training=False)
     for _ in range(2):

@@ -1,14 +1,15 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from schedules import shapes, shapes_with_loaded
 
-from atom.swap.arrangement import Arrangement
+from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing, ring_slots
-from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
+    GRADIENT_SLOTS,
     Backward,
     Event,
     Forward,
@@ -75,6 +76,37 @@ def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
     swapped = [s for s in range(shape.sub_models) if s not in shape.arrangement.resident]
     shared = [n % shape.arrangement.slots for n in range(len(swapped))]
     assert [shape.slot_of(s) for s in swapped] == shared
+
+
+@given(shapes(), st.data())
+def test_devices_of_a_group_visit_in_the_order_of_the_whole_pass(
+    shape: Shape, data: st.DataObject
+) -> None:
+    """So none of them can wait for one that waits for it."""
+    plain = replace(shape.arrangement, offloaded=frozenset())
+    places = st.lists(st.integers(0, 3), min_size=shape.sub_models, max_size=shape.sub_models)
+    owners = data.draw(places)
+    for owner in set(owners):
+        mine = tuple(s for s, place in enumerate(owners) if place == owner)
+        own = replace(shape, arrangement=plain, visited=mine)
+        for make, training in ((training_pass, True), (evaluation_pass, False)):
+            events = make(own)
+            check(events, own, training=training)
+            whole = without_loads(make(replace(own, visited=None)))
+            assert without_loads(events) == [e for e in whole if e.sub_model in mine]
+
+
+def without_loads(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, Load)]
+
+
+def test_sub_models_that_share_parameters_are_on_one_device() -> None:
+    apart = [{f"w{n}"} for n in range(7)]
+    assert device_of(apart, 3) == (0, 1, 2, 0, 1, 2, 0)
+    assert device_of([*apart[:4], {"w0", "w4"}], 3) == (0, 1, 2, 0, 0)
+    joining = [{"a"}, {"b"}, {"c"}, {"a", "b"}, {"b"}]
+    assert device_of(joining, 2) == (0, 0, 0, 0, 0)
+    assert device_of(joining, 3) == (0, 0, 2, 0, 0)
 
 
 def count_loads(events: Sequence[Event]) -> int:

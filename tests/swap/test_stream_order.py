@@ -34,6 +34,8 @@ CASES = [
     offloading("viewing", 2, 4),
     Case("scaling", Arrangement(), devices=2),
     Case("scaling", Arrangement(2, SOME, SOME, EVERY, 0), NARROW, devices=2),
+    Case("skipping", Arrangement(2, SOME, SOME, devices=2), NARROW, devices=2),
+    Case("viewing", Arrangement(devices=2), devices=4),
 ]
 HARMLESS = {
     "streams.py, StreamTimes.begin: stream.synchronize":

@@ -8,7 +8,6 @@ from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import OUTGOING
-from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.pass_shares import (
     GRADIENTS,
     HOST,
@@ -19,6 +18,7 @@ from atom.swap.pass_shares import (
     waits,
 )
 from atom.swap.schedule import (
+    GRADIENT_SLOTS,
     Backward,
     Event,
     Forward,

@@ -1,4 +1,5 @@
-"""Passes on several devices at once, on one store.
+"""Passes on several devices at once, on one store. A group that runs passes together is one device
+here.
 
 The micro-batches of a call are cut into passes as one device would run them, and each device takes
 some. Gradients land in the order of the passes (`atom.swap.landing_order`), so a call gives the
@@ -16,6 +17,7 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.base.errors import AtomError
 from atom.swap.engine import Engine, Observer, PassCancelled
+from atom.swap.engine_group import EngineGroup
 from atom.swap.host_sums import HostSum
 from atom.swap.landing_order import LandingOrder, LandingStopped
 from atom.swap.voided import is_out_of_memory, voided_by_memory
@@ -45,7 +47,7 @@ class DataParallel:
         told: Callable[[str], None],
     ) -> None:
         """`told`: of devices that are left out, and that are back, in words."""
-        self.names = _names([str(each.device.torch_device) for each in devices])
+        self.names = _names([each.name for each in devices])
         self._failed = dict[int, LeftOut]()
         """The last failure of each."""
         self._devices, self._order, self._clock, self._told = devices, order, clock, told
@@ -247,7 +249,7 @@ class DataParallel:
                 self._told(f"{self.names[number]} is back")
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Engine | EngineGroup:
         return self._devices[0].training
 
     def _landed_any(self) -> bool:

@@ -1,4 +1,5 @@
-"""One device's engines and slots. Those of several devices fill one store."""
+"""One device's engines and slots, or those of a group that runs passes together. Several such fill
+one store."""
 
 from collections.abc import Sequence
 
@@ -7,18 +8,20 @@ from atom.graph.program import load
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
+from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
 from atom.swap.landing_order import LandingOrder
+from atom.swap.neighbours import Neighbours
 from atom.training.replica.settings import ReplicaSettings
 
 
 class DeviceEngines:
     """They use the same slots, in turn."""
 
-    training: Engine
-    evaluation: Engine
+    training: Engine | EngineGroup
+    evaluation: Engine | EngineGroup
     """The training one, if there is no program for it."""
-    answering: Engine | None
+    answering: Engine | EngineGroup | None
     """Of a program that gives something else than the loss, if there is one."""
 
     def __init__(
@@ -26,40 +29,75 @@ class DeviceEngines:
         programs: Sequence[Program],
         answers: bool,
         settings: ReplicaSettings,
-        device: Device,
+        devices: Sequence[Device],
         store: HostStore,
         order: LandingOrder | None = None,
     ) -> None:
         """Allocates the slots. `programs`: for training; for evaluation, if there is one; for
-        answers, if the last one is. `order`: in which gradients of several devices land."""
-        self.device, self.has_memory = device, True
-        self.slots = DeviceSlots.allocate(
-            programs,
-            device,
-            settings.precision,
-            settings.arrangement,
-            settings.micro_batches,
-            settings.gradients,
-            is_only=order is None,
-        )
+        answers, if the last one is. `order`: in which gradients of several land."""
+        self._devices, self.has_memory = devices, True
+        self._slots = [
+            DeviceSlots.allocate(
+                programs,
+                device,
+                settings.precision,
+                settings.arrangement,
+                settings.micro_batches,
+                settings.gradients,
+                is_only=order is None,
+                place=place,
+            )
+            for place, device in enumerate(devices)
+        ]
         if store.on_device is not None:
-            self.slots.state += store.on_device.memory
-        parts = store, self.slots, device
+            self._slots[0].state += store.on_device.memory
+        orders = [order, *[None] * len(programs)]
         engines = [
-            Engine(each, load(each, device.torch_device), *parts, order=order if first else None)
-            for each, first in zip(programs, [True, *[False] * len(programs)], strict=False)
+            self._engine(each, store, its_order)
+            for each, its_order in zip(programs, orders, strict=False)
         ]
         self.answering = engines.pop() if answers else None
         self.training, self.evaluation = engines[0], engines[-1]
+
+    def _engine(
+        self, program: Program, store: HostStore, order: LandingOrder | None
+    ) -> Engine | EngineGroup:
+        each = [
+            Engine(
+                program,
+                load(program, device.torch_device),
+                store,
+                slots,
+                device,
+                order=order,
+                neighbours=Neighbours(program, place, self._devices),
+            )
+            for place, (device, slots) in enumerate(zip(self._devices, self._slots, strict=True))
+        ]
+        return EngineGroup(each, self._devices[0]) if len(each) > 1 else each[0]
+
+    @property
+    def name(self) -> str:
+        return " + ".join(str(device.torch_device) for device in self._devices)
 
     def give_back(self) -> None:
         """The slots' memory, until `take_again`. When nothing is under way."""
         if self.has_memory:
             self.has_memory = False
-            self.slots.give_back(self.device)
+            for slots, device in zip(self._slots, self._devices, strict=True):
+                slots.give_back(device)
 
     def take_again(self) -> None:
         """Raises: out of memory, and has none then."""
-        if not self.has_memory:
-            self.slots.take_again(self.device)
-            self.has_memory = True
+        if self.has_memory:
+            return
+        taken = list[tuple[DeviceSlots, Device]]()
+        try:
+            for slots, device in zip(self._slots, self._devices, strict=True):
+                slots.take_again(device)
+                taken.append((slots, device))
+        except BaseException:
+            for slots, device in taken:
+                slots.give_back(device)
+            raise
+        self.has_memory = True

@@ -65,29 +65,29 @@ class ReplicaEngines:
         if trained:
             _require_kernels(settings, devices)
             self.store.live_on(devices[0], trained)
-        order = LandingOrder(clock) if len(devices) > 1 else None
+        groups = _groups(devices, settings.arrangement.devices)
+        order = LandingOrder(clock) if len(groups) > 1 else None
         self._each = [
-            DeviceEngines(programs, answering is not None, settings, device, self.store, order)
-            for device in devices
+            DeviceEngines(programs, answering is not None, settings, group, self.store, order)
+            for group in groups
         ]
         self._parallel = DataParallel(self._each, order, clock, told) if order else None
         self.training = self._each[0].training
-        """The first device's."""
+        """The first device's, or group's."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the devices."""
-        first = str(self._each[0].device.torch_device)
-        return [first] if self._parallel is None else self._parallel.names
+        """Of the devices, or groups."""
+        return [self._each[0].name] if self._parallel is None else self._parallel.names
 
     @property
     def at_work(self) -> int:
-        """How many devices run passes. From any thread."""
+        """How many devices, or groups, run passes of their own. From any thread."""
         return 1 if self._parallel is None else len(self._parallel.at_work)
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Devices that failed and are not at work now, and why. From any thread."""
+        """Devices, or groups, that failed and are not at work now, and why. From any thread."""
         parallel = self._parallel
         return {} if parallel is None else parallel.why_left_out()
 
@@ -220,6 +220,12 @@ class ReplicaEngines:
                 raise
             raise DeviceTaken("another program has the device's memory") from failure
         self._given_back = False
+
+
+def _groups(devices: Sequence[Device], size: int) -> list[Sequence[Device]]:
+    if len(devices) % size:
+        raise ValueError(f"{len(devices)} devices cannot run passes in groups of {size}")
+    return [devices[start : start + size] for start in range(0, len(devices), size)]
 
 
 def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[str]:

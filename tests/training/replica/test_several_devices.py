@@ -2,155 +2,23 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from device_rig import FORMS, HALF, WAIT_S, Moody, NewRig, Rig, alike, in_passes, twin
 from torch import Tensor
 
-from atom.graph.ir import Program
-from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import build_program
-from atom.graph.trace import trace
-from atom.models.gpt3 import GPT3
 from atom.swap import host_sums
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import CpuDevice
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_sums import Gate, HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.engines import DeviceTaken
-from atom.training.replica.replica import Replica
-from atom.training.replica.settings import ReplicaSettings
 from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S, left_out, shared_out
-from tests.manual_clock import ManualClock
-from tests.training.small_replica import FIRST_VALUE, RATE, batches, config, program, same
-
-HALF = {"precision": torch.bfloat16}
-NARROW = {**HALF, "gradients": torch.bfloat16}
-OFFLOADED = Arrangement(2, offloaded=frozenset({1}), least_offloaded_bytes=0)
-FORMS = pytest.mark.parametrize(
-    "changes",
-    [{}, HALF, NARROW, {"arrangement": OFFLOADED}, {"arrangement": Arrangement(3, frozenset({2}))}],
-    ids=["float32", "bfloat16", "gradients-too", "offloaded", "resident"],
-)
-WAIT_S = 20.0
-
-
-class Moody(CpuDevice):
-    """Fails, or computes nonsense, at a move of its choice: a load, or gradients on their way."""
-
-    def __init__(self, is_late: bool) -> None:
-        """`is_late`: a pass ends before its last gradients have landed."""
-        super().__init__()
-        self.moves = 0
-        self.fails_at: float = float("inf")
-        """After so many moves; at all of them until it is set again."""
-        self.failure: Exception = torch.OutOfMemoryError("CUDA out of memory")
-        self.poisons = float("inf")
-        """The gradients of this move."""
-        self.has_slots = True
-        self.may_move = threading.Event()
-        self.may_move.set()
-        self._is_late = is_late
-
-    def load(self, *arguments: Any) -> None:
-        if self._moves():
-            raise self.failure
-        super().load(*arguments)
-
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any
-    ) -> None:
-        def fail() -> None:
-            with gate.landing():
-                raise self.failure
-
-        if self._moves():
-            self._gradients.submit(gradient_slot, fail)
-            return
-        if self.moves == self.poisons:
-            sums[0].source[0] = float("nan")
-        super().gradients_out(gradient_slot, sums, gate, *reports)
-
-    def _moves(self) -> bool:
-        assert self.may_move.wait(WAIT_S)
-        self.moves += 1
-        return self.moves > self.fails_at
-
-    def settle(self) -> None:
-        if not self._is_late:
-            super().settle()
-
-    def give_back(self, slots: Sequence[Tensor]) -> None:
-        super().give_back(slots)
-        self.has_slots = self.has_slots and not slots
-
-    def take_again(self, slots: Sequence[Tensor]) -> None:
-        if self.moves >= self.fails_at:
-            raise self.failure
-        super().take_again(slots)
-        self.has_slots = True
-
-
-def head_apart() -> Program:
-    """In bfloat16; the last sub-model has the tied weight and nothing else."""
-    graph = trace(GPT3(config(0.1, blocks=3), dtype=torch.bfloat16), batches(1, 0)[0])
-    *ends, last = layer_ends(layers_of(graph))
-    made = build_program(graph, [*ends, ends[-1] + 1, last])
-    assert [len(part.parameters) for part in made.sub_models[-2:]] == [2, 1]
-    return made
-
-
-class Rig:
-    def __init__(
-        self, devices: int, is_late: bool = True, head_is_apart: bool = False, **changes: Any
-    ) -> None:
-        self.devices = [Moody(is_late) for _ in range(devices)]
-        self.clock, self.told = ManualClock(), list[str]()
-        settings = ReplicaSettings(RATE, clip_norm=0.5, micro_batches=2, **changes)
-        made = head_apart() if head_is_apart else program(0.1, settings.precision, blocks=3)
-        first, *beside = self.devices
-        self.replica = Replica(
-            made, None, settings, first, self.clock, beside=beside, told=self.told.append
-        )
-        self.replica.initialise(FIRST_VALUE)
-        self.done = 0
-
-    def train(self, count: int, should_stop: Callable[[], bool] = lambda: False) -> float:
-        """A call of so many micro-batches; the loss of all since the last step."""
-        sequences = self.replica.run_pass(batches(count, self.done), should_stop)
-        assert sequences == 2 * count
-        self.done += 1
-        return self.replica.loss_sum
-
-    def step(self) -> None:
-        """Begun only: it ends under whatever comes next."""
-        self.replica.begin_own_step()
-        self.replica.reset_gradients()
-
-
-NewRig = Callable[..., Rig]
-
-
-@pytest.fixture
-def new_rig() -> Iterator[NewRig]:
-    rigs = list[Rig]()
-
-    def make(devices: int, **changes: Any) -> Rig:
-        rigs.append(Rig(devices, **changes))
-        return rigs[-1]
-
-    yield make
-    for device in itertools.chain.from_iterable(rig.devices for rig in rigs):
-        device.close()
-
-
-def alike(one: Rig, other: Rig) -> bool:
-    sums = torch.equal(one.replica.gradient_sums(), other.replica.gradient_sums())
-    return sums and same(one.replica, other.replica)
+from tests.training.small_replica import batches
 
 
 @FORMS
@@ -172,20 +40,6 @@ def test_the_same_micro_batches_give_the_same_bits(
     assert alike(one, several)
     assert torch.equal(random, torch.get_rng_state())
     assert not several.told
-
-
-def in_passes(count: int, seed: int) -> list[Any]:
-    whole = batches(count, seed)
-    return [whole[start : start + 2] for start in range(0, count, 2)]
-
-
-def twin(new_rig: NewRig, rig: Rig, counts: Sequence[int], **changes: Any) -> Rig:
-    """One device that has trained the same since the beginning."""
-    one = new_rig(1, **changes)
-    for seed, count in enumerate(counts):
-        for some in in_passes(count, seed):
-            one.replica.run_pass(some)
-    return one
 
 
 def test_a_slow_device_keeps_the_order(new_rig: NewRig) -> None:
