@@ -29,7 +29,6 @@ _PEER_FILE = """\
 use = "cpu"
 memory = "16 MiB"             # so little that the model goes through it in four pieces
 cpu_threads = 1
-slot = "10 s"                 # beside a volunteer's own daemon: nobody waits for long
 
 [network]
 listen = "127.0.0.1:0"
