@@ -19,6 +19,7 @@ seconds by those that passed; Atom issues for all devices in one.
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,7 +28,7 @@ from typing import Any
 
 import devices_torch
 import torch
-from devices_torch import UNTIMED_STEPS, Work
+from devices_torch import PLAIN, UNTIMED_STEPS, Work
 from held import CountingDevice, peak_bytes
 from sides import machine, positive, publish
 from swap_setup import LEARNING_RATE, SEED
@@ -188,18 +189,25 @@ def main() -> None:
     )  # fmt: skip
     rows = list[dict[str, Any]]()
     for side, count in ((side, count) for side in options.sides for count in options.devices):
+        if count == 1 and side not in (ATOM, PLAIN):
+            continue
         if side == ATOM:
             rows.append(measured(count, work, options.link_gb * 1e9))
-            rows[-1]["same bits"] = rows[-1]["state"] == rows[0]["state"]
+            first = next(row for row in rows if row["side"] == ATOM)
+            rows[-1]["same bits"] = rows[-1]["state"] == first["state"]
         else:
             rows.append(devices_torch.measured(side, count, work))
         rows[-1]["speed"] = rows[-1]["micro-batches/s"] / rows[0]["micro-batches/s"]
         rows[-1]["load"] = os.getloadavg()[0]
-    cells = [
-        [format(row[name], how) if name in row else "" for name, how in COLUMNS.items()]
-        for row in rows
-    ]
-    publish(list(COLUMNS), cells, {"benchmark": "devices", "rows": rows, "machine": machine()})
+        named = zip(COLUMNS, _cells(rows[-1]), strict=True)
+        told = (f"{name} {cell}" for name, cell in named if cell)
+        sys.stderr.write(", ".join(told) + "\n")
+    body = {"benchmark": "devices", "rows": rows, "machine": machine()}
+    publish(list(COLUMNS), [*map(_cells, rows)], body)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [format(row[name], how) if name in row else "" for name, how in COLUMNS.items()]
 
 
 def _options() -> argparse.Namespace:

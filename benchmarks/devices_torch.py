@@ -6,7 +6,8 @@ with as many layers each, or one more. Over gloo, or NCCL where devices are GPUs
 
 The model, its first values, micro-batches and AdamW are those of Atom's side. On a CPU the same
 computing sleeps: a layer's forward `forward_s`, its backward twice as long. Nothing is computed
-again.
+again. What a process holds is asked of malloc as each layer has computed: other threads free what
+they sent.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from held import peak_bytes
+from held import Allocated
 from papers_pipeline import SCHEDULES
 from swap_memory import decay_groups
 from swap_setup import BETAS, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY
@@ -37,7 +38,7 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 INTERLEAVED = "interleaved 1F1B"
 STAGES_OF_A_DEVICE = {INTERLEAVED: 2}
 UNTIMED_STEPS = 2
-"""An optimizer makes its state in the first: memory is counted over both."""
+"""An optimizer makes its state in the first, DDP its buckets anew in the second."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,17 @@ class Work:
         shape = (self.micro_batches, 1, self.config.sequence_tokens)
         generator = torch.Generator().manual_seed(SEED)
         return torch.randint(self.config.vocabulary_size, shape, generator=generator)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of a side's."""
+
+    side: str
+    rank: int
+    count: int
+    device: torch.device
+    allocated: Allocated
 
 
 # --- computing that sleeps ----------------------------------------------------------------------
@@ -95,8 +107,12 @@ class _Leaves(torch.autograd.Function):
 class _Layer:
     """Makes what lies between two modules take as long as it is told."""
 
-    def __init__(self, first: nn.Module, last: nn.Module, forward_s: float) -> None:
+    def __init__(
+        self, first: nn.Module, last: nn.Module, forward_s: float, look: Callable[[], None]
+    ) -> None:
+        """`look`: called when it has computed."""
         self.forward_s, self.began, self.enters_backward = forward_s, 0.0, False
+        self._look = look
         first.register_forward_pre_hook(self._enter)
         last.register_forward_hook(self._leave)
 
@@ -111,17 +127,17 @@ class _Layer:
         return left
 
     def sleep(self, forwards: int) -> None:
+        self._look()
         until = self.began + forwards * self.forward_s
         time.sleep(max(until - time.perf_counter(), 0.0))  # stands for a device's computing
 
 
-def _sleeping(model: GPT3, forward_s: float) -> GPT3:
-    """Its layers: the embedding, the blocks, and the head with the loss."""
-    if forward_s:
-        for module in (model.embedding, *model.blocks):
-            _Layer(module, module, forward_s)
-        _Layer(model.final_norm, model, forward_s)
-    return model
+def _make_sleep(model: GPT3, end: nn.Module, work: Work, process: Process) -> None:
+    """Its layers: the embedding, the blocks, and the head, which ends with `end`."""
+    if work.forward_s:
+        layers = [(each, each) for each in (model.embedding, *model.blocks)]
+        for ends in (*layers, (model.final_norm, end)):
+            _Layer(*ends, work.forward_s, process.allocated.look)
 
 
 # --- sides --------------------------------------------------------------------------------------
@@ -130,11 +146,12 @@ Step = Callable[[], Sequence[float]]
 """Takes one; the losses of micro-batches that ended here."""
 
 
-def _distributed(work: Work, rank: int, count: int, device: torch.device, _: str) -> Step:
-    model = _sleeping(GPT3(work.config, device="meta").to_empty(device=device), work.forward_s)
+def _distributed(work: Work, process: Process) -> Step:
+    model = GPT3(work.config, device="meta").to_empty(device=process.device)
+    _make_sleep(model, model, work, process)
     _fill(model, work.config)
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mine, optimizer = work.tokens()[rank::count].to(device), _adamw(model)
+    mine, optimizer = _shard(work, process), _adamw(model)
 
     def step() -> list[float]:
         losses = []
@@ -147,12 +164,13 @@ def _distributed(work: Work, rank: int, count: int, device: torch.device, _: str
     return step
 
 
-def _sharded(work: Work, rank: int, count: int, device: torch.device, _: str) -> Step:
-    model = _sleeping(GPT3(work.config, device="meta"), work.forward_s)
+def _sharded(work: Work, process: Process) -> Step:
+    model = GPT3(work.config, device="meta")
+    _make_sleep(model, model, work, process)
     for module in (*model.blocks, model):
         fully_shard(module)
-    _fill(model.to_empty(device=device), work.config)
-    mine, optimizer = work.tokens()[rank::count].to(device), _adamw(model)
+    _fill(model.to_empty(device=process.device), work.config)
+    mine, optimizer = _shard(work, process), _adamw(model)
 
     def step() -> list[float]:
         losses = [_backward(model, tokens, len(mine)) for tokens in mine]
@@ -160,6 +178,10 @@ def _sharded(work: Work, rank: int, count: int, device: torch.device, _: str) ->
         return losses
 
     return step
+
+
+def _shard(work: Work, process: Process) -> Tensor:
+    return work.tokens()[process.rank :: process.count].to(process.device)
 
 
 def _backward(model: nn.Module, tokens: Tensor, count: int) -> float:
@@ -171,7 +193,7 @@ def _backward(model: nn.Module, tokens: Tensor, count: int) -> float:
 class _Stage(nn.Module):
     """Layers of the model, one after the other: the first is the embedding, the last the head."""
 
-    def __init__(self, model: GPT3, layers: range, forward_s: float) -> None:
+    def __init__(self, model: GPT3, layers: range) -> None:
         super().__init__()
         self.is_first, last = layers.start == 0, len(model.blocks) + 1
         self.is_last = last in layers
@@ -179,13 +201,8 @@ class _Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(n): model.blocks[n] for n in mine})  # named as in GPT3
         if self.is_first or self.is_last:
             self.embedding = model.embedding
-        if self.is_first:
-            _Layer(model.embedding, model.embedding, forward_s)
-        for block in self.blocks.values():
-            _Layer(block, block, forward_s)
         if self.is_last:
             self.final_norm = model.final_norm
-            _Layer(self.final_norm, self, forward_s)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Tokens [B, S] or [B, S, D] → [B, S, D], or logits [B, S, V]."""
@@ -199,12 +216,13 @@ class _Stage(nn.Module):
         return hidden
 
 
-def _pipeline(work: Work, rank: int, count: int, device: torch.device, name: str) -> Step:
+def _pipeline(work: Work, process: Process) -> Step:
+    name, rank, count = process.side, process.rank, process.count
     of_each = STAGES_OF_A_DEVICE.get(name, 1)
     numbers = range(rank, of_each * count, count)
-    modules = [_stage(work, number, of_each * count, device) for number in numbers]
+    modules = [_stage(work, number, of_each * count, process) for number in numbers]
     placed = [
-        PipelineStage(module, number, of_each * count, device)
+        PipelineStage(module, number, of_each * count, process.device)
         for module, number in zip(modules, numbers, strict=True)
     ]
     schedule: Any = (
@@ -212,7 +230,7 @@ def _pipeline(work: Work, rank: int, count: int, device: torch.device, name: str
         if of_each > 1
         else SCHEDULES[name](placed[0], work.micro_batches, loss_fn=_loss)
     )
-    tokens = work.tokens().flatten(0, 1).to(device)
+    tokens = work.tokens().flatten(0, 1).to(process.device)
     ends = dist.new_group(sorted({0, count - 1}))
     tied = [m.embedding.tokens.weight for m in modules if m.is_first or m.is_last]
     optimizer = _adamw(nn.ModuleList(modules))
@@ -233,11 +251,12 @@ def _pipeline(work: Work, rank: int, count: int, device: torch.device, name: str
     return step
 
 
-def _stage(work: Work, number: int, count: int, device: torch.device) -> _Stage:
+def _stage(work: Work, number: int, count: int, process: Process) -> _Stage:
     layers, model = work.config.layers + 2, GPT3(work.config, device="meta")
     own = range(layers * number // count, layers * (number + 1) // count)
-    stage = _Stage(model, own, work.forward_s)
-    _fill(stage.to_empty(device=device), work.config)
+    stage = _Stage(model, own)
+    _make_sleep(model, stage if stage.is_last else model, work, process)
+    _fill(stage.to_empty(device=process.device), work.config)
     return stage
 
 
@@ -265,8 +284,10 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-SIDES: dict[str, Callable[[Work, int, int, torch.device, str], Step]] = {
-    "DDP": _distributed,
+PLAIN = "DDP"
+"""On one device this is plain PyTorch; the others need several."""
+SIDES: dict[str, Callable[[Work, Process], Step]] = {
+    PLAIN: _distributed,
     "FSDP2": _sharded,
     **dict.fromkeys((*SCHEDULES, INTERLEAVED), _pipeline),
 }
@@ -297,25 +318,15 @@ def _live(rank: int, side: str, count: int, work: Work, folder: Path) -> None:
         torch.cuda.set_device(device)
     backend, meeting = "nccl" if work.on_gpus else "gloo", (folder / "meeting").as_uri()
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
-    steps = list[Step]()
-
-    def begin() -> None:
-        steps.append(SIDES[side](work, rank, count, device, side))
-        for _ in range(UNTIMED_STEPS):
-            steps[0]()
-
-    held_bytes = _held_bytes(begin, device)
-    seconds, losses = zip(*_timed(steps[0], work.steps), strict=True)
-    body = {"seconds": seconds, "losses": losses[-1], "held_bytes": held_bytes}
+    allocated = Allocated()
+    step = SIDES[side](work, Process(side, rank, count, device, allocated))
+    for _ in range(UNTIMED_STEPS):
+        step()
+    seconds, losses = zip(*_timed(step, work.steps), strict=True)
+    held = torch.cuda.max_memory_allocated(device) if work.on_gpus else allocated.most_bytes
+    body = {"seconds": seconds, "losses": losses[-1], "held_bytes": held}
     (folder / f"{rank}.json").write_text(json.dumps(body))
     dist.destroy_process_group()
-
-
-def _held_bytes(begin: Callable[[], None], device: torch.device) -> int:
-    if device.type == "cpu":
-        return peak_bytes(begin)
-    begin()
-    return torch.cuda.max_memory_allocated(device)
 
 
 def _timed(step: Step, count: int) -> Iterator[tuple[float, Sequence[float]]]:

@@ -1,5 +1,6 @@
 """Device memory as it was allocated, on the CPU twin. Shared."""
 
+import ctypes
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -24,3 +25,34 @@ def peak_bytes(work: Callable[[], object]) -> int:
         work()
     events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]
     return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+class Allocated:
+    """What this process has of malloc beyond what it had at the beginning, whichever thread took
+    it or gave it back: a profiler sees its own thread alone."""
+
+    def __init__(self) -> None:
+        self._ask = ctypes.CDLL(None).mallinfo2
+        self._ask.restype = _MallInfo
+        self.most_bytes = 0
+        """At the moments of a look."""
+        self._before = self._now()
+
+    def look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self._now() - self._before)
+
+    def _now(self) -> int:
+        seen = self._ask()
+        return int(seen.hblkhd + seen.uordblks)
