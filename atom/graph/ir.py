@@ -81,6 +81,11 @@ class ParameterLayout:
     def by_name(self) -> dict[str, ParameterSpec]:
         return {spec.name: spec for spec in self.specs}
 
+    def elements(self, sub_model: "SubModel") -> dict[str, int]:
+        """Of each of its parameters, padding included."""
+        names = sub_model.parameter_names
+        return {name: padded_elements(self.by_name[name].numel) for name in names}
+
     def view(self, arena: torch.Tensor, name: str) -> torch.Tensor:
         """The named parameter's part of `arena`, in the parameter's own shape."""
         spec = self.by_name[name]

@@ -1,6 +1,6 @@
 """How a program uses a device: decided by a plan, obeyed by schedule, slots and engine."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MINIMUM_SLOTS = 2
@@ -45,13 +45,24 @@ class Arrangement:
             raise ValueError("a group of devices offloads no values, and nothing is trained on it")
 
 
-def device_of(parameters: Sequence[Collection[str]], devices: int) -> tuple[int, ...]:
-    """Which device of a group has each sub-model, in turn. `parameters`: their names, by sub-model.
-    Those that share one are on the first one's device: its gradients are summed there, in the
-    order in which one device would sum them."""
+def device_of(parameters: Sequence[Mapping[str, int]], devices: int) -> tuple[int, ...]:
+    """Which device of a group has each sub-model. `parameters`: by sub-model, name → elements.
+
+    In turn, but for one that has more elements than another by then. Those that share a parameter
+    are on one device: its gradients are summed there, in the order in which one device would sum
+    them.
+    """
     first = list[int]()  # of those that it shares with, itself among them
-    for index, names in enumerate(parameters):
-        with_ = {first[n] for n, other in enumerate(parameters[:index]) if set(names) & set(other)}
-        first.append(min(with_, default=index))
-        first = [first[-1] if each in with_ else each for each in first]
-    return tuple(each % devices for each in first)
+    for index, own in enumerate(parameters):
+        together = {first[n] for n, other in enumerate(parameters[:index]) if own.keys() & other}
+        first.append(min(together, default=index))
+        first = [first[-1] if each in together else each for each in first]
+    found, elements, turn = dict[int, int](), [0] * devices, 0
+    for root in dict.fromkeys(first):
+        whole = {
+            n: e for s, own in enumerate(parameters) if first[s] == root for n, e in own.items()
+        }
+        found[root] = min(range(devices), key=lambda d: (elements[d], (d - turn) % devices))
+        elements[found[root]] += sum(whole.values())
+        turn = found[root] + 1
+    return tuple(found[root] for root in first)

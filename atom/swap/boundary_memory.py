@@ -47,7 +47,7 @@ def shape_of(
     parts, visited = program.sub_models, None
     crossings = crossings_of(program) if arrangement.offloaded else ()
     if arrangement.devices > 1:
-        owners = device_of([part.parameter_names for part in parts], arrangement.devices)
+        owners = device_of([program.layout.elements(p) for p in parts], arrangement.devices)
         visited = tuple(s for s, owner in enumerate(owners) if owner == place)
     return Shape(len(parts), micro_batches, arrangement, crossings, visited)
 

@@ -68,7 +68,7 @@ class Neighbours:
     def __init__(self, program: Program, place: int, devices: Sequence[Device]) -> None:
         """`place`: of this device among the `devices` of the group."""
         parts = program.sub_models
-        self._owners = device_of([part.parameter_names for part in parts], len(devices))
+        self._owners = device_of([program.layout.elements(p) for p in parts], len(devices))
         self._routes = Routes.of(parts, self._owners)
         self._program, self._device, self._devices = program, devices[place], devices
         mine = (part for part in parts if self._owners[part.index] == place)
