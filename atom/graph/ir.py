@@ -7,8 +7,9 @@ compare and hand over arenas byte by byte.
 """
 
 import math
+import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +41,28 @@ class ParameterSpec:
     No embedding, no output head."""
     frozen: bool = False
     """It takes no gradient, and no step changes it."""
+
+
+def part_name(name: str, begin: int, end: int) -> str:
+    """Of some rows of a parameter: "blocks.3.expand.weight[0:256]"."""
+    return f"{name}[{begin}:{end}]"
+
+
+_PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
+
+
+class _Places(dict[str, ParameterSpec]):
+    """By name. Rows of a parameter are found by theirs; they are no entries."""
+
+    def __missing__(self, name: str) -> ParameterSpec:
+        if not (part := _PART.fullmatch(name)):
+            raise KeyError(name)
+        spec, begin, end = self[part[1]], int(part[2]), int(part[3])
+        row = math.prod(spec.shape[1:])
+        shape, first = (end - begin, *spec.shape[1:]), spec.offset + begin * row
+        assert 0 <= begin < end <= spec.shape[0]
+        assert first % ALIGNMENT_ELEMENTS == 0
+        return replace(spec, name=name, shape=shape, offset=first, numel=(end - begin) * row)
 
 
 @dataclass(frozen=True)
@@ -78,8 +101,13 @@ class ParameterLayout:
         return tuple(spec for spec in self.specs if not spec.frozen)
 
     @cached_property
-    def by_name(self) -> dict[str, ParameterSpec]:
-        return {spec.name: spec for spec in self.specs}
+    def by_name(self) -> Mapping[str, ParameterSpec]:
+        """Some rows of a parameter are found by their `part_name` as well."""
+        return _Places({spec.name: spec for spec in self.specs})
+
+    def whole_name(self, name: str) -> str:
+        """Of the parameter that it names, or of which it names rows."""
+        return name if name in self.by_name else name.rpartition("[")[0]
 
     def elements(self, sub_model: "SubModel") -> dict[str, int]:
         """Of each of its parameters, padding included."""

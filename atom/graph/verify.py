@@ -12,7 +12,7 @@ from torch import nn
 
 from atom.base.errors import ModelError
 from atom.base.units import format_bytes
-from atom.graph.ir import Program, require_fit
+from atom.graph.ir import ParameterLayout, Program, require_fit
 from atom.graph.program import bind, load
 from atom.graph.segment import compute, push_back
 from atom.graph.tracing.guards import (
@@ -134,7 +134,8 @@ def _split(
     done = []
     for make, sub_model in zip(load(program, device), program.sub_models, strict=True):
         module = make()
-        bind(module, sub_model, parameters)
+        rows = {n: _rows(program.layout, parameters, n) for _, n in sub_model.parameters}
+        bind(module, sub_model, rows)
         done.append((module, sub_model, random_state()))
         outputs = compute(module, sub_model, values).outputs
         values |= {name: output.detach() for name, output in outputs.items()}
@@ -145,7 +146,21 @@ def _split(
         carried = [(p, sums[name]) for name, p in named.items() if name in sums]
         push_back(compute(module, sub_model, values), gradients, carried)
         sums |= {name: p.grad for name, p in named.items() if p.grad is not None}
-    return _step(values[program.loss], sums)
+    whole = dict[str, torch.Tensor]()
+    for name, total in sums.items():
+        of = program.layout.whole_name(name)
+        whole.setdefault(of, total if of == name else total.new_zeros(parameters[of].shape))
+        _rows(program.layout, whole, name).copy_(total)
+    return _step(values[program.loss], whole)
+
+
+def _rows(layout: ParameterLayout, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Of one of them: all, or the rows that `name` says."""
+    if name in tensors:
+        return tensors[name]
+    whole, spec = layout.whole_name(name), layout.by_name[name]
+    first = spec.offset - layout.by_name[whole].offset
+    return tensors[whole].reshape(-1)[first : first + spec.numel].view(spec.shape)
 
 
 def _step(loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> _Step:

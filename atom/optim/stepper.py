@@ -183,7 +183,8 @@ class Stepper:
             return finish
         users: dict[str, int] = {}  # by parameter: the first sub-model that uses it
         for sub_model in reversed(self._sub_models):
-            users.update({name: sub_model.index for _, name in sub_model.parameters})
+            names = (self._store.layout.whole_name(name) for _, name in sub_model.parameters)
+            users.update(dict.fromkeys(names, sub_model.index))
         owner = [users[part.parameter.name] for part in parts]
         left, lock, began = Counter(owner), threading.Lock(), clock.now()
 

@@ -224,8 +224,9 @@ def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]
     """Of parameters whose sums go on from one sub-model to the next, padded."""
     if precision != torch.float32:
         return {}
-    users, trained = users_of_parameters(program.sub_models), program.layout.trained
-    return {s.name: padded_elements(s.numel) for s in trained if len(users[s.name]) > 1}
+    several = {n: u for n, u in users_of_parameters(program.sub_models).items() if len(u) > 1}
+    specs = (program.layout.by_name[name] for name in several)
+    return {spec.name: padded_elements(spec.numel) for spec in specs if not spec.frozen}
 
 
 def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]:
@@ -234,8 +235,9 @@ def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]
     users = users_of_parameters(program.sub_models)
     carried = carried_elements(program, precision)
     found = dict[int, int]()
-    for spec in program.layout.trained:
-        for sub_model in users[spec.name][1:] if spec.name not in carried else ():
+    for name, using in users.items():
+        spec = program.layout.by_name[name]
+        for sub_model in using[1:] if name not in carried and not spec.frozen else ():
             found[sub_model] = found.get(sub_model, 0) + padded_elements(spec.numel)
     return found
 

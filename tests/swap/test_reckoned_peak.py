@@ -11,6 +11,7 @@ from test_offloaded_values import Rig, ends_of, everything, graph_of, program_of
 
 from atom.graph.chain import Machine
 from atom.graph.layers import layer_ends, layers_of
+from atom.graph.matrix_parts import in_parts
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -78,6 +79,22 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(remembered: bool) -> None:
         rig.engine.run_pass([data], [0])
     real = peak_bytes(sizes())
     assert real <= memory.activation_bytes + memory.boundary_bytes < 1.2 * real
+
+
+@pytest.mark.parametrize("matrix", ["embedding.tokens", "blocks.0.feed_forward.expand"])
+def test_matrices_in_parts_stay_below_their_reckoning(matrix: str) -> None:
+    """A sub-model per operation: the gradients of parts are views of all parts' together."""
+    config = GPT3Config(1, 2, 64, sequence_tokens=256, vocabulary_size=300)
+    data = {name: torch.ones(2, 256, dtype=torch.int64) for name in ("tokens", "targets")}
+    cut = in_parts(trace(GPT3(config), data), {f"{matrix}.weight": 2})
+    last = len(cut.calls)
+    ends = [*(end for end in range(1, last) if end not in cut.forbidden_cuts), last]
+    memory = reckoned(cut, ends, 1).memory(Arrangement())
+    rig = Rig(build_program(cut, ends), Arrangement())
+    rig.engine.run_pass([data], [0])
+    with allocations() as sizes:
+        rig.engine.run_pass([data], [0])
+    assert peak_bytes(sizes()) <= memory.activation_bytes + memory.boundary_bytes
 
 
 @pytest.mark.parametrize(

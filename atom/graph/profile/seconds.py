@@ -9,8 +9,8 @@ both ways busy (47 of 63 GB/s).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -199,6 +199,8 @@ class Profile:
     chain: Chain
     """One operation per entry of `graph.calls`."""
     link: Machine
+    chain_of: Callable[[Graph], Chain] = field(compare=False, repr=False)
+    """The same for the graph with matrices in parts: its layers are the same."""
 
 
 def assume_graph(graph: Graph, device: str) -> Profile:
@@ -246,7 +248,10 @@ def _profile(
         backward_s = _shares(seconds.backward_s, [call.backward_s for call in usual])
         calls += map(Seconds, forward_s, backward_s)
     source = "assumed" if measured is None else "measured"
-    return Profile(source, layers, operation_chain(graph, chain, calls, fused), link)
+    known = operation_chain(graph, chain, calls, fused)
+    return Profile(
+        source, layers, known, link, lambda cut: _profile(cut, rates, link, fused, measured).chain
+    )
 
 
 def _reckoned(cost: Operation, rates: Rates) -> Seconds:
