@@ -28,8 +28,6 @@ from atom.daemon.fitting.device_choice import (
 from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.devices import open_devices
 from atom.graph.ir import Program
-from atom.graph.layers import ends_alike
-from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
@@ -263,7 +261,7 @@ def _evaluation(
     evaluated = trace(whole, batch, training=False)
     if evaluated.graph_hash == graph.graph_hash:
         return None
-    return build_program(evaluated, ends=ends_alike(graph, evaluated, choice.cut.ends))
+    return choice.program_alike(evaluated, graph)
 
 
 def _names(model: nn.Module, whole: nn.Module, graph: Graph) -> dict[str, str]:

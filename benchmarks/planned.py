@@ -35,8 +35,7 @@ class Planner:
         return choose(self.question(profile, device_bytes))
 
     def question(self, profile: Profile, device_bytes: int) -> Question:
-        ends = layer_ends(self.graph)
-        return Question(profile.chain, profile.link, self._limits(device_bytes), ends)
+        return Question.of(self.graph, profile, self._limits(device_bytes))
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""

@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from atom.graph.ir import Program
+from atom.graph.layers import ends_alike
+from atom.graph.matrix_parts import in_parts
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
 from atom.placement.memory import Cut, DeviceMemory, trained_parameters
@@ -160,8 +162,13 @@ class Choice:
 
     def program(self, graph: Graph) -> Program:
         """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
-        ends = self.cut.ends
-        return build_program(graph.remembering() if self.cut.remembers else graph, ends=ends)
+        whole = graph.remembering() if self.cut.remembers else graph
+        return build_program(in_parts(whole, self.cut.matrix_parts), ends=self.cut.ends)
+
+    def program_alike(self, other: Graph, graph: Graph) -> Program:
+        """`other`, the same model with other calls in it (evaluation), cut as `graph` is."""
+        other, graph = (in_parts(each, self.cut.matrix_parts) for each in (other, graph))
+        return build_program(other, ends=ends_alike(graph, other, self.cut.ends))
 
     def to_json(self, program: Program) -> dict[str, Any]:
         """`program`: as it is chosen. Seconds and bytes are of one micro-batch, but for `pass` and
@@ -171,6 +178,7 @@ class Choice:
             "micro_batches": self.micro_batches,
             "slots": arrangement.slots,
             "remembers": self.cut.remembers,
+            "matrix_parts": dict(self.cut.matrix_parts),
             "host_bytes": self.host_bytes,
             "device_memory": asdict(self.memory) | {"total_bytes": self.memory.total_bytes},
             "pass": {

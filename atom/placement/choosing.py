@@ -6,17 +6,22 @@ the memory that is left (`residency.py`). The schedule of each candidate that fi
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
 equals the one that trains most on the device, then the shortest pass. Cuts fall where layers end,
 and within those layers alone that do not fit by themselves. Other places make the search longer and
-the plan hardly better: they are tried only where none of those fits.
+the plan hardly better: they are tried only where none of those fits. Where none at all does,
+matrices are cut in parts (`atom.graph.matrix_parts`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.graph.chain import Chain, Machine
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.matrix_parts import Parts, in_parts, most_parts
+from atom.graph.profile.seconds import Profile
+from atom.graph.traced import Graph
 from atom.placement.choice import Choice
 from atom.placement.cuts import Ends, fastest_cut, parts_of
 from atom.placement.memory import Cut, Limits, alone_bytes, piece_of
@@ -26,6 +31,8 @@ from atom.swap.arrangement import Arrangement
 NARROW = 1, 2
 """Times the narrowest cut within a layer: what may lie between sub-models where a layer is cut, if
 that makes the model fit."""
+SMALLER = 0.8
+"""Of what the largest operations need, where all fit but not with what lies between them."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
 _WHAT_HELPS = (
@@ -43,6 +50,16 @@ class Question:
     limits: Limits
     layer_ends: tuple[int, ...] = ()
     """Positions where layers end. Empty: cuts may fall anywhere."""
+    graph: Graph | None = None
+    chain_of: Callable[[Graph], Chain] | None = None
+    """As a profile's. None: no matrix of the graph is cut."""
+    matrix_parts: Parts = field(default_factory=dict)
+    """Into which matrices of the graph are cut, of which this is the chain."""
+
+    @classmethod
+    def of(cls, graph: Graph, profile: Profile, limits: Limits) -> "Question":
+        ends = layer_ends(layers_of(graph))
+        return cls(profile.chain, profile.link, limits, ends, graph, profile.chain_of)
 
     def allowing(self, **limits: int) -> "Question":
         return replace(self, limits=replace(self.limits, **limits))
@@ -56,10 +73,56 @@ def choose(asked: Question) -> Choice:
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
-    for sets in _places(asked):
-        if ways := [way for places in sets for way in _ways(asked, places)]:
-            return _best(ways)
-    raise _refusal(asked)
+    for each in _in_ever_more_parts(asked):
+        for sets in _places(each):
+            if ways := [way for places in sets for way in _ways(each, places)]:
+                return _best(ways)
+    raise _refusal(each)
+
+
+def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
+    """As it is; then with matrices in ever more parts, for as long as that helps."""
+    most = {} if asked.graph is None else most_parts(asked.graph)
+    while True:
+        yield asked
+        if (parts := _more_parts(asked, most)) is None:
+            return
+        assert asked.graph is not None
+        assert asked.chain_of is not None
+        cut = in_parts(asked.graph, parts)
+        asked = replace(
+            # Nothing is trained there: memory is short.
+            asked.allowing(trained_element_bytes=0),
+            chain=asked.chain_of(cut),
+            layer_ends=layer_ends(layers_of(cut)),
+            matrix_parts=parts,
+        )
+
+
+def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | None:
+    """Of the matrices of operations that do not fit alone or, if all do, of those that need most.
+    None: no more can be cut that helps."""
+    limits, parts = asked.limits, dict(asked.matrix_parts)
+    alone = [(alone_bytes(piece_of([each]), limits), each) for each in asked.chain.operations]
+    largest_bytes = max(need_bytes for need_bytes, _ in alone)
+    all_fit = largest_bytes <= limits.device_bytes
+    wanted_bytes = int(SMALLER * largest_bytes) if all_fit else limits.device_bytes
+    for need_bytes, operation in alone:
+        if need_bytes <= wanted_bytes:
+            continue
+        held = ((elements, name) for name, elements in operation.parameters.items())
+        elements, part = max(held, default=(0, ""))
+        name = part if part in most else part.rpartition("[")[0]
+        count = asked.matrix_parts.get(name, 1)
+        matrix = replace(operation, parameters={part: elements}, working_bytes=0, transient_bytes=0)
+        matrix_bytes = alone_bytes(piece_of([matrix]), limits)
+        can_help = count < most.get(name, 1) and 2 * matrix_bytes > need_bytes
+        if can_help:
+            least = -(-count * matrix_bytes // max(wanted_bytes, 1))
+            parts[name] = min(max(count + 1, count * 5 // 4, least), most[name])
+        elif all_fit and need_bytes == largest_bytes:
+            return None
+    return None if parts == asked.matrix_parts else parts
 
 
 def _best(ways: Sequence[Choice]) -> Choice:
@@ -119,7 +182,7 @@ def _ways(asked: Question, places: Ends) -> Iterator[Choice]:
     chain, remembering = asked.chain, asked.chain.remembering
     for each in (chain,) if remembering is None else (chain, remembering):
         for cut in _cuts(replace(asked, chain=each), places):
-            cut = replace(cut, remembers=each is remembering)
+            cut = replace(cut, remembers=each is remembering, matrix_parts=asked.matrix_parts)
             yield from (Choice(cut, arrangement) for arrangement in arrangements(cut))
 
 
@@ -139,9 +202,13 @@ def _cuts(asked: Question, places: Ends) -> Iterator[Cut]:
 
 
 def enough_bytes(asked: Question) -> int:
-    """Device memory with which there is a way, and not much more than the least."""
-    operations, single = asked.chain.operations, asked.allowing(micro_batches=1)
-    device_bytes = max(alone_bytes(piece_of([each]), asked.limits) for each in operations)
+    """Device memory with which there is a way, and not much more than the least. Matrices are cut
+    only if there is none with what there is."""
+    for single in _in_ever_more_parts(asked.allowing(micro_batches=1)):
+        if single.graph is None or _needs(single):
+            break
+    operations = single.chain.operations
+    device_bytes = max(alone_bytes(piece_of([each]), single.limits) for each in operations)
     while not (needs := _needs(single.allowing(device_bytes=device_bytes))):
         device_bytes = device_bytes * 5 // 4
     fewer = min(needs)

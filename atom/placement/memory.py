@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atom.graph.chain import ADDED, Chain, Machine, Operation, Value
+from atom.graph.matrix_parts import Parts
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
@@ -206,6 +207,8 @@ class Cut:
     """A pass has as many micro-batches as they allow."""
     remembers: bool = False
     """Whether the model's own checkpoints are left out: there is memory enough without them."""
+    matrix_parts: Parts = field(default_factory=dict)
+    """Matrices that fit in no other way."""
     _held: dict[frozenset[int], int] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod

@@ -39,11 +39,7 @@ from atom.daemon.model.run_optimizer import (
     state_form,
 )
 from atom.daemon.usable_memory import usable_memory
-from atom.graph.ir import Program
-from atom.graph.layers import ends_alike
 from atom.graph.profile.seconds import Profile
-from atom.graph.program import build_program
-from atom.graph.traced import Graph
 from atom.models.data.samples import Samples
 from atom.placement.choice import Choice
 from atom.placement.choosing import choose
@@ -89,7 +85,10 @@ def build_replica(
     choice = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
     answers = None if prompts is None else answering_graph(recipe, prompts.window)
     training = choice.program(graph)
-    evaluating, answering = (_cut_alike(each, graph, choice) for each in (evaluation, answers))
+    evaluating, answering = (
+        None if each is None else choice.program_alike(each, graph)
+        for each in (evaluation, answers)
+    )
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
     require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
     note(choice_text(choice))
@@ -104,12 +103,6 @@ def build_replica(
         told = format_bytes(unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
     return replica
-
-
-def _cut_alike(other: Graph | None, graph: Graph, choice: Choice) -> Program | None:
-    if other is None:
-        return None
-    return build_program(other, ends=ends_alike(graph, other, choice.cut.ends))
 
 
 def _choose(

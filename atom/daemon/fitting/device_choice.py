@@ -19,7 +19,6 @@ from atom.daemon.model.run_optimizer import (
 )
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import ParameterLayout, Program
-from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, store_bytes
@@ -56,20 +55,16 @@ def question(
     verdict matters. `gradients`: how they leave. The others: as `Limits` has them."""
     element_bytes = graph.parameter_dtype.itemsize
     waits_bytes = int(host_left_bytes * BOUNDARY_SHARE / devices) if host_left_bytes >= 0 else None
-    return Question(
-        chain=profile.chain,
-        machine=profile.link,
-        limits=Limits(
-            device_bytes,
-            element_bytes,
-            micro_batches,
-            waits_bytes,
-            gradients.itemsize,
-            trained_element_bytes,
-            devices,
-        ),
-        layer_ends=layer_ends(layers_of(graph)),
+    limits = Limits(
+        device_bytes,
+        element_bytes,
+        micro_batches,
+        waits_bytes,
+        gradients.itemsize,
+        trained_element_bytes,
+        devices,
     )
+    return Question.of(graph, profile, limits)
 
 
 def question_of_run(
@@ -121,6 +116,8 @@ def choice_text(choice: Choice) -> str:
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
     if choice.arrangement.trained:
         stays += f", {len(choice.arrangement.trained)} are trained there"
+    if choice.cut.matrix_parts:
+        stays += f", matrices in parts: {len(choice.cut.matrix_parts)}"
     waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
     budget = format_bytes(choice.cut.limits.device_bytes)
     checkpoints = ", its own checkpoints left out" if choice.cut.remembers else ""
