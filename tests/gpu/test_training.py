@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,25 @@ def test_a_step_under_the_next_pass_changes_no_bit(
     changes: dict[str, torch.dtype], arrangement: Arrangement, device: Device
 ) -> None:
     assert_trained_alike(device, changes, lambda replica, number: None, arrangement)
+
+
+@FORMS
+@pytest.mark.parametrize("arrangement", [Arrangement(), STAYING])
+def test_two_devices_that_run_each_pass_together_change_no_bit(
+    changes: dict[str, torch.dtype],
+    arrangement: Arrangement,
+    device: Device,
+    second_device: Device,
+) -> None:
+    alone = new_replica(device, changes, arrangement, dropout=0.0)
+    both = new_replica(device, changes, replace(arrangement, devices=2), 0.0, [second_device])
+    for seed in (0, 3):
+        for replica in (alone, both):
+            replica.reset_gradients()
+            for number in range(3):
+                replica.run_pass(batches(seed + number))
+            replica.begin_own_step()
+    assert same(alone, both)
 
 
 @FORMS
