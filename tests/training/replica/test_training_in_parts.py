@@ -65,7 +65,8 @@ def trained(
     settings = {"arrangement": choice.arrangement, **settings}
     made = ReplicaSettings(rate=RATE, precision=precision, micro_batches=2, **settings)
     evaluating = choice.program_alike(graph_of(precision, training=False), graph)
-    replica = Replica(choice.program(graph), evaluating, made, CpuDevice())
+    device, *beside = (CpuDevice() for _ in range(made.arrangement.devices))
+    replica = Replica(choice.program(graph), evaluating, made, device, beside=beside)
     replica.initialise(partial(initial_value, config(), seed=3))
     for step in range(1, 4):
         step_once(replica, [texts(2 * step), texts(2 * step + 1)], step)
@@ -120,6 +121,7 @@ def test_arrangements_and_cuts_of_the_same_parts_give_the_same_bits(
         Arrangement(slots=3),
         Arrangement(offloaded=frozenset(every), least_offloaded_bytes=0),
         Arrangement(resident=frozenset(every), kept=frozenset([*every][:-1])),
+        Arrangement(devices=2),
     ):
         assert trained(choice, precision, arrangement=arrangement)[1] == digests
 
