@@ -1,0 +1,59 @@
+"""Whatever crosses cuts goes from device to device, and the bits are those of one device."""
+
+import pytest
+import torch
+from crossing_models import batch
+from hand_written_program import initial_value
+from ordered_story import RATE, TRACED, traced
+from torch import Tensor
+
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import CpuDevice
+from atom.training.replica.replica import Replica, ReplicaSettings
+
+MICRO_BATCHES = 3
+
+
+def trained(model: str, precision: torch.dtype, devices: int, keeps: bool) -> list[object]:
+    """Losses of two steps, of an evaluation after each, and the state."""
+    program = traced(model, precision, None)
+    stay = frozenset(range(len(program.sub_models))) if keeps else frozenset[int]()
+    settings = ReplicaSettings(
+        RATE, precision=precision, micro_batches=MICRO_BATCHES,
+        arrangement=Arrangement(2, stay, stay, devices=devices),
+    )  # fmt: skip
+    device, *beside = opened = [CpuDevice() for _ in range(devices)]
+    replica, told = Replica(program, None, settings, device, beside=beside), list[object]()
+    replica.initialise(initial_value)
+    for number in range(4):
+        replica.run_pass([batch(number + n) for n in range(MICRO_BATCHES)])
+        told.append(replica.loss_sum)
+        if number % 2:
+            replica.begin_own_step()
+            replica.reset_gradients()
+            told.append(replica.evaluate([batch(9), batch(8)]))
+    replica.finish_step()
+    told.append(torch.cat([_flat(arena) for arena in replica.state_arenas().values()]).tolist())
+    for each in opened:
+        each.close()
+    return told
+
+
+def _flat(arena: Tensor) -> Tensor:
+    return arena.float().flatten()
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["swapped", "kept"])
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        *((model, torch.float32) for model in TRACED),
+        *((model, torch.bfloat16) for model in TRACED if model != "masked"),  # its table is not
+    ],
+)
+def test_a_group_gives_the_bits_of_one_device(
+    model: str, precision: torch.dtype, keeps: bool
+) -> None:
+    one = trained(model, precision, 1, keeps)
+    for devices in (2, 3):
+        assert trained(model, precision, devices, keeps) == one
