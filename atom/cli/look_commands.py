@@ -1,6 +1,5 @@
 """Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from atom.cli.shell.options import (
     LookedAtArgument,
     MemberOption,
     TrustOption,
-    below_home,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 from atom.cli.shell.terminal import stderr_console
@@ -125,14 +123,6 @@ def sample(
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
     ] = "auto",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            callback=below_home,
-            help="Your copy of the run's tokenizer.json, with ADDRESS; else peers give it.",
-        ),
-    ] = None,
     state: MemberOption = None,
     trust: TrustOption = None,
 ) -> None:
@@ -152,6 +142,4 @@ def sample(
         from atom.models.sampling import Sampling
 
     sampling = Sampling(temperature, seed)
-    show_samples(
-        SampleRequest(where, tuple(prompts), tokens, sampling, device, tokenizer, state, trust)
-    )
+    show_samples(SampleRequest(where, tuple(prompts), tokens, sampling, device, state, trust))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
+from atom.base.errors import AddressError, StorageError, TrustError
 from atom.base.printable import printable
 from atom.cli.look.chain_reader import ChainFetcher
 from atom.cli.look.excerpts import fetch_some, read_tokenizer
@@ -27,9 +27,9 @@ from atom.daemon.model.model_source import agreed_run, open_source, source_error
 from atom.daemon.model.sampled import Sampled, require_text, sampled_folder, sampled_run
 from atom.daemon.model.shared_text import open_store
 from atom.daemon.state_directory import StateDirectory
-from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
+from atom.models.data.tokenizer import Tokenizer
 from atom.models.sampling import Sampling, continuations
-from atom.models.source import DataError, ModelSource, SourceError
+from atom.models.source import ModelSource, SourceError
 from atom.swarm.records.manifest import Manifest
 from atom.swarm.transport.transport import Transport
 
@@ -46,7 +46,6 @@ class SampleRequest:
     tokens: int
     sampling: Sampling
     device: str
-    tokenizer: Path | None
     state: Path | None
     trust: str | None
 
@@ -80,11 +79,6 @@ def _check(asked: SampleRequest) -> None:
     if not re.fullmatch(DEVICE_PATTERN, asked.device):
         what = f"{asked.device!r} is none of auto, cpu, cuda and cuda:N"
         raise typer.BadParameter(what, param_hint="--device")
-    if asked.tokenizer is not None:
-        try:
-            JsonTokenizer(asked.tokenizer)
-        except DataError as problem:
-            raise ConfigError(problem.message, "name a tokenizer.json") from problem
     if not Path(asked.where).is_dir() and "/run/" not in asked.where:
         raise StorageError(
             f"{asked.where} is no folder, and no address of a run",
@@ -124,7 +118,7 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
         fetcher.know(swarm.leases)
         states = swarm.ledger.states(manifest.initial_state_digest)
         peers = swarm.alive
-        tokenizer = tokenizer_of(manifest, run, asked.tokenizer, fetcher.transport, peers)
+        tokenizer = tokenizer_of(manifest, run, fetcher.transport, peers)
         fetching = partial(console.progress, "fetching the weights")
         round_number, weights = fetch_weights(
             manifest, run, layout, states, peers, fetcher.transport, fetching
@@ -147,17 +141,17 @@ def _model_of(manifest: Manifest) -> tuple[RunFile, ModelSource]:
 
 
 def tokenizer_of(
-    manifest: Manifest, run: RunFile, named: Path | None, transport: Transport, peers: list[str]
+    manifest: Manifest, run: RunFile, transport: Transport, peers: list[str]
 ) -> Tokenizer:
-    """As the user names it, or a peer here keeps it, or the run's peers give it: then it is kept.
+    """As a peer here keeps it, or the run's peers give it: then it is kept.
     Raises: UserError."""
     here = StateDirectory(default_state_directory(manifest.run)).tokenizer
-    if run.data.tokenizer == "bytes" or named is not None or here.exists():
-        return run_tokenizer(run, named or here)
+    if run.data.tokenizer == "bytes" or here.exists():
+        return run_tokenizer(run, here)
     if manifest.text is None:
         raise StorageError(
             "the run has a tokenizer of its own, and it is not here",
-            "name it with --tokenizer tokenizer.json: peers keep it in their state directory",
+            f"put the run's tokenizer.json at {here}, where a peer keeps it",
         )
     folder = cached_folder(manifest)
     store = open_store(manifest.text, folder)

@@ -116,21 +116,19 @@ def test_the_runs_tokenizer_is_asked_for_once_where_none_is_here(
     )
     assert manifest.text.digest == state_digest(content)
     for peers in ([donor.peer_id], []):
-        assert sample.tokenizer_of(manifest, run, None, me, peers).content == raw
+        assert sample.tokenizer_of(manifest, run, me, peers).content == raw
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     with pytest.raises(AddressError):
-        sample.tokenizer_of(manifest, run, None, me, [])
-    named = sample.tokenizer_of(manifest, run, tmp_path / "tokenizer.json", me, [])
-    assert named.content == raw
+        sample.tokenizer_of(manifest, run, me, [])
 
 
-def test_a_tokenizer_that_does_not_travel_has_to_be_named(
+def test_a_tokenizer_that_does_not_travel_has_to_be_put_there(
     folder: Path, tmp_path: Path, network: LocalNetwork
 ) -> None:
     run, manifest = founded_with_a_tokenizer(tmp_path, "own-copy")
     with pytest.raises(StorageError, match="tokenizer of its own") as refused:
-        sample.tokenizer_of(manifest, run, None, network.add(), [])
-    assert "--tokenizer" in refused.value.hint
+        sample.tokenizer_of(manifest, run, network.add(), [])
+    assert "tokenizer.json at" in refused.value.hint
 
 
 def test_prompts_are_counted_in_the_models_tokens(
