@@ -3,7 +3,7 @@ control socket."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,37 +24,13 @@ _START_HINT = (
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
-    """Of the daemon; of a named directory without one, what it keeps. Raises: ControlError,
-    StorageError."""
-    if state is not None and (kept := StateDirectory(state)).manifest.exists() and not kept.in_use:
-        _show_kept(state, as_json)
-        return
+    """Raises: ControlError."""
     info = ask_daemon(state, "info")
-    from atom.cli.box.info_page import rows  # brings the DHT's side along
-
-    _show(info, rows, as_json)
-
-
-def _show_kept(state: Path, as_json: bool) -> None:
-    from atom.cli.box.info_page import kept_rows
-    from atom.daemon.model.kept_run import KeptRun
-    from atom.training.storage.checkpoints import figures
-
-    run = KeptRun.read(state)
-    states = [each.round for each in run.snapshots()]
-    disk = {"snapshots": states, "checkpoints": figures(run.checkpoints())}
-    kept = {"run": run.run.run.name, "round": run.journal.head.round, "disk": disk}
-    _show(kept, kept_rows, as_json)
-
-
-def _show(
-    info: Mapping[str, Any],
-    rows: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]],
-    as_json: bool,
-) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
+    from atom.cli.box.info_page import rows  # brings the DHT's side along
+
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
 

@@ -83,15 +83,6 @@ def _work(info: Info) -> Iterator[Row]:
         yield "void passes", ", ".join(void)
 
 
-def kept_rows(kept: Info) -> Iterator[Row]:
-    """As `rows`, of a run whose daemon does not run."""
-    disk = kept["disk"]
-    yield "run", kept["run"]
-    yield "round", f"{kept['round']:,}, no daemon runs"
-    yield "snapshots", ", ".join(f"{number:,}" for number in disk["snapshots"]) or "none"
-    yield "checkpoints", _checkpoints(disk["checkpoints"]) or "none"
-
-
 def _checkpoints(kept: Sequence[Info]) -> str:
     """Their rounds, with the validation loss where it is known, and which is the best."""
     losses = [each["validation_loss"] for each in kept if each["validation_loss"] is not None]

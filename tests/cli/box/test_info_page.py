@@ -1,19 +1,11 @@
 """`atom info` of one daemon, as a person reads it."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atom.cli.app import main
 from atom.cli.box import control
 from atom.cli.box.info_page import rows
-from atom.cli.shell.failures import ExitCode
-from atom.swarm.state.arenas import state_digest
-from atom.training.storage.run_storage import write_snapshot
-from tests.daemon.model.kept_runs import folder_in
-from tests.daemon.tiny_run import GPT3
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
 FOLDER = f"/home/you/{'long/' * 30}tiny"
@@ -124,29 +116,6 @@ def test_what_is_not_as_usual_is_said() -> None:
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
         "not beside GPU programs (not seen: no GPU)"
     )
-
-
-def test_without_a_daemon_it_is_said_what_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with folder_in(tmp_path) as folder:
-        member = folder.found(GPT3)
-        folder.snapshot(member)
-    state = tmp_path / "a"
-    weights = {"master": member.replica.state_arenas()["master"]}
-    place = state / "checkpoints", 0, member.genesis.digest
-    write_snapshot(*place, state_digest(weights), weights, "best", 2.5)
-    assert main(["info", "--state", str(state)]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
-    assert [" ".join(line.split()) for line in lines] == [
-        "run kept", "round 0, no daemon runs", "snapshots 0",
-        "checkpoints 0 (2.5000, the best)",
-    ]  # fmt: skip
-    assert main(["info", "--state", str(state), "--json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["disk"] == {
-        "snapshots": [0],
-        "checkpoints": [{"round": 0, "validation_loss": 2.5}],
-    }
 
 
 def test_it_is_printed_with_its_folder_whole(
