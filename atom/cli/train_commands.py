@@ -91,8 +91,9 @@ def join(
     end_at_once_on_signals()
     with stderr_console().status("loading PyTorch"):
         from atom.cli.train.daemons import join_daemon
+        from atom.daemon.peer.box import JoinOptions
 
-    return join_daemon(address, peer, state, trust, base)
+    return join_daemon(JoinOptions(address, peer, state, trust, base))
 
 
 @commands.command("id")

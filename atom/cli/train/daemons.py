@@ -51,16 +51,10 @@ def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode
     return code_of(ending)
 
 
-def join_daemon(
-    address: str,
-    peer_file: Path | None,
-    state: Path | None,
-    trust: str | None,
-    weights: Path | None,
-) -> ExitCode:
+def join_daemon(options: JoinOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
-    trust = parse_trust(trust)
-    options, console = JoinOptions(address, peer_file, state, trust, weights), TerminalConsole()
+    parse_trust(options.trust)
+    console = TerminalConsole()
     return _to_the_end(lambda: run_join(options, console, ALL_EXTENSIONS), console)
 
 

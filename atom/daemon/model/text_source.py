@@ -5,7 +5,7 @@ from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.base.files import why_not_written
-from atom.config.model_and_data import ANSWERS, Data, TextSource
+from atom.config.model_and_data import ANSWERS, TextSource
 from atom.config.run_file import RunFile
 from atom.config.sources import TextPlace, TextSources
 from atom.models.data.conversations import AnswersOnly, target_share
@@ -141,7 +141,7 @@ def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset
     )
 
 
-def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:
+def check_data(samples: Samples, manifest: Manifest) -> None:
     """A manifest without a digest of data lets peers have different ones.
 
     Raises: MismatchError with what was found here, and how much the run has.
@@ -152,21 +152,6 @@ def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:
     raise MismatchError(
         f"the training data here differ from the run's: here are {samples.amount}"
         + (", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"),
-        "; ".join(dict.fromkeys(map(_what_is_wanted, data.texts.values()))),
+        "get what the founder has: the same bytes, or rows, in the same order; for python-stdlib "
+        "the same build of Python",
     )
-
-
-def _what_is_wanted(text: TextSource) -> str:
-    match text.source:
-        case "text":
-            named = ", ".join(text.paths)
-            return f"get what the founder named {named}: the same bytes in the same order"
-        case "python-stdlib":
-            return (
-                "take the founder's build of Python, whose own source is the text: another build "
-                "of the same version may differ"
-            )
-        case "datasets":
-            return f"get the founder's table {text.path}, with the same rows in the same order"
-        case _:
-            return "the dataset of the owner's module has to be the same on every machine"

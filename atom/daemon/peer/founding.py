@@ -294,7 +294,7 @@ def _make(
     source = open_source(run, code)
     samples = open_samples(run, source, text)
     if manifest is not None:
-        check_data(samples, run.data, manifest)
+        check_data(samples, manifest)
     console.note(f"data: {samples.amount}")
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
