@@ -5,16 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
-from atom.base.errors import ConfigError
-from atom.config.load import parse_peer_text
-from atom.config.peer_file import PeerFile
-from atom.daemon.extensions import NO_EXTENSIONS
-from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_RUN, TINY_TEXT
 
 ROOT = Path(__file__).parent.parent
@@ -47,23 +39,3 @@ def test_a_daemon_without_extras_trains_its_rounds_and_ends(tmp_path: Path) -> N
     assert ended.stdout.split() == ["ROUNDS_REACHED"]
     events = (tmp_path / "state" / "events.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["event"] == "round" for line in events) == 3
-
-
-@pytest.mark.parametrize(
-    ("wish", "key"),
-    [
-        ('[schedule]\nhours = ["daily 00:00-00:01"]', "schedule"),
-        ("[metrics]\nport = 0", "metrics"),
-        ('[log]\ntensorboard = "board"', "log"),
-    ],
-)
-def test_what_nobody_would_see_to_is_refused(wish: str, key: str, tmp_path: Path) -> None:
-    """A peer never trains outside its owner's hours, also where nothing knows hours."""
-    peer = parse_peer_text(wish, tmp_path)
-    with ExitStack() as stack:
-        with pytest.raises(ConfigError, match=f"{key}: this daemon was built without"):
-            NO_EXTENSIONS.monitors(peer, stack, Silence())
-        NO_EXTENSIONS.monitors(PeerFile(), stack, Silence())
-    wishes = NO_EXTENSIONS.wishes(PeerFile(), str, repr)
-    with pytest.raises(ConfigError, match=key):
-        wishes.change(peer)

@@ -6,9 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from atom.base.errors import ConfigError
 from atom.base.events import EventSink
-from atom.config.peer_file import Log, Metrics, PeerFile, Schedule
+from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 
 Info = Callable[[], Mapping[str, Any]]
@@ -24,18 +23,7 @@ class Wishes:
         """Looks for the first time before it returns."""
 
     def change(self, peer: PeerFile) -> None:
-        """What nobody would see to is refused. Raises: UserError, and nothing is changed."""
-        wished = {
-            "schedule": peer.schedule != Schedule(),
-            "metrics": peer.metrics != Metrics(),
-            "log": peer.log != Log(),
-        }
-        for key, is_wished in wished.items():
-            if is_wished:
-                raise ConfigError(
-                    f"{key}: this daemon was built without what sees to it",
-                    "leave it out of the peer file, or install Atom with its extras",
-                )
+        """What `peer` wishes holds from now on."""
 
     def figures(self) -> Mapping[str, Any]:
         return {}
@@ -51,16 +39,14 @@ Raises: UserError."""
 
 @dataclass(frozen=True)
 class Extensions:
-    """How each is made. Nothing of it is started."""
+    """How each is made, nothing of it started; here: none does anything."""
 
-    monitors: Callable[[PeerFile, ExitStack, Console], Monitors]
+    monitors: Callable[[PeerFile, ExitStack, Console], Monitors] = lambda peer, stack, console: (
+        (),
+        lambda info: None,
+    )
     """Takes ports and folders. Raises: UserError."""
-    wishes: OpenWishes
+    wishes: OpenWishes = lambda peer, told, failed: Wishes()
 
 
-def _no_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
-    Wishes().change(peer)
-    return (), lambda info: None
-
-
-NO_EXTENSIONS = Extensions(_no_monitors, lambda peer, told, failed: Wishes())
+NO_EXTENSIONS = Extensions()

@@ -54,25 +54,6 @@ def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
 LOOK_S = 2.0
 
 
-class Observer:
-    """Looks at no more than the wishes ask for. From one thread at a time."""
-
-    def __init__(self, gpus: Sequence[Gpu], clock: Clock) -> None:
-        self._gpus, self._clock = gpus, clock
-        self._gpu_used_at_s, self._gpu_user = -math.inf, ""
-
-    def look(self, wishes: Schedule) -> Observations:
-        users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
-        if any(users):
-            self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
-        return Observations(
-            on_battery=wishes.pause_on_battery and on_battery(),
-            idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
-            gpu_idle_s=self._clock.now() - self._gpu_used_at_s,
-            gpu_user=self._gpu_user,
-        )
-
-
 def wall_clock() -> datetime:
     """What the clock on the wall shows, without a time zone; of the zone as it is set now."""
     time.tzset()
@@ -86,13 +67,14 @@ class OwnersWishes(Wishes):
         self,
         peer: PeerFile,
         gpus: Sequence[Gpu],
-        look: Callable[[Schedule], Observations],
         told: Callable[[str], None],
         failed: Callable[[BaseException], None],
+        clock: Clock,
         wall: Callable[[], datetime] = wall_clock,
     ) -> None:
-        self._peer, self._gpus, self._see, self._wall = peer, gpus, look, wall
+        self._peer, self._gpus, self._clock, self._wall = peer, gpus, clock, wall
         self._told, self._failed = told, failed
+        self._gpu_used_at_s, self._gpu_user = -math.inf, ""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
@@ -113,7 +95,19 @@ class OwnersWishes(Wishes):
     def look(self) -> None:
         with self._lock:
             now, wishes = self._wall(), self._peer.schedule
-            self._told(why_not(now, wishes, self._see(wishes)))
+            self._told(why_not(now, wishes, self.seen(wishes)))
+
+    def seen(self, wishes: Schedule) -> Observations:
+        """No more is looked at than the wishes ask for."""
+        users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
+        if any(users):
+            self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
+        return Observations(
+            on_battery=wishes.pause_on_battery and on_battery(),
+            idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
+            gpu_idle_s=self._clock.now() - self._gpu_used_at_s,
+            gpu_user=self._gpu_user,
+        )
 
     def figures(self) -> Mapping[str, Any]:
         """[schedule] as it holds, for `atom info`; in words where it cannot."""
@@ -144,4 +138,4 @@ def open_wishes(
 ) -> OwnersWishes:
     """Of the owner of this machine. Starts nothing."""
     gpus = [open_gpu(each) for each in named_devices(peer.device.use)]
-    return OwnersWishes(peer, gpus, Observer(gpus, BootClock()).look, told, failed)
+    return OwnersWishes(peer, gpus, told, failed, BootClock())

@@ -13,7 +13,6 @@ from atom.extras.owner.machine import Gpu, idle_hint_s, sessions_idle_s
 from atom.extras.owner.wishes import (
     GPU_QUIET_S,
     Observations,
-    Observer,
     OwnersWishes,
     wall_clock,
     why_not,
@@ -74,6 +73,7 @@ class Used(Gpu):
 
 def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wishes, "LOOK_S", 0.001)
+    monkeypatch.setattr(wishes, "on_battery", lambda: False)
     told, thrice = list[str](), threading.Event()
 
     def tell(reason: str) -> None:
@@ -84,9 +84,9 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
     looking = OwnersWishes(
         PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
         [Gpu("no GPU")],
-        lambda wishes: Observations(),
         tell,
         lambda failure: None,
+        ManualClock(),
         lambda: NOON,
     )
     looking.keep_looking()
@@ -99,15 +99,14 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
 
 def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wishes, "LOOK_S", 0.001)
-    looks, failures, failed = iter([Observations()]), list[BaseException](), threading.Event()
+    looks, failures, failed = iter([False]), list[BaseException](), threading.Event()
+    monkeypatch.setattr(wishes, "on_battery", lambda: next(looks))
 
     def fail(failure: BaseException) -> None:
         failures.append(failure)
         failed.set()
 
-    looking = OwnersWishes(
-        PeerFile(), [Gpu("")], lambda wishes: next(looks), lambda reason: None, fail
-    )
+    looking = OwnersWishes(PeerFile(), [Gpu("")], lambda reason: None, fail, ManualClock())
     looking.keep_looking()
     assert failed.wait(WAIT_S)
     looking.close()
@@ -119,18 +118,18 @@ def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
     gpu, clock = Used(), ManualClock(100.0)
     quiet = Used()
     quiet.user = ""
-    observer = Observer([quiet, gpu], clock)
+    observer = OwnersWishes(PeerFile(), [quiet, gpu], str, repr, clock)
     nothing = Schedule(pause_on_battery=False)
-    assert observer.look(nothing) == Observations(gpu_idle_s=math.inf)
+    assert observer.seen(nothing) == Observations(gpu_idle_s=math.inf)
     assert gpu.asked == 0
-    seen = observer.look(Schedule(pause_for_gpu_programs=True))
+    seen = observer.seen(Schedule(pause_for_gpu_programs=True))
     assert (seen.on_battery, seen.gpu_idle_s, seen.gpu_user) == (True, 0.0, "game")
     gpu.user = ""
     clock.advance(7.0)
-    assert observer.look(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
+    assert observer.seen(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
     monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
-    assert observer.look(Schedule(idle_for="1 s")).idle_s == 9.0
-    assert observer.look(nothing).idle_s == math.inf
+    assert observer.seen(Schedule(idle_for="1 s")).idle_s == 9.0
+    assert observer.seen(nothing).idle_s == math.inf
 
 
 @pytest.mark.parametrize(
@@ -152,12 +151,13 @@ def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatc
     assert sessions_idle_s() == math.inf
 
 
-def test_the_owner_is_told_what_cannot_be_seen() -> None:
+def test_the_owner_is_told_what_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wishes, "on_battery", lambda: True)
+    monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
     told = list[str]()
     held = OwnersWishes(
-        PeerFile(), [Gpu("no GPU")], lambda wishes: Observations(on_battery=True), told.append,
-        lambda e: None,
-    )  # fmt: skip
+        PeerFile(), [Gpu("no GPU")], told.append, lambda failure: None, ManualClock()
+    )
     held.keep_looking()
     assert told[-1] == "on battery"
     wished = {"idle_for": "9 s", "pause_for_gpu_programs": True, "pause_on_battery": False}
