@@ -79,6 +79,43 @@ def test_a_step_is_plain_pytorchs(gpu_memory: str | None) -> None:
             torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+class Adapted(nn.Module):
+    """A frozen matrix of 1 MiB, and what is trained beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(512, 512).requires_grad_(False)
+        self.down, self.up = nn.Linear(512, 4, bias=False), nn.Linear(4, 512, bias=False)
+        self.head = nn.Linear(512, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        wide = inputs.repeat(1, 16)
+        return self.head(torch.tanh(self.base(wide) + self.up(self.down(wide))))
+
+
+def test_a_frozen_matrix_that_does_not_fit_is_cut_and_its_adapter_trains() -> None:
+    torch.manual_seed(1)
+    plain, some = Adapted(), batches(STEPS, 2)
+    memory = f"{2 * plain.base.weight.nbytes // 1024 - 1} KiB"  # not even its slots fit
+    trains = (parameter for parameter in plain.parameters() if parameter.requires_grad)
+    optimizer = torch.optim.AdamW(trains, lr=1e-2, weight_decay=0.0)
+    with atom.offload(
+        copy.deepcopy(plain),
+        functional.cross_entropy,
+        some[0],
+        gpu_memory=memory,
+        optimizer=atom.AdamW(betas=(0.9, 0.999), weight_decay=0.0),
+        learning_rate=1e-2,
+    ) as offloaded:
+        for each in some:
+            expected = plain_step(plain, optimizer, [each])
+            assert offloaded.step([each]) == pytest.approx(expected, rel=1e-5)
+        found = offloaded.state_dict()["model"]
+    assert torch.equal(found["base.weight"], plain.base.weight)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
 def test_evaluation_is_without_dropout_and_changes_nothing() -> None:
     torch.manual_seed(2)
     plain = Tower(blocks=2, dropout=0.5)
