@@ -21,15 +21,16 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
-from atom.graph.ir import ALIGNMENT_ELEMENTS, ValueSpec, part_name
+from atom.graph.ir import ALIGNMENT_ELEMENTS, part_name
 from atom.graph.layers import layers_of
 from atom.graph.traced import Graph, arguments_of, bind, storage_of
+from atom.graph.tracing.effects import spec_of
 
 Parts = Mapping[str, int]
 """Name of a matrix → into how many parts it is cut."""
 _aten = torch.ops.aten
-_Rows = tuple[int, int]
-"""[begin, end) of a part."""
+_Mine = Mapping[fx.Node, fx.Node]
+"""A matrix and its biases → a part of each."""
 
 
 def most_parts(graph: Graph) -> dict[str, int]:
@@ -72,7 +73,7 @@ class _Uses:
         given = bind(call)
         if [each for each in given.values() if each is matrix] != [given["weight"]]:
             return False
-        if call.target == _aten.embedding.default:
+        if not _multiplies(call):
             return call not in self._graph.span_of and not given.get("scale_grad_by_freq")
         return self._bias_is_its_own(given) and self.may_move(call, self.place(call))
 
@@ -80,21 +81,20 @@ class _Uses:
         bias = given.get("bias")
         if bias is None:
             return True
-        same = ((bind(user).get("weight"), bind(user).get("bias")) for user in self.of(bias))
-        return bias in self._graph.parameters and set(same) == {(given["weight"], bias)}
+        same = {(bind(user).get("weight"), bind(user).get("bias")) for user in self.of(bias)}
+        return bias in self._graph.parameters and same == {(given["weight"], bias)}
 
     def place(self, call: fx.Node) -> int:
         """Where its parts are computed: where it is, or before the region that it is in."""
         return self._graph.span_of.get(call, (self.position[call],))[0]
 
     def may_move(self, call: fx.Node, place: int) -> bool:
-        """Whether it gives the same at an earlier place, in the same layer: what it takes is there,
-        and not changed later, where a cut would be legal."""
-        there = (self.position.get(given, -1) < place for given in arguments_of(call))
+        """Whether it gives the same at an earlier place of its layer: what it takes is there and,
+        where a cut would be legal, not changed later."""
+        is_there = all(self.position.get(given, -1) < place for given in arguments_of(call))
         alike = self._layer[place] == self._layer[self.position[call]]
-        return place == self.position[call] or (
-            all(there) and alike and place not in self._graph.forbidden_cuts
-        )
+        legal = place not in self._graph.forbidden_cuts
+        return place == self.position[call] or (is_there and alike and legal)
 
 
 class _InParts:
@@ -106,15 +106,11 @@ class _InParts:
         self._fx = fx.Graph(whole.owning_module)
         self._same: dict[fx.Node, fx.Node] = {}
         """What stands here for a node there."""
-        for node in whole.nodes:
-            if node.op != "output":
-                self._same[node] = self._fx.node_copy(node, self._same.__getitem__)
+        self._fx.graph_copy(whole, self._same)
         self._specs = {self._same[n]: spec for n, spec in graph.specs.items() if n in self._same}
         self._parameters = {self._same[node]: name for node, name in graph.parameters.items()}
         self._before: dict[int, list[fx.Node]] = {}
         """By position, what is computed right before the call there."""
-        self._adding: list[fx.Node] = []
-        """Where new calls go."""
         self._mode = FakeTensorMode()
         for node, name in graph.parameters.items():
             if name in parts:
@@ -149,14 +145,22 @@ class _InParts:
         parts = {each: [self._part(each, *span) for span in spans] for each in whole}
         made = {use: list[fx.Node]() for use in uses}
         for place, together in self._places(uses):
-            self._adding = self._before.setdefault(place, [])
             for number, span in enumerate(spans):
                 mine = {each: rows[number] for each, rows in parts.items()}
                 for use in together:
                     compute = self._multiplied if _multiplies(use) else self._looked_up
-                    made[use].append(compute(use, mine, span, made[use]))
+                    calls = compute(use, mine, span, made[use])
+                    made[use].append(calls[-1])
+                    self._before.setdefault(place, []).extend(calls)
         for use, results in made.items():
-            self._replace(use, self._joined(use, results))
+            if _multiplies(use):
+                last_axis = len(self._specs[results[0]].shape) - 1
+                joined = self._call(use, _aten.cat.default, results, last_axis)
+            else:
+                joined = self._before[self._uses.position[use]].pop()
+            replaced, self._same[use] = self._same[use], joined
+            replaced.replace_all_uses_with(joined)
+            self._fx.erase_node(replaced)
 
     def _places(self, uses: Sequence[fx.Node]) -> list[tuple[int, list[fx.Node]]]:
         """Positions, and the uses whose parts are computed there: part by part, of all of them."""
@@ -178,77 +182,55 @@ class _InParts:
         self._specs[node] = replace(spec, shape=(end - begin, *spec.shape[1:]))
         return node
 
-    def _multiplied(
-        self, use: fx.Node, mine: Mapping[fx.Node, fx.Node], _: _Rows, __: Sequence[fx.Node]
-    ) -> fx.Node:
+    def _multiplied(self, use: fx.Node, mine: _Mine, *_: Any) -> list[fx.Node]:
         """Some columns of the product."""
         given = bind(use)
         matrices = [mine[given[name]] for name in ("weight", "bias") if given.get(name)]
-        return self._call(use, use.target, self._same[given["input"]], *matrices)
+        return [self._call(use, use.target, self._same[given["input"]], *matrices)]
 
     def _looked_up(
-        self, use: fx.Node, mine: Mapping[fx.Node, fx.Node], rows: _Rows, before: Sequence[fx.Node]
-    ) -> fx.Node:
+        self, use: fx.Node, mine: _Mine, rows: tuple[int, int], before: Sequence[fx.Node]
+    ) -> list[fx.Node]:
         """What is looked up in the parts so far. An index that no part has fails as it does in the
         whole."""
         given, (begin, end) = bind(use), rows
-        matrix, index = given["weight"], self._same[given["indices"]]
-        if begin:
-            index = self._call(use, _aten.sub.Tensor, index, begin)
-        last = end == self._graph.specs[matrix].shape[0]
-        bounds = 0 if begin else None, None if last else end - begin - 1
+        is_last = end == self._graph.specs[given["weight"]].shape[0]
+        bounds = 0 if begin else None, None if is_last else end - begin - 1
         padding = given.get("padding_idx", -1)
         padding = padding - begin if begin <= padding < end else -1
+        index = self._call(use, _aten.sub.Tensor, self._same[given["indices"]], begin)
         here = self._call(use, _aten.clamp.default, index, *bounds)
-        found = self._call(use, use.target, mine[matrix], here, padding)
-        if not begin:
-            return found
+        found = self._call(use, use.target, mine[given["weight"]], here, padding)
+        if not before:
+            return [index, here, found]
         has = self._call(use, _aten.ge.Scalar, index, 0)
-        has = self._call(use, _aten.unsqueeze.default, has, -1)
-        return self._call(use, _aten.where.self, has, found, before[-1])
-
-    def _joined(self, use: fx.Node, results: list[fx.Node]) -> fx.Node:
-        """What stands for a call's result, at its place."""
-        if _multiplies(use):
-            self._adding = []
-            last = len(self._specs[results[0]].shape) - 1
-            return self._call(use, _aten.cat.default, results, last)
-        return self._before[self._uses.position[use]].pop()
+        wide = self._call(use, _aten.unsqueeze.default, has, -1)
+        result = self._call(use, _aten.where.self, wide, found, before[-1])
+        return [index, here, found, has, wide, result]
 
     def _call(self, use: fx.Node, target: Any, *args: Any) -> fx.Node:
         """A new call, made where the use was."""
         node = self._fx.create_node("call_function", target, args)
         given = {each: self._specs[each] for each in arguments_of(node)}
-        with self._mode:
+        with self._mode, torch.enable_grad():
             fakes = {
                 each: torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
                 for each, spec in given.items()
             }
+            for each, fake in fakes.items():
+                fake.requires_grad_(given[each].needs_grad)
             result = target(*map_arg(args, fakes.__getitem__))
         memories = {storage_of(fake): given[each].memory for each, fake in fakes.items()}
         node.meta = use.meta | {"val": result}
-        self._specs[node] = ValueSpec(
-            shape=tuple(result.shape),
-            stride=tuple(result.stride()),
-            dtype=result.dtype,
-            needs_grad=result.is_floating_point() and any(s.needs_grad for s in given.values()),
-            memory=memories.get(storage_of(result), node.name),
-            memory_bytes=result.untyped_storage().nbytes(),
-        )
-        self._adding.append(node)
+        self._specs[node] = spec_of(result, {storage_of(result): node.name, **memories})
         return node
-
-    def _replace(self, use: fx.Node, joined: fx.Node) -> None:
-        replaced, self._same[use] = self._same[use], joined
-        replaced.replace_all_uses_with(joined)
-        self._fx.erase_node(replaced)
 
 
 def _multiplies(use: fx.Node) -> bool:
     return bool(use.target == _aten.linear.default)
 
 
-def _rows(count: int, parts: int) -> list[_Rows]:
+def _rows(count: int, parts: int) -> list[tuple[int, int]]:
     """Of parts of about equal size, each a multiple of `ALIGNMENT_ELEMENTS` but the last."""
     blocks = -(-count // ALIGNMENT_ELEMENTS)
     ends = [min(blocks * n // parts * ALIGNMENT_ELEMENTS, count) for n in range(parts + 1)]

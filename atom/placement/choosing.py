@@ -32,7 +32,7 @@ NARROW = 1, 2
 """Times the narrowest cut within a layer: what may lie between sub-models where a layer is cut, if
 that makes the model fit."""
 SMALLER = 0.8
-"""Of what the largest operations need, where all fit but not with what lies between them."""
+"""Operations that need more than this share of the hungriest one's memory are cut with it."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
 _WHAT_HELPS = (
@@ -87,8 +87,8 @@ def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
         yield asked
         if (parts := _more_parts(asked, most)) is None:
             return
-        assert asked.graph is not None
-        assert asked.chain_of is not None
+        assert asked.graph
+        assert asked.chain_of
         cut = in_parts(asked.graph, parts)
         asked = replace(
             # Nothing is trained there: memory is short.
@@ -100,13 +100,12 @@ def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
 
 
 def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | None:
-    """Of the matrices of operations that do not fit alone or, if all do, of those that need most.
-    None: no more can be cut that helps."""
+    """Of the matrices of operations that do not fit alone, and of those that need most. None: what
+    needs most cannot be cut, or not so that it helps."""
     limits, parts = asked.limits, dict(asked.matrix_parts)
     alone = [(alone_bytes(piece_of([each]), limits), each) for each in asked.chain.operations]
-    largest_bytes = max(need_bytes for need_bytes, _ in alone)
-    all_fit = largest_bytes <= limits.device_bytes
-    wanted_bytes = int(SMALLER * largest_bytes) if all_fit else limits.device_bytes
+    most_bytes = max(need_bytes for need_bytes, _ in alone)
+    wanted_bytes = min(limits.device_bytes, int(SMALLER * most_bytes))
     for need_bytes, operation in alone:
         if need_bytes <= wanted_bytes:
             continue
@@ -116,13 +115,12 @@ def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | No
         count = asked.matrix_parts.get(name, 1)
         matrix = replace(operation, parameters={part: elements}, working_bytes=0, transient_bytes=0)
         matrix_bytes = alone_bytes(piece_of([matrix]), limits)
-        can_help = count < most.get(name, 1) and 2 * matrix_bytes > need_bytes
-        if can_help:
+        if count < most.get(name, 1) and 2 * matrix_bytes > need_bytes:
             least = -(-count * matrix_bytes // max(wanted_bytes, 1))
             parts[name] = min(max(count + 1, count * 5 // 4, least), most[name])
-        elif all_fit and need_bytes == largest_bytes:
+        elif need_bytes == most_bytes:
             return None
-    return None if parts == asked.matrix_parts else parts
+    return parts
 
 
 def _best(ways: Sequence[Choice]) -> Choice:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers_zoo
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from atom.graph import verify
+from atom.graph import ir, matrix_parts, verify
 from atom.graph.chain import Machine, Seconds
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
@@ -180,6 +181,28 @@ def test_an_index_beyond_the_table_fails_as_it_does_there() -> None:
         batch["tokens"][1, 2] = wrong
         with pytest.raises(IndexError):
             verify._split(model, program, batch, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bloom", "gpt_neox", "mixtral"])
+def test_models_of_the_library_in_parts_of_eight_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cut gives the same bits; the gradients are nearly the module's."""
+    for module in (ir, matrix_parts):
+        monkeypatch.setattr(module, "ALIGNMENT_ELEMENTS", 8)
+    model = transformers_zoo.make(name, 0.0)
+    graph = trace(model, transformers_zoo.batch(name, 1))
+    cut = in_parts(graph, {each: min(3, most) for each, most in most_parts(graph).items()})
+    assert [each.name for each in layers_of(cut)] == [each.name for each in layers_of(graph)]
+    batch = transformers_zoo.batch(name, 2)
+    layers, operations = (
+        verify._split(model, program, batch, torch.device("cpu"))
+        for program in (build_program(cut), finest(cut))
+    )
+    for of, whole in verify._eager(model, batch).items():
+        assert torch.equal(layers[of], operations[of])
+        tolerance = 1e-5 * whole.abs().max().item() + 1e-7
+        torch.testing.assert_close(layers[of], whole, rtol=0, atol=tolerance)
 
 
 class Uses(nn.Module):

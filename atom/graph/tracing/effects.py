@@ -74,7 +74,7 @@ class _Observer(fx.Interpreter):
     def finish(self) -> Effects:
         # Asked at the end: memory made without gradient may have been written to with one.
         for node, value in self.env.items():
-            specs = tuple(_spec(tensor, self._names) for tensor in tensors_of(value))
+            specs = tuple(spec_of(tensor, self._names) for tensor in tensors_of(value))
             if isinstance(value, torch.Tensor):
                 self._effects.specs[node] = specs[0]
             else:
@@ -129,7 +129,8 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
         raise Refusal.GRADIENT_LOST.error(place=place_of(node), found=found)
 
 
-def _spec(tensor: torch.Tensor, memory_names: Mapping[int, str]) -> ValueSpec:
+def spec_of(tensor: torch.Tensor, memory_names: Mapping[int, str]) -> ValueSpec:
+    """`memory_names`: by `storage_of`, of memory that calls made."""
     memory = memory_names.get(storage_of(tensor), "")
     return ValueSpec(
         shape=tuple(tensor.shape),
