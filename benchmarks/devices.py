@@ -4,11 +4,14 @@
     python benchmarks/devices.py --devices 1 2 --device cuda --width 2048 --tokens 2048
 
 Every side trains the same GPT on the same micro-batches, in turn; losses must be alike, and Atom's
-weights the same bits on any number of devices. Atom's replica is as a daemon has it; the others
+weights the bits of one device with passes of that size. Atom's replica is as a daemon has it; the others
 are in `devices_torch.py`. On a CPU a device's time is asleep: `--block-ms` for the forward of a
 layer and one micro-batch, twice that for its backward, in Atom the forward again besides, and on
 each of its devices' own link bytes by `--link-gb`. What is real is the host's work: issuing,
 copies, additions, AdamW, and what PyTorch's sides send over loopback.
+
+inter: so many of Atom's devices run a pass together, of as many times the micro-batches: each loads
+a part of the sub-models, and holds as much as it would alone.
 
 speed: micro-batches per second beside the first row's. device MB: what a device held at the most.
 beside foretold: seconds of a step by what the planner's timeline says of its passes (without the
@@ -17,19 +20,22 @@ seconds by those that passed; Atom issues for all devices in one.
 """
 
 import argparse
+import itertools
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import devices_torch
 import torch
 from devices_torch import PLAIN, UNTIMED_STEPS, Work
-from held import CountingDevice, peak_bytes
+from held import Allocated, CountingDevice
 from sides import machine, positive, publish
 from swap_setup import LEARNING_RATE, SEED
 
@@ -50,11 +56,15 @@ from atom.training.replica.settings import ReplicaSettings
 
 ATOM, VOCABULARY, MICRO_BATCHES = "Atom", 512, 4
 COLUMNS = {
-    "side": "", "devices": "", "micro-batches/s": ".1f", "speed": ".2f", "device MB": ".1f",
-    "loss": ".6f", "beside foretold": ".2f", "issuing": ".2f", "same bits": "",
+    "side": "", "devices": "", "inter": "", "micro-batches/s": ".1f", "speed": ".2f",
+    "device MB": ".1f", "loss": ".6f", "beside foretold": ".2f", "issuing": ".2f", "same bits": "",
 }  # fmt: skip
 MOVES = 100
 """Above the numbers of the gradient slots: what lies on the link before they are added."""
+
+
+class _Outside(RandomState):
+    """Asked for beside all computing: who asks leaves it as it was."""
 
 
 class SleepingDevice(CpuDevice):
@@ -63,13 +73,20 @@ class SleepingDevice(CpuDevice):
     def __init__(self, forward_s: float, bytes_per_s: float) -> None:
         super().__init__()
         self._forward_s, self._bytes_per_s = forward_s, bytes_per_s
+        self._computes = False
+
+    def random_state(self) -> RandomState:
+        state = super().random_state()
+        return state if self._computes else _Outside(state.cpu, state.device)
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
-        began = time.perf_counter()
+        began, self._computes = time.perf_counter(), not isinstance(state, _Outside)
         yield
         takes_s = self._forward_s if state is not None else 2 * self._forward_s
-        time.sleep(max(began + takes_s - time.perf_counter(), 0.0))  # stands for its computing
+        if self._computes:
+            time.sleep(max(began + takes_s - time.perf_counter(), 0.0))  # stands for its computing
+        self._computes = False
 
     def load(
         self,
@@ -94,6 +111,15 @@ class SleepingDevice(CpuDevice):
         time.sleep(moved_bytes / self._bytes_per_s)  # stands for the link
 
 
+class LookingDevice(CountingDevice):
+    allocated = Allocated()
+
+    @contextmanager
+    def drawing(self, state: RandomState | None = None) -> Iterator[None]:
+        yield
+        self.allocated.look()
+
+
 def foretold_s(program: Program, passes: int, forward_s: float, bytes_per_s: float) -> float:
     """Of so many passes on one device, one after the other."""
     parts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
@@ -116,44 +142,68 @@ def opened(work: Work, count: int, bytes_per_s: float) -> list[Device]:
     return [CudaDevice(index) for index in range(count)]
 
 
-def made(work: Work, devices: Sequence[Device]) -> tuple[Program, Replica]:
+def made(
+    work: Work, devices: Sequence[Device], inter: int, micro_batches: int
+) -> tuple[Program, Replica]:
+    """`inter`: how many devices run a pass together. `micro_batches`: of a pass."""
     example = dict.fromkeys(("tokens", "targets"), work.tokens()[0])
     program = build_program(trace(GPT3(work.config), example))
-    settings = ReplicaSettings(RateSettings(LEARNING_RATE), micro_batches=MICRO_BATCHES)
+    settings = ReplicaSettings(
+        RateSettings(LEARNING_RATE),
+        arrangement=Arrangement(devices=inter),
+        micro_batches=micro_batches,
+    )
     replica = Replica(program, None, settings, devices[0], beside=devices[1:])
     replica.initialise(lambda name, shape: initial_value(work.config, name, shape, SEED))
     return program, replica
 
 
-def measured(count: int, work: Work, bytes_per_s: float) -> dict[str, Any]:
-    devices = opened(work, count, bytes_per_s)
+@contextmanager
+def closed(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
+    """When it ends."""
     try:
-        program, replica = made(work, devices)
+        yield devices
+    finally:
+        for device in devices:
+            device.close()
+
+
+def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str, Any]:
+    micro_batches = MICRO_BATCHES * inter
+    with closed(opened(work, count, bytes_per_s)) as devices:
+        program, replica = made(work, devices, inter, micro_batches)
         losses, seconds, busy = [], [], []
         for _ in range(UNTIMED_STEPS + work.steps):  # the first one finds out how fast they are
             began, own = time.perf_counter(), time.process_time()
             losses.append(train(replica, work))
             seconds.append(time.perf_counter() - began)
             busy.append((time.process_time() - own) / seconds[-1])
-        digest = state_digest(replica.state_arenas()).hex()[:16]
-    finally:
-        for device in devices:
-            device.close()
+        state = state_digest(replica.state_arenas())
     step_s = statistics.median(seconds[UNTIMED_STEPS:])
     found = {
         "side": ATOM,
         "devices": count,
+        "inter": inter,
         "micro-batches/s": work.micro_batches / step_s,
-        "device MB": held_bytes(work) / 1e6,
+        "device MB": held_bytes(work, inter) / 1e6,
         "loss": losses[-1],
         "issuing": max(busy[UNTIMED_STEPS:]),
-        "state": digest,
+        "same bits": state == state_of_one(work, micro_batches),
     }
-    if not work.on_gpus:
+    if not work.on_gpus and inter == 1:
         passes = -(-work.micro_batches // MICRO_BATCHES // count)
         foretold = foretold_s(program, passes, work.forward_s, bytes_per_s)
         found["beside foretold"] = step_s / foretold
     return found
+
+
+def state_of_one(work: Work, micro_batches: int) -> bytes:
+    """After as many steps on one device, without sleep."""
+    with closed(opened(replace(work, forward_s=0.0), 1, math.inf)) as devices:
+        _, replica = made(work, devices, 1, micro_batches)
+        for _ in range(UNTIMED_STEPS + work.steps):
+            train(replica, work)
+        return state_digest(replica.state_arenas())
 
 
 def train(replica: Replica, work: Work) -> float:
@@ -168,14 +218,19 @@ def train(replica: Replica, work: Work) -> float:
     return loss
 
 
-def held_bytes(work: Work) -> int:
-    """Of a device, the most. On a CPU that of one pass, once more without sleep."""
+def held_bytes(work: Work, inter: int) -> float:
+    """Of a device, in the mean of its group, the most. On a CPU that of one pass, once more without
+    sleep."""
     if work.on_gpus:
         return torch.cuda.max_memory_allocated(0)
-    with closing(CountingDevice()) as device:
-        _, replica = made(work, [device])
-        some = [{"tokens": each, "targets": each} for each in work.tokens()[:MICRO_BATCHES]]
-        return device.slot_bytes + peak_bytes(lambda: replica.run_pass(some))
+    counted = [LookingDevice() for _ in range(inter)]
+    with closed(counted) as devices:
+        _, replica = made(work, devices, inter, MICRO_BATCHES * inter)
+        some = [{"tokens": each, "targets": each} for each in work.tokens()]
+        LookingDevice.allocated = Allocated()
+        replica.run_pass(some[: replica.micro_batches])
+        passing = LookingDevice.allocated.most_bytes
+    return (sum(device.slot_bytes for device in counted) + passing) / inter
 
 
 def main() -> None:
@@ -188,13 +243,9 @@ def main() -> None:
         options.passes * MICRO_BATCHES, options.steps,
     )  # fmt: skip
     rows = list[dict[str, Any]]()
-    for side, count in ((side, count) for side in options.sides for count in options.devices):
-        if count == 1 and side not in (ATOM, PLAIN):
-            continue
+    for side, count, inter in _cases(options):
         if side == ATOM:
-            rows.append(measured(count, work, options.link_gb * 1e9))
-            first = next(row for row in rows if row["side"] == ATOM)
-            rows[-1]["same bits"] = rows[-1]["state"] == first["state"]
+            rows.append(measured(count, inter, work, options.link_gb * 1e9))
         else:
             rows.append(devices_torch.measured(side, count, work))
         rows[-1]["speed"] = rows[-1]["micro-batches/s"] / rows[0]["micro-batches/s"]
@@ -206,6 +257,14 @@ def main() -> None:
     publish(list(COLUMNS), [*map(_cells, rows)], body)
 
 
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    for side, count in itertools.product(options.sides, options.devices):
+        if side == ATOM:
+            yield from ((side, count, inter) for inter in options.inter if count % inter == 0)
+        elif count > 1 or side == PLAIN:
+            yield side, count, 1
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     return [format(row[name], how) if name in row else "" for name, how in COLUMNS.items()]
 
@@ -215,6 +274,9 @@ def _options() -> argparse.Namespace:
     sides = [ATOM, *devices_torch.SIDES]
     parser.add_argument("--sides", choices=sides, nargs="+", default=sides)
     parser.add_argument("--devices", type=positive, nargs="+", default=[1, 2, 4])
+    parser.add_argument(
+        "--inter", type=positive, nargs="+", default=[1], help="of them run a pass together (Atom)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--blocks", type=positive, default=8)
     parser.add_argument("--width", type=positive, default=256)
