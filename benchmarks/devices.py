@@ -4,11 +4,12 @@
     python benchmarks/devices.py --devices 1 2 --device cuda --width 2048 --tokens 2048
 
 Every side trains the same GPT on the same micro-batches, in turn; losses must be alike, and Atom's
-weights the bits of one device with passes of that size. Atom's replica is as a daemon has it; the others
-are in `devices_torch.py`. On a CPU a device's time is asleep: `--block-ms` for the forward of a
-layer and one micro-batch, twice that for its backward, in Atom the forward again besides, and on
-each of its devices' own link bytes by `--link-gb`. What is real is the host's work: issuing,
-copies, additions, AdamW, and what PyTorch's sides send over loopback.
+weights the bits of one device with passes of that size. Atom's replica is as a daemon has it; the
+others are in `devices_torch.py`. On a CPU a device's time is asleep: `--block-ms` for the forward
+of a block and one micro-batch, of the embedding and the head by their parameters, twice that for a
+backward, in Atom the forward again besides; and on each of its devices' own link bytes by
+`--link-gb`. What is real is the host's work: issuing, copies, additions, AdamW, and what PyTorch's
+sides send over loopback.
 
 inter: so many of Atom's devices run a pass together, of as many times the micro-batches: each loads
 a part of the sub-models, and holds as much as it would alone.
@@ -70,9 +71,12 @@ class _Outside(RandomState):
 class SleepingDevice(CpuDevice):
     """Takes as long as it is told, its computing included. Nothing random may be computed on it."""
 
-    def __init__(self, forward_s: float, bytes_per_s: float) -> None:
+    def __init__(self, element_s: float, bytes_per_s: float) -> None:
+        """`element_s`: of a forward, by parameter."""
         super().__init__()
-        self._forward_s, self._bytes_per_s = forward_s, bytes_per_s
+        self._element_s, self._bytes_per_s = element_s, bytes_per_s
+        self._elements, self._forward_s = dict[int, int](), 0.0
+        """What was loaded last into each slot; of what is computed now."""
         self._computes = False
 
     def random_state(self) -> RandomState:
@@ -95,11 +99,17 @@ class SleepingDevice(CpuDevice):
         report: Report | None = None,
         ready: Callable[[], None] = at_once,
     ) -> None:
+        self._elements[slot] = sum(copy.source.numel() for copy in copies)
+
         def arrive() -> None:
             ready()
             self._move(copy.source for copy in copies)
 
         super().load(slot, copies, report, arrive)
+
+    def wait_loaded(self, slot: int) -> None:
+        super().wait_loaded(slot)
+        self._forward_s = self._element_s * self._elements[slot]
 
     def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum], *rest: Any) -> None:
         way = partial(self._move, [part.source for part in sums])
@@ -120,11 +130,11 @@ class LookingDevice(CountingDevice):
         self.allocated.look()
 
 
-def foretold_s(program: Program, passes: int, forward_s: float, bytes_per_s: float) -> float:
+def foretold_s(program: Program, passes: int, element_s: float, bytes_per_s: float) -> float:
     """Of so many passes on one device, one after the other."""
     parts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
     moves = tuple(part.elements * 4 / bytes_per_s for part in parts)
-    forward = (forward_s,) * len(parts)
+    forward = tuple(part.elements * element_s for part in parts)
     durations = Durations(moves, forward, tuple(2 * each for each in forward), moves)
     shape = Shape(len(parts), MICRO_BATCHES, Arrangement())
     first, again = (
@@ -136,7 +146,7 @@ def foretold_s(program: Program, passes: int, forward_s: float, bytes_per_s: flo
 
 def opened(work: Work, count: int, bytes_per_s: float) -> list[Device]:
     if not work.on_gpus:
-        return [SleepingDevice(work.forward_s, bytes_per_s) for _ in range(count)]
+        return [SleepingDevice(work.element_s, bytes_per_s) for _ in range(count)]
     from atom.swap.streams import CudaDevice
 
     return [CudaDevice(index) for index in range(count)]
@@ -192,14 +202,14 @@ def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str
     }
     if not work.on_gpus and inter == 1:
         passes = -(-work.micro_batches // MICRO_BATCHES // count)
-        foretold = foretold_s(program, passes, work.forward_s, bytes_per_s)
+        foretold = foretold_s(program, passes, work.element_s, bytes_per_s)
         found["beside foretold"] = step_s / foretold
     return found
 
 
 def state_of_one(work: Work, micro_batches: int) -> bytes:
     """After as many steps on one device, without sleep."""
-    with closed(opened(replace(work, forward_s=0.0), 1, math.inf)) as devices:
+    with closed(opened(replace(work, block_s=0.0), 1, math.inf)) as devices:
         _, replica = made(work, devices, 1, micro_batches)
         for _ in range(UNTIMED_STEPS + work.steps):
             train(replica, work)

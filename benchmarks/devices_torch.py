@@ -2,15 +2,16 @@
 
 Data parallel (DDP), fully sharded (FSDP2: each block a group, gathered anew for forward and
 backward, gradients scattered after each micro-batch: the least memory), and pipelines of stages
-with as many layers each, or one more. Over gloo, or NCCL where devices are GPUs.
+with as many blocks each, or one more. Over gloo, or NCCL where devices are GPUs.
 
-The model, its first values, micro-batches and AdamW are those of Atom's side. On a CPU the same
-computing sleeps: a layer's forward `forward_s`, its backward twice as long. Nothing is computed
-again. What a process holds is asked of malloc as each layer has computed: other threads free what
-they sent.
+The model, its first values, micro-batches and AdamW are those of Atom's side. On a CPU computing
+sleeps as there: a forward as long as the layer has parameters, a backward twice as long. Nothing is
+computed again. What a process holds is asked of malloc as each layer has computed: other threads
+free what they sent.
 """
 
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -33,7 +34,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value, parameter_shapes
 
 INTERLEAVED = "interleaved 1F1B"
 STAGES_OF_A_DEVICE = {INTERLEAVED: 2}
@@ -47,11 +48,18 @@ class Work:
 
     config: GPT3Config
     on_gpus: bool
-    forward_s: float
-    """Of a layer and a micro-batch. 0: nothing sleeps."""
+    block_s: float
+    """Forward, of a block and a micro-batch. 0: nothing sleeps."""
     micro_batches: int
     """Of one sequence each, in each step."""
     steps: int
+
+    @property
+    def element_s(self) -> float:
+        """Of a forward, by parameter."""
+        shapes = parameter_shapes(self.config).items()
+        block = sum(math.prod(shape) for name, shape in shapes if name.startswith("blocks.0."))
+        return self.block_s / block
 
     def tokens(self) -> Tensor:
         """Of a step: [micro-batches, 1, tokens]. They are the targets as well."""
@@ -134,10 +142,12 @@ class _Layer:
 
 def _make_sleep(model: GPT3, end: nn.Module, work: Work, process: Process) -> None:
     """Its layers: the embedding, the blocks, and the head, which ends with `end`."""
-    if work.forward_s:
-        layers = [(each, each) for each in (model.embedding, *model.blocks)]
-        for ends in (*layers, (model.final_norm, end)):
-            _Layer(*ends, work.forward_s, process.allocated.look)
+    if work.block_s:
+        head = nn.ModuleList((model.final_norm, model.embedding.tokens))
+        layers = [(each, each, each) for each in (model.embedding, *model.blocks)]
+        for first, last, whole in (*layers, (model.final_norm, end, head)):
+            forward_s = work.element_s * sum(p.numel() for p in whole.parameters())
+            _Layer(first, last, forward_s, process.allocated.look)
 
 
 # --- sides --------------------------------------------------------------------------------------
@@ -191,14 +201,15 @@ def _backward(model: nn.Module, tokens: Tensor, count: int) -> float:
 
 
 class _Stage(nn.Module):
-    """Layers of the model, one after the other: the first is the embedding, the last the head."""
+    """Blocks of the model, one after the other; the first stage has the embedding, the last the
+    head."""
 
-    def __init__(self, model: GPT3, layers: range) -> None:
+    def __init__(self, model: GPT3, number: int, count: int) -> None:
         super().__init__()
-        self.is_first, last = layers.start == 0, len(model.blocks) + 1
-        self.is_last = last in layers
-        mine = (n - 1 for n in layers if 0 < n < last)
-        self.blocks = nn.ModuleDict({str(n): model.blocks[n] for n in mine})  # named as in GPT3
+        self.is_first, self.is_last = number == 0, number == count - 1
+        begin, end = (len(model.blocks) * n // count for n in (number, number + 1))
+        mine = ((str(n), model.blocks[n]) for n in range(begin, end))
+        self.blocks = nn.ModuleDict(dict(mine))  # named as in GPT3
         if self.is_first or self.is_last:
             self.embedding = model.embedding
         if self.is_last:
@@ -252,9 +263,8 @@ def _pipeline(work: Work, process: Process) -> Step:
 
 
 def _stage(work: Work, number: int, count: int, process: Process) -> _Stage:
-    layers, model = work.config.layers + 2, GPT3(work.config, device="meta")
-    own = range(layers * number // count, layers * (number + 1) // count)
-    stage = _Stage(model, own)
+    model = GPT3(work.config, device="meta")
+    stage = _Stage(model, number, count)
     _make_sleep(model, stage if stage.is_last else model, work, process)
     _fill(stage.to_empty(device=process.device), work.config)
     return stage
