@@ -43,14 +43,9 @@ class RandomState:
     device: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class Handed:
-    """Bytes on their way to another device."""
-
-    take: Callable[[], torch.Tensor]
-    """Called where that one computes: they are there for what is issued from then on."""
-
-
+Handed = Callable[[], torch.Tensor]
+"""Bytes on their way to another device. Called where that one computes: they are there for what is
+issued from then on."""
 _GENERATOR = threading.RLock()
 """PyTorch has one generator for all threads that compute on the CPU."""
 
@@ -319,7 +314,7 @@ class CpuDevice:
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=to)
         for start, piece in pieces:
             memory[start : start + piece.numel()].copy_(piece)
-        return Handed(lambda: memory)
+        return lambda: memory
 
     def _reported(self, job: Callable[[], None], report: Report | None) -> None:
         with nullcontext() if report is None else self.timed(report):

@@ -38,7 +38,7 @@ class Parcel:
         """On the device that receives it, where that computes."""
         if self.handed is None:
             return {}
-        memory = self.handed.take()
+        memory = self.handed()
         return {name: look.of(memory) for name, look in self.looks.items()}
 
 

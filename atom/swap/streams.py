@@ -356,7 +356,7 @@ class CudaDevice:
             memory.record_stream(here)
             return memory
 
-        return Handed(take)
+        return take
 
     def drain(self) -> None:
         failures: list[Exception] = []
