@@ -77,7 +77,7 @@ class SleepingDevice(CpuDevice):
         self._element_s, self._bytes_per_s = element_s, bytes_per_s
         self._elements, self._forward_s = dict[int, int](), 0.0
         """What was loaded last into each slot; of what is computed now."""
-        self._computes = False
+        self._computes, self.computed_s = False, 0.0
 
     def random_state(self) -> RandomState:
         state = super().random_state()
@@ -90,6 +90,7 @@ class SleepingDevice(CpuDevice):
         takes_s = self._forward_s if state is not None else 2 * self._forward_s
         if self._computes:
             time.sleep(max(began + takes_s - time.perf_counter(), 0.0))  # stands for its computing
+            self.computed_s += time.perf_counter() - began
         self._computes = False
 
     def load(

@@ -16,6 +16,7 @@ from typing import Any
 
 import papers_alone
 import papers_optimizer
+import papers_order
 import papers_swarm
 from sides import machine, publish
 
@@ -26,7 +27,9 @@ Row = Callable[[argparse.Namespace], Iterable[Result]]
 """What it yields is written down at once."""
 NOT_GIVEN = "not given here"
 
-ROWS: Mapping[str, Row] = {**papers_swarm.ROWS, **papers_alone.ROWS, **papers_optimizer.ROWS}
+ROWS: Mapping[str, Row] = {
+    **papers_swarm.ROWS, **papers_alone.ROWS, **papers_optimizer.ROWS, "order": papers_order.order
+}  # fmt: skip
 
 
 def main() -> None:
