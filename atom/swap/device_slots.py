@@ -15,7 +15,6 @@ from torch import nn
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.arrangement import Arrangement
 from atom.swap.boundary_memory import BoundaryMemory, shape_of
-from atom.swap.crossing import ring_slots
 from atom.swap.device import Copy, Device
 from atom.swap.schedule import GRADIENT_SLOTS, Shape
 
@@ -180,29 +179,6 @@ class DeviceSlots:
         if program.sub_models not in self.shapes:
             raise ValueError("the slots were not made for this program")
         return self.shapes[program.sub_models]
-
-
-def device_bytes(
-    program: Program,
-    precision: torch.dtype,
-    arrangement: Arrangement | None = None,
-    micro_batches: int = 1,
-    place: int = 0,
-) -> int:
-    """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it, on a
-    GPU.
-
-    Activations, kept graphs and values between sub-models come on top, but for the ring through
-    which offloaded ones come back.
-    """
-    shape = shape_of(program, arrangement or Arrangement(), micro_batches, place)
-    weights, ring = sum(_weight_elements(program, shape)), shape.ring_slot_bytes
-    names = {name for s in shape.mine for name in program.sub_models[s].parameter_names}
-    carried = carried_elements(program, precision).items()
-    sums = gradient_slot_bytes(_elements(program, shape))
-    sums += sum(elements for name, elements in carried if name in names) * FLOAT32_BYTES
-    slots = weights * precision.itemsize + sums
-    return slots + ring_slots(micro_batches) * ring
 
 
 def gradient_slot_bytes(elements: int) -> int:

@@ -18,7 +18,7 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose, enough_bytes
-from atom.swap.device_slots import device_bytes
+from tests.slot_bytes import slot_bytes
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 BATCH = {name: torch.zeros(2, 16, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -68,7 +68,7 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
         memory = choice.memory
         program = build_program(graph, ends=choice.cut.ends)
         held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
-        assert held == device_bytes(program, precision, choice.arrangement)
+        assert held == slot_bytes(program, precision, choice.arrangement)
         assert memory.total_bytes <= budget
 
 
@@ -84,7 +84,7 @@ def test_what_is_frozen_takes_no_memory_for_gradients(precision: torch.dtype) ->
     choice = choose(replace(of, limits=replace(of.limits, device_bytes=enough_bytes(of))))
     program, memory = build_program(graph, ends=choice.cut.ends), choice.memory
     held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
-    assert held == device_bytes(program, precision, choice.arrangement)
+    assert held == slot_bytes(program, precision, choice.arrangement)
     whole = answer(precision, least_bytes(precision)).memory
     assert memory.gradient_bytes < whole.gradient_bytes
     leaving = sum(choice.cut.durations.gradient_out_s) * of.machine.gradient_bytes_per_s
@@ -100,7 +100,7 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     held = sum(
         getattr(choice.memory, name) for name in ("slot_bytes", "resident_bytes", "gradient_bytes")
     )
-    assert held == device_bytes(program, narrow, choice.arrangement)
+    assert held == slot_bytes(program, narrow, choice.arrangement, gradients=narrow)
     assert choice.memory.total_bytes <= budget
     rate = of.machine.gradient_bytes_per_s
     assert choice.cut.durations.gradient_out_s == tuple(

@@ -18,9 +18,9 @@ from atom.placement.choice import Choice
 from atom.placement.choosing import Question, choose, enough_bytes
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.device_slots import device_bytes
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
+from tests.slot_bytes import slot_bytes
 from tests.training.small_replica import RATE, ReplicaSettings, step_once
 
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -93,7 +93,7 @@ def test_only_what_does_not_fit_is_cut_and_in_few_parts(precision: torch.dtype) 
     assert choice.to_json(choice.program(graph_of(precision)))["matrix_parts"] == {TABLE: 2}
     program, arrangement = choice.program(graph_of(precision)), choice.arrangement
     slots = choice.memory.slot_bytes + choice.memory.resident_bytes + choice.memory.gradient_bytes
-    assert device_bytes(program, precision, arrangement, 2) >= slots > 0
+    assert slot_bytes(program, precision, arrangement, 2) >= slots > 0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
