@@ -183,10 +183,10 @@ def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str
     micro_batches = MICRO_BATCHES * inter
     with closed(opened(work, count, bytes_per_s)) as devices:
         program, replica = made(work, devices, inter, micro_batches)
-        losses, seconds, busy = [], [], []
+        batches, losses, seconds, busy = batches_of(work), [], [], []
         for _ in range(UNTIMED_STEPS + work.steps):  # the first one finds out how fast they are
             began, own = time.perf_counter(), time.process_time()
-            losses.append(train(replica, work))
+            losses.append(train(replica, batches))
             seconds.append(time.perf_counter() - began)
             busy.append((time.process_time() - own) / seconds[-1])
         state = state_digest(replica.state_arenas())
@@ -213,13 +213,16 @@ def state_of_one(work: Work, micro_batches: int) -> bytes:
     with closed(opened(replace(work, block_s=0.0), 1, math.inf)) as devices:
         _, replica = made(work, devices, 1, micro_batches)
         for _ in range(UNTIMED_STEPS + work.steps):
-            train(replica, work)
+            train(replica, batches_of(work))
         return state_digest(replica.state_arenas())
 
 
-def train(replica: Replica, work: Work) -> float:
+def batches_of(work: Work) -> list[dict[str, torch.Tensor]]:
+    return [{"tokens": each, "targets": each} for each in work.tokens()]
+
+
+def train(replica: Replica, batches: Sequence[dict[str, torch.Tensor]]) -> float:
     """A step; the mean loss."""
-    batches = [{"tokens": each, "targets": each} for each in work.tokens()]
     replica.reset_gradients()
     while batches:
         some, batches = batches[: replica.micro_batches], batches[replica.micro_batches :]
@@ -237,9 +240,8 @@ def held_bytes(work: Work, inter: int) -> float:
     counted = [LookingDevice() for _ in range(inter)]
     with closed(counted) as devices:
         _, replica = made(work, devices, inter, MICRO_BATCHES * inter)
-        some = [{"tokens": each, "targets": each} for each in work.tokens()]
         LookingDevice.allocated = Allocated()
-        replica.run_pass(some[: replica.micro_batches])
+        replica.run_pass(batches_of(work)[: replica.micro_batches])
         passing = LookingDevice.allocated.most_bytes
     return (sum(device.slot_bytes for device in counted) + passing) / inter
 

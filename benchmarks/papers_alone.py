@@ -13,7 +13,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import devices
 import torch
+from devices_torch import Work
 from foretold import graph_of, profile_of
 from held import CountingDevice, peak_bytes
 from planned import Planner, layer_ends
@@ -34,6 +36,7 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.placement.choosing import enough_bytes
 from atom.placement.memory import Piece, pieces_of
+from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import ASSUMED_LATENCY_S, averages_moved
@@ -188,6 +191,8 @@ def exchanges(_: argparse.Namespace) -> list[Result]:
 # --- the same loss ------------------------------------------------------------------------------
 
 STEPS, MEMBERS, SAME = 500, 3, "the same curve"
+GRIDS, GRID_TOKENS = ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4)), 32
+"""Devices, and how many of them run a pass together."""
 
 
 def same_loss(_: argparse.Namespace) -> list[Result]:
@@ -203,7 +208,30 @@ def same_loss(_: argparse.Namespace) -> list[Result]:
     torch.use_deterministic_algorithms(False)
     case = f"{MEMBERS} replicas, float32: rounds with equal replicas; loss apart at most"
     equal, apart = together(MEMBERS, STEPS)
-    return [*found, told(case, f"{equal} of {STEPS}; {apart:.1e}", SAME)]
+    found.append(told(case, f"{equal} of {STEPS}; {apart:.1e}", SAME))
+    case = f"grids of devices, {', '.join(f'{n} in groups of {g}' for n, g in GRIDS)}, float32"
+    return [*found, told(f"{case}: steps with equal bits", f"{on_grids(STEPS)} of {STEPS}", SAME)]
+
+
+def on_grids(steps: int) -> int:
+    """Steps after which replicas on each of the grids, and on one device, have the same digest."""
+    config, text = GPT3Config(4, 2, 64, GRID_TOKENS, 256), Text(Setup("", "tiny", 1, "", "cpu"))
+    work = Work(config, False, 0.0, 8, steps)
+    equal = 0
+    with contextlib.ExitStack() as stack:
+        replicas = list[Replica]()
+        for count, group in ((1, 1), *GRIDS):
+            opened = stack.enter_context(devices.closed([CpuDevice() for _ in range(count)]))
+            replicas.append(devices.made(work, opened, group, micro_batches=2)[1])
+        for _ in range(steps):
+            batches = [
+                {name: each[:, :GRID_TOKENS] for name, each in batch.items()}
+                for batch in text.batches(work.micro_batches)
+            ]
+            losses = {devices.train(replica, batches) for replica in replicas}
+            digests = {state_digest(replica.state_arenas()) for replica in replicas}
+            equal += len(losses) == len(digests) == 1
+    return equal
 
 
 def together(members: int, steps: int) -> tuple[int, float]:

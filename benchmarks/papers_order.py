@@ -138,7 +138,7 @@ class _Drawn(dict[Visit, float]):
 def _measured(work: Work, group: int) -> tuple[Program, float]:
     """The program, and the idle share of passes on devices that sleep."""
     torch.set_num_threads(1)
-    batches = [{"tokens": each, "targets": each} for each in work.tokens()]
+    batches = devices.batches_of(work)
     sleeping = [devices.SleepingDevice(work.element_s, float("inf")) for _ in range(group)]
     with devices.closed(sleeping):
         program, replica = devices.made(work, sleeping, group, MICRO_BATCHES)

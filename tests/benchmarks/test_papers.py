@@ -44,3 +44,7 @@ def test_replicas_together_lose_what_plain_pytorch_loses() -> None:
     equal, apart = alone.together(members=2, steps=3)
     assert equal == 3
     assert apart < 1e-6
+
+
+def test_grids_of_devices_lose_what_one_device_loses() -> None:
+    assert alone.on_grids(steps=2) == 2
