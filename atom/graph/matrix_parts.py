@@ -124,8 +124,8 @@ class _InParts:
             begins.append(len(calls))
             calls.append(same[call])
             ends.append(len(calls))
-        ends.append(len(calls) + 1)
-        glued = (range(*ends[position : position + 2]) for position in graph.forbidden_cuts)
+        between = [range(*each) for each in pairwise(ends)]
+        glued = (between[p] for p in graph.forbidden_cuts if p < len(graph.calls))
         return replace(
             graph,
             calls=tuple(calls),

@@ -25,6 +25,7 @@ from atom.models.gpt3 import GPT3, GPT3Config
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 LINEAR, EMBEDDING = functional.linear, functional.embedding
+PADDING = 200
 ENDS = [0, 128, 256, 500]
 """Of the parts of 500 rows."""
 
@@ -34,7 +35,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(500, 32, padding_idx=200)
+        self.table = nn.Embedding(500, 32, padding_idx=PADDING)
         self.blocks = nn.ModuleList([nn.Linear(32, 500), nn.Linear(500, 32)])
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -46,7 +47,9 @@ class Tied(nn.Module):
 
 def texts(seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randint(500, (2, 40), generator=generator) for n in ("tokens", "targets")}
+    made = {n: torch.randint(500, (2, 40), generator=generator) for n in ("tokens", "targets")}
+    made["tokens"][0, :4] = torch.tensor([PADDING, 127, 128, 499])
+    return made
 
 
 def made(precision: torch.dtype = torch.float32) -> tuple[Tied, Graph]:
@@ -159,7 +162,8 @@ def test_chunks_of_a_loss_are_multiplied_by_a_part_together(
     assert len(graph.recomputed) == 4
     cut = in_parts(graph, {"embedding.tokens.weight": 3})
     spans = [cut.calls[begin:end] for begin, end in cut.recomputed]
-    assert [str(calls[0].target) for calls in spans] == 4 * ["aten.cat.default"]
+    kinds = [[str(call.target) for call in calls] for calls in spans]
+    assert kinds == 4 * [["aten.cat.default", "aten.to.dtype", "aten.cross_entropy_loss.default"]]
     products = [
         call.args[1]
         for call in cut.calls[: cut.recomputed[0][0]]
@@ -171,6 +175,58 @@ def test_chunks_of_a_loss_are_multiplied_by_a_part_together(
     by_hand(monkeypatch)
     for program in (build_program(cut), finest(cut)):
         verify.verify_against_eager(model, program, texts(7))
+
+
+class Changed(nn.Module):
+    """Of what a matrix is multiplied with twice, the second is changed in between, by a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(500, 16) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = torch.sin(x), torch.cos(x)
+        view = second.view(-1)
+        before = functional.linear(first, self.matrix)
+        view.mul_(2)
+        return (before * functional.linear(second, self.matrix)).square().mean()
+
+
+def test_a_product_is_not_made_before_what_it_takes_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(1)
+    model, batch = Changed(), {"x": torch.randn(5, 16)}
+    program = build_program(in_parts(trace(model, batch), {"matrix": 3}))
+    by_hand(monkeypatch)
+    verify.verify_against_eager(model, program, {"x": torch.randn(5, 16)})
+
+
+class Twins(nn.Module):
+    """Two numbered modules with one matrix, both on the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.ModuleList(nn.Linear(16, 500, bias=False) for _ in range(2))
+        self.pair[1].weight = self.pair[0].weight
+        self.own = nn.ModuleList([nn.Linear(500, 4), nn.Linear(500, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(own(each(x)) for own, each in zip(self.own, self.pair, strict=True)).mean()
+
+
+def test_no_product_leaves_its_layer() -> None:
+    graph = trace(Twins(), {"x": torch.randn(5, 16)})
+    cut = in_parts(graph, {"pair.0.weight": 3})
+    assert [each.name for each in layers_of(cut)] == [each.name for each in layers_of(graph)]
+    assert len(cut.calls) == len(graph.calls) + 6
+
+
+def test_views_are_known_as_such() -> None:
+    _, graph = made()
+    cut = in_parts(graph, {"table.weight": 2})
+    (wide,) = (call for call in cut.calls if call.target == torch.ops.aten.unsqueeze.default)
+    assert cut.specs[wide].memory == cut.specs[wide.args[0]].memory
 
 
 def test_an_index_beyond_the_table_fails_as_it_does_there() -> None:
@@ -225,6 +281,10 @@ def _in_region(x: Tensor, index: Tensor, matrix: Tensor, bias: Tensor) -> Tensor
     return checkpoint(twice, x, use_reentrant=False) + 1
 
 
+def _looked_up_in_region(x: Tensor, index: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
+    return checkpoint(lambda i: torch.sin(EMBEDDING(i, matrix)), index, use_reentrant=False) + 1
+
+
 USES: dict[str, tuple[int, Callable[..., Any]]] = {
     "multiplied": (3, lambda x, i, w, b: LINEAR(x, w, b)),
     "looked up": (3, lambda x, i, w, b: EMBEDDING(i, w)),
@@ -236,6 +296,8 @@ USES: dict[str, tuple[int, Callable[..., Any]]] = {
     "with a bias made": (1, lambda x, i, w, b: LINEAR(x, w, 2 * b)),
     "scaled": (1, lambda x, i, w, b: EMBEDDING(i, w, scale_grad_by_freq=True)),
     "deep in a region": (1, _in_region),
+    "looked up in a region": (1, _looked_up_in_region),
+    "with a vector": (3, lambda x, i, w, b: LINEAR(LINEAR(x, w), b)),
     "by itself": (1, lambda x, i, w, b: LINEAR(w, w)),
 }
 
@@ -247,6 +309,7 @@ def test_only_what_is_multiplied_by_or_looked_up_in_is_cut(name: str) -> None:
     batch = {"x": torch.randn(5, 16), "index": torch.randint(300, (5,))}
     graph = trace(model, batch)
     assert most_parts(graph).get("matrix", 1) == most
+    assert "bias" not in most_parts(graph)
     cut = in_parts(graph, {"matrix": 3})
     assert (cut is graph) == (most == 1)
     verify._split(model, finest(cut), batch, torch.device("cpu"))
