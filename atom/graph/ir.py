@@ -141,6 +141,11 @@ class ValueSpec:
         once = (n for n, step in zip(self.shape, self.stride, strict=True) if step)
         return math.prod(once) * self.dtype.itemsize
 
+    def empty(self) -> torch.Tensor:
+        """A leaf that looks like it, in memory of its own."""
+        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        return tensor.requires_grad_(self.needs_grad)
+
 
 @dataclass(frozen=True)
 class LayerCall:

@@ -213,12 +213,7 @@ class _InParts:
         node = self._fx.create_node("call_function", target, args)
         given = {each: self._specs[each] for each in arguments_of(node)}
         with self._mode, torch.enable_grad():
-            fakes = {
-                each: torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
-                for each, spec in given.items()
-            }
-            for each, fake in fakes.items():
-                fake.requires_grad_(given[each].needs_grad)
+            fakes = {each: spec.empty() for each, spec in given.items()}
             result = target(*map_arg(args, fakes.__getitem__))
         memories = {storage_of(fake): given[each].memory for each, fake in fakes.items()}
         node.meta = use.meta | {"val": result}

@@ -111,9 +111,8 @@ def _inputs(
     inputs, leaves = {}, []
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
     for argument, spec in zip(arguments_of(node), given, strict=True):
-        tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
-        if spec.needs_grad:
-            leaves.append(tensor.requires_grad_())
+        tensor = spec.empty()
+        leaves += [tensor] if spec.needs_grad else []
         # A leaf that wants a gradient, and a view, may not be changed in place; a copy may.
         inputs[argument] = tensor.clone() if mutable else tensor
     return inputs, leaves
