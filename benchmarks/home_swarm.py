@@ -168,7 +168,7 @@ def train(world: World, present: Sequence[Peer], terms: Terms, rounds: int) -> d
     )
     bound_s = BOUND_S + 3 * foreseen_s
     for peer in (*present, world.alone):
-        peer.control.resume()
+        peer.ask("resume")
     after_rounds(world, present, 1, bound_s)
     begun = len(commits(first.events()))
     after_rounds(world, present, rounds, rounds * bound_s)

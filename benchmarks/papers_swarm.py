@@ -211,7 +211,7 @@ def _killed_swarm(terms: Terms, sequence_tokens: float) -> tuple[Progress, float
     with standing(terms) as world:
         peers = world.swarm.peers
         for peer in peers:
-            peer.control.resume()
+            peer.ask("resume")
         after_rounds(world, peers, 1, 3 * BOUND_S)
         _sleep_until(time.time() + CALM_S)
         killed_at = time.time()

@@ -102,7 +102,7 @@ def all_at(swarm: Swarm, round_number: int) -> bool:
 def pause(swarm: Swarm, number: int) -> None:
     """The last `number` peers; returns when the others are past waiting for their work."""
     for peer in swarm.peers[len(swarm.peers) - number :]:
-        peer.control.pause()
+        peer.ask("pause")
     used_to_it_at = time.monotonic() + (USED_TO_PAUSE_S if number else 0.0)
     swarm.until(lambda: time.monotonic() >= used_to_it_at, "a while", BOUND_S)
 
