@@ -227,12 +227,12 @@ def _needs(asked: Question) -> list[int]:
 
 def _refusal(asked: Question) -> DeviceError:
     limits, enough = asked.limits, enough_bytes(asked)
-    alone = {each.name: alone_bytes(piece_of([each]), limits) for each in asked.chain.operations}
-    hungriest = max(alone, key=alone.__getitem__)
-    fits = alone[hungriest] <= limits.device_bytes
+    alone = [(alone_bytes(piece_of([each]), limits), each.name) for each in asked.chain.operations]
+    need_bytes, hungriest = max(alone, key=lambda pair: pair[0])
+    fits = need_bytes <= limits.device_bytes
     what = ", and values between sub-models more than is left" if fits else " even alone"
     return DeviceError(
-        f"{hungriest} needs {format_bytes(alone[hungriest])} of device "
+        f"{hungriest} needs {format_bytes(need_bytes)} of device "
         f"memory{what}; there are {format_bytes(limits.device_bytes)}, and "
         f"{-(-enough // 2**20)} MiB ({enough} bytes) would do, with 1 micro-batch per pass",
         _WHAT_HELPS,

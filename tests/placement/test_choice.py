@@ -74,6 +74,14 @@ def test_what_a_refusal_names_is_enough_and_hardly_more_than_it_takes(seed: int)
     assert named <= 1.15 * min(way.memory.total_bytes for way in plain_ways(seed))
 
 
+def test_a_refusal_tells_what_the_hungriest_of_operations_with_one_name_needs() -> None:
+    made = tuple(Operation("twice", {f"w{n}": n}, 1.0, 1.0, 0, 0) for n in (4096, 1024))
+    asked = Question(Chain(made, ()), MACHINE, Limits(1, 4, 1))
+    # Two slots, two sums and a gradient, of 4 bytes each.
+    with pytest.raises(DeviceError, match="^twice needs 80.0 KiB of device memory even alone"):
+        choose(asked)
+
+
 @pytest.mark.parametrize("more", [1.0, 1.002, 1.01, 1.05])
 @pytest.mark.parametrize(("operations", "micro_batches"), [(12, 1), (24, 16)])
 def test_what_is_named_is_enough_where_little_lies_between_large_sub_models(
