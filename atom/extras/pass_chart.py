@@ -32,10 +32,15 @@ def pass_chart(timeline: Timeline, sub_models: int, width: int) -> tuple[list[st
     columns = max(width - _NAME - _SHARE - len("││"), _LEAST_COLUMNS)
     alike = math.ceil(sub_models / len(_SYMBOLS))
     rows = []
-    for lane, name in _ROWS.items():
-        if busy_s := timeline.busy_s(lane):
-            drawn = _drawn(timeline.lane(lane), timeline.seconds / columns, columns, alike)
-            rows.append(f"{name:{_NAME}}│{drawn}│{busy_s / timeline.seconds:5.0%}")
+    for device in range(timeline.devices):
+        own = timeline.of_device(device)
+        if timeline.devices > 1:
+            rows.append(f"device {device}")
+        for lane, name in _ROWS.items():
+            spans = own.lane(lane)
+            if busy_s := sum(span.seconds for span in spans):
+                drawn = _drawn(spans, timeline.seconds / columns, columns, alike)
+                rows.append(f"{name:{_NAME}}│{drawn}│{busy_s / timeline.seconds:5.0%}")
     rows.append(" " * (_NAME + 1) + _axis(timeline.seconds * 1e3, columns))
     return rows, _legend(timeline.spans, sub_models, alike)
 

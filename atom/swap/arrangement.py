@@ -48,7 +48,8 @@ class Arrangement:
 def device_of(parameters: Sequence[Mapping[str, int]], devices: int) -> tuple[int, ...]:
     """Which device of a group has each sub-model. `parameters`: by sub-model, name → elements.
 
-    In turn, but for one that has more elements than another by then. Those that share a parameter
+    In turn: of two that follow each other on one device, the second finds the others idle. Only a
+    device that is ahead of another by as many elements is passed over. Those that share a parameter
     are on one device: its gradients are summed there, in the order in which one device would sum
     them.
     """
@@ -62,7 +63,9 @@ def device_of(parameters: Sequence[Mapping[str, int]], devices: int) -> tuple[in
         whole = {
             n: e for s, own in enumerate(parameters) if first[s] == root for n, e in own.items()
         }
-        found[root] = min(range(devices), key=lambda d: (elements[d], (d - turn) % devices))
-        elements[found[root]] += sum(whole.values())
+        gets, least = sum(whole.values()), min(elements)
+        in_turn = ((turn + n) % devices for n in range(devices))
+        found[root] = next(d for d in in_turn if elements[d] - least < gets or elements[d] == least)
+        elements[found[root]] += gets
         turn = found[root] + 1
     return tuple(found[root] for root in first)

@@ -10,6 +10,7 @@ Gradients stay: those of plain values are used up one visit after they are made.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 IDLE_VISITS = 3
 """From the last forward to the first backward, for leaving to pay: it is being brought in during
@@ -58,10 +59,17 @@ def ring_slots(micro_batches: int) -> int:
 
 
 def held_bytes(
-    crossings: Sequence[Crossing], moving: frozenset[int], sub_models: int, micro_batches: int
+    crossings: Sequence[Crossing],
+    moving: frozenset[int],
+    sub_models: int,
+    micro_batches: int,
+    on: Sequence[int] = (),
+    device: int = 0,
 ) -> int:
     """On the device at the peak of a training pass: values and gradients, without the ring and what
-    is leaving. `moving`: indices of those that are away for a while.
+    is leaving. `moving`: indices of those that are away for a while. `on`: per sub-model, its
+    device in a group, where nothing moves: what one makes for another device is there at once, and
+    on its own until the visit after it.
 
     Without those of the micro-batch at work, which count as its activations: while a visit goes
     from one micro-batch to the next, what it uses up shrinks as what it makes grows.
@@ -69,7 +77,8 @@ def held_bytes(
     visits = 2 * sub_models - 1
     before, after = [0] * (visits + 1), [0] * (visits + 1)
     for index, crossing in enumerate(crossings):
-        for size, first, last in _stays(crossing, index in moving, sub_models):
+        where = on or (0,) * sub_models
+        for size, first, last in _stays(crossing, index in moving, sub_models, where, device):
             # there when visits first+1 … last begin, and when first … last-1 end
             before[first + 1] += size
             before[last + 1] -= size
@@ -82,9 +91,20 @@ def held_bytes(
     return micro_batches * most
 
 
-def _stays(crossing: Crossing, moves: bool, sub_models: int) -> Iterable[tuple[int, int, int]]:
+def _stays(
+    crossing: Crossing, moves: bool, sub_models: int, on: Sequence[int], device: int
+) -> Iterable[tuple[int, int, int]]:
     """Bytes on the device, and the first and last visit that touches them there."""
     size, made, last_used = crossing.value_bytes, crossing.made_by, crossing.used_by[-1]
-    back, gone = crossing.back_in(sub_models), _backward_visit(sub_models, crossing.used_by[0])
-    yield from [(size, made, last_used), (size, back, gone)] if moves else [(size, made, gone)]
-    yield crossing.gradient_bytes, back, _backward_visit(sub_models, made)
+    users = [user for user in crossing.used_by if on[user] == device]
+    if users:
+        back, gone = crossing.back_in(sub_models), _backward_visit(sub_models, users[0])
+        yield from [(size, made, last_used), (size, back, gone)] if moves else [(size, made, gone)]
+    elif on[made] == device:
+        yield size, made, made + 1
+    for earlier, later in pairwise((made, *crossing.used_by)):
+        back, gone = _backward_visit(sub_models, later), _backward_visit(sub_models, earlier)
+        if on[earlier] == device:
+            yield crossing.gradient_bytes, back, gone
+        elif on[later] == device:
+            yield crossing.gradient_bytes, back, back + 1

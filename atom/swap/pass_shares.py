@@ -18,7 +18,7 @@ GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
 """Its parameters were still being updated."""
 VALUES = "values"
-"""Values between sub-models were on their way, to the host or back."""
+"""Values between sub-models were on their way: to the host or back, or from another device."""
 HOST = "host"
 """The host was busy with something else."""
 END = "end"
@@ -48,11 +48,16 @@ class PassShares:
 
     @classmethod
     def of(cls, timeline: Timeline) -> "PassShares":
-        waits_s = dict.fromkeys((LINK, GRADIENTS, OPTIMIZER, VALUES, HOST), 0.0)
-        for wait in waits(timeline):
-            waits_s[wait.reason] += wait.end_s - wait.start_s
-        computed_until = max((span.end_s for span in timeline.lane("compute")), default=0.0)
-        waits_s[END] = timeline.seconds - computed_until
+        """Of several devices, in the mean. What one waits for without another reason is values that
+        come from the others."""
+        waits_s = dict.fromkeys((LINK, GRADIENTS, OPTIMIZER, VALUES, HOST, END), 0.0)
+        devices = timeline.devices
+        for own in map(timeline.of_device, range(devices)):
+            for wait in waits(own):
+                reason = VALUES if wait.reason == HOST and devices > 1 else wait.reason
+                waits_s[reason] += (wait.end_s - wait.start_s) / devices
+            computed_until = max((span.end_s for span in own.lane("compute")), default=0.0)
+            waits_s[END] += (timeline.seconds - computed_until) / devices
         return cls(timeline.seconds, timeline.busy_s("compute"), waits_s)
 
     @property

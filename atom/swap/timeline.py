@@ -13,20 +13,23 @@ other. What holds a piece back, as in the engine and its devices:
 * values that leave, or come back: everything computed before. As a third leaves, computing waits
   until the first is out; a visit waits for what comes back for it.
 
+Each device of a group has such lanes, and one that sends: what a sub-model makes for one on another
+device leaves when it is computed, and computing there waits for it.
+
 The links, the additions and the step share the host's memory: what comes first in the schedule
 takes what it needs, what comes later gets the rest. A prediction leaves out what the host does
-between events.
+between events, and that what goes from device to device takes its share of their links.
 """
 
 import math
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
-from atom.swap.crossing import OUTGOING
+from atom.swap.crossing import OUTGOING, Crossing
 from atom.swap.schedule import (
     GRADIENT_SLOTS,
     Backward,
@@ -40,6 +43,7 @@ from atom.swap.schedule import (
     Shape,
     ValuesIn,
     ValuesOut,
+    training_pass,
 )
 
 Lane = Literal["load", "compute", "gradients", "sums", "optimizer"]
@@ -86,6 +90,8 @@ class Span:
     event: Observed
     start_s: float
     end_s: float
+    device: int = 0
+    """Of a group."""
 
     @property
     def lane(self) -> Lane:
@@ -127,7 +133,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One pass. Spans in the order in which they began; those of a lane do not overlap."""
+    """One pass. Spans in the order in which they began; those of a lane of one device do not
+    overlap."""
 
     spans: tuple[Span, ...]
 
@@ -137,12 +144,21 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     @property
+    def devices(self) -> int:
+        return 1 + max((span.device for span in self.spans), default=0)
+
+    def of_device(self, device: int) -> "Timeline":
+        """Of a group."""
+        return Timeline(tuple(span for span in self.spans if span.device == device))
+
+    @property
     def computing(self) -> float:
-        """Share of the pass in which the device computes, recomputing included."""
+        """Share of the pass in which a device computes, recomputing included."""
         return self.busy_s("compute") / self.seconds if self.seconds else 0.0
 
     def busy_s(self, lane: Lane) -> float:
-        return sum(span.seconds for span in self.lane(lane))
+        """Of each device, in the mean."""
+        return sum(span.seconds for span in self.lane(lane)) / self.devices
 
     def lane(self, lane: Lane) -> list[Span]:
         return [span for span in self.spans if span.lane == lane]
@@ -152,7 +168,9 @@ class Timeline:
         """Puts spans into order and lets the pass begin with the first of them."""
         ordered = sorted(spans, key=lambda span: (span.start_s, span.end_s))
         origin = ordered[0].start_s if ordered else 0.0
-        return cls(tuple(Span(s.event, s.start_s - origin, s.end_s - origin) for s in ordered))
+        return cls(
+            tuple(replace(s, start_s=s.start_s - origin, end_s=s.end_s - origin) for s in ordered)
+        )
 
 
 @dataclass
@@ -176,6 +194,7 @@ def landed_s(
     durations: Durations,
     squares_s: Sequence[float] = (),
     adds_first: bool = False,
+    on: Sequence[int] = (),
 ) -> float:
     """When all is computed and has landed of the first passes of a round.
 
@@ -183,37 +202,128 @@ def landed_s(
     `adds_first`: the first one is added to what other devices bring; else it replaces what was
     there, and nothing is added. It alone is held back by the step.
     """
-    lanes = _Lanes(shape, durations if adds_first else replace(durations, sum_s=()))
+    group = _Group(shape, durations if adds_first else replace(durations, sum_s=()), on)
     for number, schedule in enumerate(schedules, start=1):
+        now = group.durations
         if squares_s and number == len(schedules):
-            both = zip_longest(lanes.durations.sum_s, squares_s, fillvalue=0.0)
-            lanes.durations = replace(lanes.durations, sum_s=tuple(map(sum, both)))
+            both = zip_longest(now.sum_s, squares_s, fillvalue=0.0)
+            group.take_durations(replace(now, sum_s=tuple(map(sum, both))))
         for event in schedule:
-            lanes.take(event)
-        lanes.durations = replace(durations, ready_s=())
-    return max(lanes.device_s, lanes.link_out_s, lanes.host_s)
+            group.take(event)
+        group.take_durations(replace(durations, ready_s=()))
+    return max(max(each.device_s, each.link_out_s, each.host_s) for each in group.lanes)
 
 
-def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> Timeline:
+def simulate(
+    schedule: Iterable[Event], shape: Shape, durations: Durations, on: Sequence[int] = ()
+) -> Timeline:
     """When each event of a pass would be at work.
 
-    The schedule must be sound. What it finds loaded costs nothing.
+    The schedule must be sound. What it finds loaded costs nothing. `on`: per sub-model, its device
+    in a group; then the schedule is a `group_pass`.
     """
-    lanes = _Lanes(shape, durations)
-    spans = [span for event in schedule for span in lanes.take(event)]
+    group = _Group(shape, durations, on)
+    spans = [span for event in schedule for span in group.take(event)]
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))))
+
+
+def group_pass(shape: Shape, on: Sequence[int], loaded: Iterable[int] = ()) -> list[Event]:
+    """What all devices of a group do in a training pass, each in its own order, and a visit after
+    those that it waits for. `on`: per sub-model, its device; empty: there is one."""
+    if not on:
+        return training_pass(shape, loaded)
+    turn, parts = shape.sub_models - 1, list[tuple[int, Event]]()
+    for device in sorted(set(on)):
+        own = training_pass(_own(shape, on, device), [s for s in loaded if on[s] == device])
+        visit = 2 * turn
+        for event in reversed(own):  # what is no visit belongs to the one before which it stands
+            match event:
+                case Forward(s):
+                    visit = s
+                case Backward(s) | GradientOut(s):
+                    visit = 2 * turn - s
+            parts.append((visit, event))
+    parts.reverse()
+    return [event for _, event in sorted(parts, key=lambda part: part[0])]
+
+
+class _Group:
+    """The lanes of each device, and what goes from one to another."""
+
+    def __init__(self, shape: Shape, durations: Durations, on: Sequence[int]) -> None:
+        self._on = on or (0,) * shape.sub_models
+        self.lanes = [
+            _Lanes(_own(shape, on, device), durations, device) for device in sorted(set(self._on))
+        ]
+        self._forward = defaultdict[int, list[tuple[float, list[int]]]](list)
+        """Per sub-model, seconds of what it sends when it is computed, and who there waits."""
+        self._backward = defaultdict[int, list[tuple[float, list[int]]]](list)
+        for earlier, later in pairwise(range(shape.sub_models)):  # where random numbers go
+            if self._on[earlier] != self._on[later]:
+                self._forward[earlier].append((0.0, [later]))
+        byte_s = max(durations.value_in_s, durations.value_out_s)
+        for each in shape.crossings if on else ():
+            self._connect(each, byte_s)
+
+    def _connect(self, crossing: Crossing, byte_s: float) -> None:
+        chain = crossing.made_by, *crossing.used_by
+        for device in sorted({self._on[user] for user in crossing.used_by}):
+            if device != self._on[crossing.made_by]:
+                users = [user for user in crossing.used_by if self._on[user] == device]
+                self._forward[crossing.made_by].append((crossing.value_bytes * byte_s, users))
+        for earlier, later in pairwise(chain):
+            if crossing.gradient_bytes and self._on[earlier] != self._on[later]:
+                self._backward[later].append((crossing.gradient_bytes * byte_s, [earlier]))
+
+    @property
+    def durations(self) -> Durations:
+        return self.lanes[0].durations
+
+    def take_durations(self, durations: Durations) -> None:
+        for each in self.lanes:
+            each.durations = durations
+
+    def take(self, event: Event) -> list[Span]:
+        sender = self.lanes[self._on[event.sub_model]]
+        spans = sender.take(event)
+        match event:
+            case Forward(s, c):
+                for seconds, users in self._forward[s]:
+                    self._send(sender, seconds, [Forward(user, c) for user in users])
+            case Backward(s, c):
+                for seconds, users in self._backward[s]:
+                    self._send(sender, seconds, [Backward(user, c) for user in users])
+        return spans
+
+    def _send(self, sender: "_Lanes", seconds: float, waiting: Sequence[Event]) -> None:
+        there_s = sender.device_s
+        if seconds:
+            there_s = sender.sent_s = max(sender.sent_s, there_s) + seconds
+        for event in waiting:
+            arrived_s = self.lanes[self._on[event.sub_model]].arrived_s
+            arrived_s[event] = max(arrived_s.get(event, 0.0), there_s)
+
+
+def _own(shape: Shape, on: Sequence[int], device: int) -> Shape:
+    if not on:
+        return shape
+    return replace(shape, visited=tuple(s for s, its in enumerate(on) if its == device))
 
 
 @dataclass
 class _Lanes:
-    """Until when each lane is busy, and what has become available when."""
+    """Until when each lane of a device is busy, and what has become available when."""
 
     shape: Shape
     durations: Durations
+    device: int = 0
     link_in_s: float = 0.0
     device_s: float = 0.0
     link_out_s: float = 0.0
     host_s: float = 0.0
+    sent_s: float = 0.0
+    arrived_s: dict[Event, float] = field(default_factory=dict)
+    """When all that other devices made for it so far is there."""
     loaded_s: dict[int, float] = field(default_factory=dict)
     gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
     outgoing_s: deque[float] = field(default_factory=deque)
@@ -268,11 +378,11 @@ class _Lanes:
         seconds = self.durations.load_s[event.sub_model]
         self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
         self.loaded_s[event.sub_model] = self.link_in_s
-        return Span(event, start, self.link_in_s)
+        return Span(event, start, self.link_in_s, self.device)
 
     def _compute(self, event: Forward | Backward) -> Span:
         s = event.sub_model
-        start = max(self.device_s, self.loaded_s.get(s, 0.0))
+        start = max(self.device_s, self.loaded_s.get(s, 0.0), self.arrived_s.pop(event, 0.0))
         seconds = self.durations.forward_s[s]
         if isinstance(event, Backward):
             again = 0.0 if self.shape.keeps_graph(s) else seconds
@@ -281,7 +391,7 @@ class _Lanes:
             if event.micro_batch == 0:
                 start = max(start, self.gradient_slots_s[self.shape.gradient_slot_of(s)])
         self.device_s = start + seconds
-        return Span(event, start, self.device_s)
+        return Span(event, start, self.device_s, self.device)
 
     def _gradient_out(self, event: GradientOut) -> list[Span]:
         s, shares = event.sub_model, self.durations.shares
@@ -289,12 +399,12 @@ class _Lanes:
         start = max(self.link_out_s, self.device_s, self.staging_s[slot])
         self.link_out_s = self._moved_s(start, self.durations.gradient_out_s[s], shares.out)
         self.gradient_slots_s[slot] = self.link_out_s
-        spans = [Span(event, start, self.link_out_s)]
+        spans = [Span(event, start, self.link_out_s, self.device)]
         if self.durations.sum_s:
             start = max(self.host_s, self.link_out_s)
             self.host_s = self._moved_s(start, self.durations.sum_s[s], shares.sum)
             self.staging_s[slot] = self.host_s
-            spans.append(Span(GradientSum(s), start, self.host_s))
+            spans.append(Span(GradientSum(s), start, self.host_s, self.device))
         return spans
 
     def _values_out(self, event: ValuesOut) -> Span:
@@ -305,7 +415,7 @@ class _Lanes:
         self.link_out_s = self._moved_s(start, seconds, self.durations.shares.out)
         self.outgoing_s.append(self.link_out_s)
         self.left_s[s, event.micro_batch] = self.link_out_s
-        return Span(event, start, self.link_out_s)
+        return Span(event, start, self.link_out_s, self.device)
 
     def _values_in(self, event: ValuesIn) -> Span:
         s = event.sub_model
@@ -314,4 +424,4 @@ class _Lanes:
         seconds = self.shape.away_bytes(s) * self.durations.value_in_s
         self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
         self.back_s[s, event.micro_batch] = self.link_in_s
-        return Span(event, start, self.link_in_s)
+        return Span(event, start, self.link_in_s, self.device)

@@ -103,7 +103,7 @@ def without_loads(events: Sequence[Event]) -> list[Event]:
 def test_sub_models_that_share_parameters_are_on_one_device() -> None:
     apart = [{f"w{n}": 8} for n in range(7)]
     assert device_of(apart, 3) == (0, 1, 2, 0, 1, 2, 0)
-    tied = [{"table": 8}, *apart[:5], {"table": 8, "norm": 1}]
+    tied = [{"table": 16}, *apart[:5], {"table": 16, "norm": 1}]
     assert device_of(tied, 3) == (0, 1, 2, 1, 2, 0, 0)
     joining = [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1, "b": 1}, {"b": 1}]
     assert device_of(joining, 2) == (0, 0, 1, 0, 0)
@@ -111,6 +111,7 @@ def test_sub_models_that_share_parameters_are_on_one_device() -> None:
 
 def test_a_device_with_less_to_load_has_its_turn_sooner() -> None:
     assert device_of([{"a": 3}, {"b": 1}, {"c": 1}, {"d": 1}, {"e": 3}], 2) == (0, 1, 1, 1, 0)
+    assert device_of([{"a": 9}, {"b": 8}, {"c": 8}, {"d": 9}], 2) == (0, 1, 0, 1), "nearly alike"
 
 
 def count_loads(events: Sequence[Event]) -> int:

@@ -1,18 +1,21 @@
 """A pass in time: by hand, and by what no pass may do."""
 
 from dataclasses import replace
+from itertools import pairwise, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import OUTGOING
+from atom.swap.crossing import OUTGOING, Crossing
 from atom.swap.pass_shares import (
     GRADIENTS,
     HOST,
     LINK,
     OPTIMIZER,
+    VALUES,
     PassShares,
     Wait,
     waits,
@@ -37,6 +40,7 @@ from atom.swap.timeline import (
     Shares,
     Span,
     Timeline,
+    group_pass,
     landed_s,
     simulate,
 )
@@ -140,6 +144,39 @@ def test_lanes_share_the_hosts_memory() -> None:
     assert times(simulate(lanes, shape, under))[0] == (Load(0, 0), 3, 5)
 
 
+# --- several devices --------------------------------------------------------------------------
+
+
+def test_a_group_of_two_by_hand() -> None:
+    """Values take one second to the other device, gradients two."""
+    shape = Shape(3, 2, crossings=(Crossing(0, (1,), 2, 4), Crossing(1, (2,), 2, 4)))
+    durations = replace(alike(3, 2, 1, 2, 1), value_in_s=0.5, value_out_s=0.25)
+    on = 0, 1, 0
+    timeline = simulate(group_pass(shape, on), shape, durations, on)
+    first, second = (times(timeline.of_device(device)) for device in (0, 1))
+    assert first == [
+        (Load(0, 0), 0, 2), (Forward(0, 0), 2, 3), (Load(2, 1), 2, 4), (Forward(0, 1), 3, 4),
+        (Forward(2, 0), 6, 7), (Backward(2, 0), 7, 9), (Forward(2, 1), 9, 10),
+        (Backward(2, 1), 10, 12), (GradientOut(2), 12, 13), (Backward(0, 0), 16, 19),
+        (Backward(0, 1), 19, 22), (GradientOut(0), 22, 23),
+    ]  # fmt: skip
+    assert second == [
+        (Load(1, 0), 0, 2), (Forward(1, 0), 4, 5), (Forward(1, 1), 5, 6),
+        (Backward(1, 0), 11, 14), (Backward(1, 1), 14, 17), (GradientOut(1), 17, 18),
+    ]  # fmt: skip
+    assert (timeline.devices, timeline.seconds) == (2, 23)
+    assert timeline.computing == (14 + 8) / 2 / 23
+    assert PassShares.of(timeline).waits_s[VALUES] == (2 + 3 + 2 + 5) / 2
+
+
+def test_passes_of_a_group_follow_each_other_without_a_gap() -> None:
+    shape = Shape(2, 4, crossings=(Crossing(0, (1,), 1, 1),))
+    durations, on = alike(2, 0, 1, 2, 0), (0, 1)
+    passes = [group_pass(shape, on)] * 3
+    found = [landed_s(passes[:n], shape, durations, on=on) for n in (1, 2, 3)]
+    assert found == [16, 32, 48]
+
+
 # --- by what no pass may do -------------------------------------------------------------------
 
 
@@ -204,6 +241,40 @@ def test_nothing_begins_before_what_it_needs_nor_later(
             out[s, event.micro_batch] = span.end_s
         if isinstance(event, ValuesIn):
             back[s, event.micro_batch] = span.end_s
+
+
+@given(passes(), st.integers(1, 4))
+def test_a_group_waits_for_what_its_other_devices_make(
+    case: tuple[list[Event], Shape, Durations], devices: int
+) -> None:
+    _, shape, durations = case
+    shape = replace(shape, arrangement=replace(shape.arrangement, offloaded=frozenset()))
+    on = tuple(s % devices for s in range(shape.sub_models))
+    timeline = simulate(group_pass(shape, on), shape, durations, on)
+    alone = simulate(training_pass(shape), shape, durations)
+    spans = {(span.event, span.device): span for span in timeline.spans}
+    computed = [span for span in timeline.spans if span.lane == "compute"]
+    assert sum(each.seconds for each in computed) == alone.busy_s("compute")
+    assert all(span.device == on[span.sub_model] for span in timeline.spans)
+    byte_s = max(durations.value_in_s, durations.value_out_s)
+    for each, c in product(shape.crossings, range(shape.micro_batches)):
+        chain = each.made_by, *each.used_by
+        for user in each.used_by:
+            apart = on[user] != on[each.made_by]
+            made = spans[Forward(each.made_by, c), on[each.made_by]]
+            least_s = made.end_s + apart * each.value_bytes * byte_s
+            assert spans[Forward(user, c), on[user]].start_s >= least_s
+        for earlier, later in pairwise(chain):
+            sent_s = (on[earlier] != on[later]) * each.gradient_bytes * byte_s
+            made = spans[Backward(later, c), on[later]]
+            if each.gradient_bytes or on[earlier] == on[later]:
+                assert spans[Backward(earlier, c), on[earlier]].start_s >= made.end_s + sent_s
+    if devices == 1:
+        assert timeline == alone
+    waited = PassShares.of(timeline).waits_s
+    total = sum(waited.values()) + timeline.busy_s("compute")
+    assert total == pytest.approx(timeline.seconds)
+    assert waited[HOST] == 0
 
 
 @given(passes())
