@@ -1,6 +1,6 @@
 """One way through a device: a cut, and what stays there; what that holds and takes."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,8 @@ from atom.placement.memory import Cut, DeviceMemory, trained_parameters
 from atom.placement.residency import waiting
 from atom.swap.arrangement import Arrangement
 from atom.swap.pass_shares import PassShares
-from atom.swap.schedule import Shape, training_pass
-from atom.swap.timeline import Durations, Timeline, landed_s, simulate
+from atom.swap.schedule import Shape
+from atom.swap.timeline import Durations, Timeline, group_pass, landed_s, simulate
 
 ALIKE = 3
 """Passes of a round from which on one is like the other."""
@@ -52,11 +52,17 @@ class Choice:
     @cached_property
     def timeline(self) -> Timeline:
         """Of a pass right after an optimizer step: nothing is loaded yet."""
-        return simulate(training_pass(self.shape), self.shape, self._durations)
+        shape, on = self.shape, self._on
+        return simulate(group_pass(shape, on), shape, self._durations, on)
 
     @cached_property
     def _durations(self) -> Durations:
         return self.cut.durations_in(self.arrangement)
+
+    @cached_property
+    def _on(self) -> tuple[int, ...]:
+        """Per sub-model, its device in a group; empty: of all."""
+        return self.cut.on(self.arrangement)
 
     @cached_property
     def trained_elements(self) -> int:
@@ -65,16 +71,26 @@ class Choice:
 
     @property
     def micro_batches(self) -> int:
-        """Of a pass of one device."""
+        """Of a pass of one group."""
         return self.cut.limits.micro_batches
 
     @property
-    def devices(self) -> int:
+    def group_devices(self) -> int:
+        """That make a pass together."""
+        return self.arrangement.devices
+
+    @property
+    def groups(self) -> int:
         """That make such passes at once."""
+        return self.devices // self.group_devices
+
+    @property
+    def devices(self) -> int:
+        """Of all groups."""
         return self.cut.limits.devices
 
-    def on(self, devices: int) -> "Choice":
-        """The same with so many."""
+    def with_devices(self, devices: int) -> "Choice":
+        """The same with so many, in groups as large."""
         limits = replace(self.cut.limits, devices=devices)
         return replace(self, cut=replace(self.cut, limits=limits))
 
@@ -95,19 +111,30 @@ class Choice:
 
     @property
     def seconds_per_micro_batch(self) -> float:
-        return self.timeline.seconds / self.micro_batches
+        """Of all groups together."""
+        return self.timeline.seconds / (self.micro_batches * self.groups)
 
     @property
-    def least_s(self) -> float:
-        """A pass takes no less: as each lane by itself. Quickly reckoned."""
+    def least_per_micro_batch_s(self) -> float:
+        """No less: as each lane by itself. Quickly reckoned."""
+        on = self._on or (0,) * len(self.cut.pieces)
+        each = ([s for s, its in enumerate(on) if its == n] for n in range(self.group_devices))
+        return max(map(self._least_s, each)) / (self.micro_batches * self.groups)
+
+    def _least_s(self, mine: Sequence[int]) -> float:
+        """Of a pass, of a device with these sub-models."""
         d, arrangement, last = self._durations, self.arrangement, len(self.cut.pieces) - 1
-        again = sum(f for s, f in enumerate(d.forward_s[:last]) if s not in arrangement.kept)
-        computing = self.micro_batches * (sum(d.forward_s) + sum(d.backward_s) + again)
-        swapped = [s for s in range(last + 1) if s not in arrangement.resident]
+        again = sum(d.forward_s[s] for s in mine if s != last and s not in arrangement.kept)
+        once = sum(d.forward_s[s] + d.backward_s[s] for s in mine)
+        swapped = [s for s in mine if s not in arrangement.resident]
         twice = swapped[: -arrangement.slots]  # the last ones are still there
-        loading = sum(d.load_s) + sum(d.load_s[s] for s in twice)
-        out_s = max(sum(d.gradient_out_s), sum(d.sum_s))
-        return max(d.load_s[0] + computing + d.gradient_out_s[0], loading, out_s)
+        loading = sum(d.load_s[s] for s in (*mine, *twice))
+        out_s = max(
+            sum(d.gradient_out_s[s] for s in mine), sum(d.sum_s[s] for s in mine if d.sum_s)
+        )
+        first = mine[0]
+        computing = d.load_s[first] + self.micro_batches * (once + again) + d.gradient_out_s[first]
+        return max(computing, loading, out_s)
 
     def passes_s(self, passes: int, step: HostStep | None = None, norm: bool = False) -> float:
         """Of so many passes, the first of a round, until all their gradients have landed. With a
@@ -121,11 +148,12 @@ class Choice:
         key = passes, step, norm
         if key not in self._landed_s:
             durations = self._durations if step is None else self.under_step(step)
-            again = training_pass(self.shape, self.still_loaded)
-            schedules = [training_pass(self.shape), *(again for _ in range(1, passes))]
+            shape, on = self.shape, self._on
+            again = group_pass(shape, on, self.still_loaded)
+            schedules = [group_pass(shape, on), *(again for _ in range(1, passes))]
             squares_s = self._squares_s() if norm else ()
-            several = self.devices > 1
-            self._landed_s[key] = landed_s(schedules, self.shape, durations, squares_s, several)
+            several = self.groups > 1
+            self._landed_s[key] = landed_s(schedules, shape, durations, squares_s, several, on)
         return self._landed_s[key]
 
     def _squares_s(self) -> list[float]:
@@ -145,7 +173,7 @@ class Choice:
         """Of a pass that begins with a step. That is as slow as memory that carries it with the
         loads that follow it."""
         durations, machine = self._durations, self.cut.machine
-        loaded_bytes = self.devices * self.cut.limits.element_bytes
+        loaded_bytes = self.groups * self.cut.limits.element_bytes
         most = machine.memory_bytes_per_s / (step.element_bytes + loaded_bytes)
         elements_per_s = min(step.elements_per_s, most)
         trained = trained_parameters(self.cut.pieces, self.arrangement)
@@ -156,9 +184,12 @@ class Choice:
     @property
     def still_loaded(self) -> list[int]:
         """What the pass before leaves in the slots."""
-        resident, sub_models = self.arrangement.resident, range(len(self.cut.pieces))
-        swapped = [s for s in sub_models if s not in resident]
-        return [*resident, *swapped[: self.arrangement.slots]]
+        arrangement, on = self.arrangement, self._on or (0,) * len(self.cut.pieces)
+        swapped: list[list[int]] = [[] for _ in range(self.group_devices)]
+        for s, device in enumerate(on):
+            if s not in arrangement.resident:
+                swapped[device].append(s)
+        return [*arrangement.resident, *(s for own in swapped for s in own[: arrangement.slots])]
 
     def program(self, graph: Graph) -> Program:
         """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
@@ -175,6 +206,8 @@ class Choice:
         memory."""
         arrangement, timeline, parts = self.arrangement, self.timeline, program.sub_models
         return {
+            "groups": self.groups,
+            "group_devices": self.group_devices,
             "micro_batches": self.micro_batches,
             "slots": arrangement.slots,
             "remembers": self.cut.remembers,

@@ -2,7 +2,8 @@
 
 Nobody should have to set any of these, so they are searched. For every number of micro-batches that
 a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a few ways to spend
-the memory that is left (`residency.py`). The schedule of each candidate that fits is timed event by
+the memory that is left (`residency.py`). Several devices work each for itself, or in groups of any
+size that divides their number. The schedule of each candidate that fits is timed event by
 event, as the engine would carry it out; the one with most micro-batches per second wins, and among
 equals the one that trains most on the device, then the shortest pass. Cuts fall where layers end,
 and within those layers alone that do not fit by themselves. Other places make the search longer and
@@ -11,7 +12,8 @@ matrices are cut in parts (`atom.graph.matrix_parts`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
@@ -55,6 +57,9 @@ class Question:
     """As a profile's. None: no matrix of the graph is cut."""
     matrix_parts: Parts = field(default_factory=dict)
     """Into which matrices of the graph are cut, of which this is the chain."""
+    step_micro_batches: int | None = None
+    """What all devices have of a step together. A group may take as many times more into a pass as
+    the limits allow as it has devices. None: no groups."""
 
     @classmethod
     def of(cls, graph: Graph, profile: Profile, limits: Limits) -> "Question":
@@ -73,10 +78,19 @@ def choose(asked: Question) -> Choice:
 
     Raises: DeviceError naming the operation that asks for most, and device memory that would do.
     """
+    return fastest(choose_each(asked).values())
+
+
+def choose_each(asked: Question) -> dict[int, Choice]:
+    """The fastest way that fits with groups of so many devices, of each size where there is one.
+    Raises: as `choose`."""
     for each in _in_ever_more_parts(asked):
         for sets in _places(each):
-            if ways := [way for places in sets for way in _ways(each, places)]:
-                return _best(ways)
+            ways = defaultdict[int, list[Choice]](list)
+            for way in (way for places in sets for way in _ways(each, places)):
+                ways[way.group_devices].append(way)
+            if ways:
+                return {size: fastest(alike) for size, alike in ways.items()}
     raise _refusal(each)
 
 
@@ -123,11 +137,11 @@ def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | No
     return parts
 
 
-def _best(ways: Sequence[Choice]) -> Choice:
+def fastest(ways: Iterable[Choice]) -> Choice:
     """Only those are timed that may be among the fastest."""
     timed, enough_s = list[Choice](), math.inf
-    for way in sorted(ways, key=lambda way: way.least_s / way.micro_batches):
-        if way.least_s / way.micro_batches > enough_s:
+    for way in sorted(ways, key=lambda way: way.least_per_micro_batch_s):
+        if way.least_per_micro_batch_s > enough_s:
             break
         timed.append(way)
         enough_s = min(enough_s, (1 + NEARLY) * way.seconds_per_micro_batch)
@@ -137,7 +151,8 @@ def _best(ways: Sequence[Choice]) -> Choice:
         # What is trained there is summed there once a pass, beside the computing: few passes then.
         fewer = -way.micro_batches if way.trained_elements else 0
         memory = way.host_bytes, way.memory.total_bytes
-        return -way.trained_elements, fewer, way.timeline.seconds, *memory
+        # A group stands and falls together.
+        return -way.trained_elements, fewer, way.group_devices, way.timeline.seconds, *memory
 
     return min(good, key=worth)
 
@@ -179,19 +194,35 @@ def _ways(asked: Question, places: Ends) -> Iterator[Choice]:
     """All that fit."""
     chain, remembering = asked.chain, asked.chain.remembering
     for each in (chain,) if remembering is None else (chain, remembering):
-        for cut in _cuts(replace(asked, chain=each), places):
-            cut = replace(cut, remembers=each is remembering, matrix_parts=asked.matrix_parts)
-            yield from (Choice(cut, arrangement) for arrangement in arrangements(cut))
+        for devices, most in _group_sizes(asked):
+            allowed = replace(asked, chain=each).allowing(micro_batches=most)
+            for cut in _cuts(allowed, places, least=devices):
+                parts = asked.matrix_parts
+                cut = replace(cut, remembers=each is remembering, matrix_parts=parts)
+                if devices == 1 or len(set(cut.on(Arrangement(devices=devices)))) == devices:
+                    for arrangement in arrangements(cut, devices):
+                        yield Choice(cut, arrangement)
 
 
-def _cuts(asked: Question, places: Ends) -> Iterator[Cut]:
-    """Good ones, each with the micro-batches of a pass that it is good for. Some keep too much."""
+def _group_sizes(asked: Question) -> Iterator[tuple[int, int]]:
+    """With the most micro-batches that a pass of such a group may accumulate."""
+    devices, most, step = asked.limits.devices, asked.limits.micro_batches, asked.step_micro_batches
+    yield 1, most
+    if step is not None:
+        for size in (size for size in range(2, devices + 1) if devices % size == 0):
+            yield size, min(most * size, -(-step * size // devices))
+
+
+def _cuts(asked: Question, places: Ends, least: int = 1) -> Iterator[Cut]:
+    """Good ones, each with the micro-batches of a pass that it is good for: `least` or more, or
+    all. Some keep too much."""
     limits, machine = asked.limits, asked.machine
     parts = parts_of(asked.chain, places, limits)
     if parts is None:
         return
     most = limits.micro_batches
-    for micro_batches in (*(2**n for n in range(most.bit_length()) if 2**n < most), most):
+    fewer = (2**n for n in range(most.bit_length()) if least <= 2**n < most)
+    for micro_batches in (*fewer, most):
         allowed = replace(limits, micro_batches=micro_batches)
         bounds = parts.bounds(limits.device_bytes)
         found = (fastest_cut(parts, machine, allowed, bound) for bound in bounds)

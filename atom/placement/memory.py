@@ -9,8 +9,8 @@ from functools import cached_property
 
 from atom.graph.chain import ADDED, Chain, Machine, Operation, Value
 from atom.graph.matrix_parts import Parts
-from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import Crossing
+from atom.swap.arrangement import Arrangement, device_of
+from atom.swap.crossing import Crossing, held_bytes
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
 from atom.swap.timeline import Durations, Shares
@@ -124,7 +124,8 @@ class Limits:
     trained_element_bytes: int = 0
     """Of a parameter that is trained on the device, beside its slot. 0: none may be."""
     devices: int = 1
-    """That work at once, each over a link of its own: the host's memory is all of theirs."""
+    """That work at once, each over a link of its own: the host's memory is all of theirs. In groups
+    of as many as the arrangement says."""
 
 
 @dataclass(frozen=True)
@@ -155,27 +156,31 @@ class DeviceMemory:
 
 
 def device_memory(
-    pieces: Sequence[Piece], limits: Limits, arrangement: Arrangement, carried_elements: int = 0
+    pieces: Mapping[int, Piece],
+    limits: Limits,
+    arrangement: Arrangement,
+    carried_elements: int = 0,
+    trained_elements: int = 0,
 ) -> DeviceMemory:
-    """But for what lies between sub-models. `carried_elements`: of sums that go on from one to the
-    next."""
+    """But for what lies between sub-models. `pieces`: those of one device. `carried_elements`: of
+    sums that go on from one to the next."""
     element_bytes = limits.element_bytes
-    swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
-    resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
-    largest = max(piece.gradient_elements for piece in pieces)
-    trained = sum(trained_parameters(pieces, arrangement).values())
+    swapped = [p.elements for s, p in pieces.items() if s not in arrangement.resident]
+    resident = [p.elements for s, p in pieces.items() if s in arrangement.resident]
+    largest = max(piece.gradient_elements for piece in pieces.values())
     working = [
         piece.gradient_elements * element_bytes
         + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
-        for s, piece in enumerate(pieces)
+        for s, piece in pieces.items()
     ]
+    kept = sum(piece.working_bytes for s, piece in pieces.items() if s in arrangement.kept)
     return DeviceMemory(
         slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
         resident_bytes=sum(resident) * element_bytes,
         gradient_bytes=gradient_slot_bytes(largest) + carried_elements * FLOAT32_BYTES,
         activation_bytes=max(working),
-        kept_bytes=limits.micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
-        trained_bytes=limits.trained_element_bytes * trained,
+        kept_bytes=limits.micro_batches * kept,
+        trained_bytes=limits.trained_element_bytes * trained_elements,
     )
 
 
@@ -193,7 +198,7 @@ def trained_parameters(pieces: Sequence[Piece], arrangement: Arrangement) -> dic
 
 def alone_bytes(piece: Piece, limits: Limits) -> int:
     """Device memory for a sub-model that is swapped, were it the largest."""
-    return device_memory([piece], limits, Arrangement()).total_bytes
+    return device_memory({0: piece}, limits, Arrangement()).total_bytes
 
 
 @dataclass(frozen=True)
@@ -209,24 +214,42 @@ class Cut:
     """Whether the model's own checkpoints are left out: there is memory enough without them."""
     matrix_parts: Parts = field(default_factory=dict)
     """Matrices that fit in no other way."""
-    _held: dict[frozenset[int], int] = field(default_factory=dict, init=False, compare=False)
+    _held: dict[tuple[frozenset[int], int, int], int] = field(
+        default_factory=dict, init=False, compare=False
+    )
+    _on: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod
     def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
         return cls(tuple(ends), pieces_of(chain, ends), machine, limits)
 
     def fits(self, arrangement: Arrangement) -> bool:
-        """Whether the host and the device have room for it."""
-        room = self.limits.device_bytes - self._at_work(arrangement).total_bytes
+        """Whether the host and each device have room for it."""
+        room = [self.limits.device_bytes - m.total_bytes for m in self._at_work(arrangement)]
         # What lies between sub-models takes longest to find: only if it can matter.
-        if room < 0 or self._boundary_bytes(arrangement) > room:
+        if min(room) < 0 or any(
+            self._boundary_bytes(arrangement, device) > left for device, left in enumerate(room)
+        ):
             return False
         most_bytes = self.limits.host_bytes
         return most_bytes is None or self.shape(arrangement).host_bytes <= most_bytes
 
     def memory(self, arrangement: Arrangement) -> DeviceMemory:
-        between = self._boundary_bytes(arrangement)
-        return replace(self._at_work(arrangement), boundary_bytes=between)
+        """Of the device that needs most."""
+        each = (
+            replace(memory, boundary_bytes=self._boundary_bytes(arrangement, device))
+            for device, memory in enumerate(self._at_work(arrangement))
+        )
+        return max(each, key=lambda memory: memory.total_bytes)
+
+    def on(self, arrangement: Arrangement) -> tuple[int, ...]:
+        """Per sub-model, its device in a group; empty: each device has all of them."""
+        devices = arrangement.devices
+        if devices == 1:
+            return ()
+        if devices not in self._on:
+            self._on[devices] = device_of([piece.parameters for piece in self.pieces], devices)
+        return self._on[devices]
 
     def shape(self, arrangement: Arrangement) -> Shape:
         return Shape(len(self.pieces), self.limits.micro_batches, arrangement, self._crossings)
@@ -292,27 +315,41 @@ class Cut:
         return self.limits.element_bytes == FLOAT32_BYTES
 
     @cached_property
-    def _carried_elements(self) -> int:
+    def _carried(self) -> list[dict[str, int]]:
+        """Per sub-model, its parameters that one before has, if their sums go on to it."""
         if not self._carries:
-            return 0
+            return [{} for _ in self.pieces]
         both = zip(self.pieces, self.first_uses, strict=True)
-        again = {
-            n: p.parameters[n]
+        return [
+            {n: p.parameters[n] for n in p.parameters.keys() - new.keys() - p.frozen}
             for p, new in both
-            for n in p.parameters.keys() - new.keys() - p.frozen
-        }
-        return sum(again.values())
+        ]
 
-    def _at_work(self, arrangement: Arrangement) -> DeviceMemory:
-        return device_memory(self.pieces, self.limits, arrangement, self._carried_elements)
+    def _at_work(self, arrangement: Arrangement) -> list[DeviceMemory]:
+        """Of each device of a group."""
+        on = self.on(arrangement) or (0,) * len(self.pieces)
+        pieces: list[dict[int, Piece]] = [{} for _ in range(arrangement.devices)]
+        carried: list[dict[str, int]] = [{} for _ in pieces]
+        for s, device in enumerate(on):
+            pieces[device][s] = self.pieces[s]
+            carried[device] |= self._carried[s]
+        trained = sum(trained_parameters(self.pieces, arrangement).values())
+        return [
+            device_memory(own, self.limits, arrangement, sum(again.values()), trained)
+            for own, again in zip(pieces, carried, strict=True)
+        ]
 
-    def _boundary_bytes(self, arrangement: Arrangement) -> int:
+    def _boundary_bytes(self, arrangement: Arrangement, device: int) -> int:
+        """Batch entries, and what is the same in every micro-batch, are on all devices."""
         once = sum(piece.shared_bytes for piece in self.pieces)
         batch = self.limits.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
-        shape = self.shape(arrangement)
-        if shape.moving not in self._held:
-            self._held[shape.moving] = shape.held_bytes
-        return once + batch + self._held[shape.moving]
+        shape, devices = self.shape(arrangement), arrangement.devices
+        key = shape.moving, devices, device
+        if key not in self._held:
+            sizes = shape.crossings, shape.moving, shape.sub_models, shape.micro_batches
+            on = self.on(arrangement)
+            self._held[key] = held_bytes(*sizes, on, device) if on else shape.held_bytes
+        return once + batch + self._held[key]
 
     @cached_property
     def _crossings(self) -> tuple[Crossing, ...]:

@@ -41,7 +41,7 @@ class RoundPrediction:
     """Of a round when all peers are like this one. Optimizer steps are taken under the passes."""
 
     passes: int
-    """Of each device."""
+    """Of each group of devices."""
     accumulate_s: float
     """In passes, if none waited for an optimizer step."""
     steps: int
@@ -95,7 +95,7 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
         choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
-    micro_batches = math.ceil(micro_batches / (choice.devices if work.steps_beside else 1))
+    micro_batches = math.ceil(micro_batches / (choice.groups if work.steps_beside else 1))
     inner = work.inner_sequences
     average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes

@@ -18,10 +18,13 @@ PATIENCE = 8
 """After so many sub-models that do not fit, no more are tried."""
 
 
-def arrangements(cut: Cut) -> list[Arrangement]:
+def arrangements(cut: Cut, devices: int = 1) -> list[Arrangement]:
     """Those worth timing, of those that fit: plain swapping; weights first; activations first. The
-    same with values between sub-models on the host, and with as few of them there as fit."""
-    found = list(_filling(Arrangement(), cut))
+    same with values between sub-models on the host, and with as few of them there as fit: not in a
+    group of several `devices`, which holds more of them."""
+    found = list(_filling(Arrangement(devices=devices), cut))
+    if devices > 1:
+        return list(dict.fromkeys(found))
     every = offloaded(cut)
     if cut.shape(every).moving:
         for each in _filling(every, cut):

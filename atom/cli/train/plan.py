@@ -81,6 +81,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "device": {
             "title": plan.device,
             "count": plan.choice.devices,
+            "micro_batches_per_s": dict(plan.shapes),
             "alone_tokens_per_s": plan.alone,
             "budget_bytes": plan.choice.cut.limits.device_bytes,
             "seconds_from": plan.profile.source,

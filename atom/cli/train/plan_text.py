@@ -76,6 +76,8 @@ def _verdict(plan: Plan) -> RenderableType:
     if len(plan.alone) > 1:
         each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
         table.add_row("devices", f"{each}: {unit}/s of this box alone")
+    if len(plan.shapes) > 1:
+        table.add_row("shape", _shape(plan, unit))
     table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
@@ -89,6 +91,24 @@ def _verdict(plan: Plan) -> RenderableType:
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     table.add_row("best mode", f"{keys}: {found.reason}")
     return table
+
+
+def _shape(plan: Plan, unit: str) -> str:
+    """How devices share the work, the chosen way first."""
+    choice, work = plan.choice, plan.work
+    each = work.micro_batch_sequences * work.sequence_tokens
+
+    def said(size: int) -> str:
+        count = choice.devices // size
+        groups = f"{count} group{'' if count == 1 else 's'} of {size} devices"
+        return f"{groups if size > 1 else 'each by itself'} {each * plan.shapes[size]:,.0f}"
+
+    chosen, why = choice.group_devices, ""
+    if chosen > 1:
+        resident = len(choice.arrangement.resident) == len(choice.cut.pieces)
+        why = " (it holds the model)" if resident else " (one loads a sub-model for all)"
+    others = "".join(f"; {said(size)}" for size in plan.shapes if size != chosen)
+    return f"{said(chosen)}{why}{others}: {unit}/s in passes"
 
 
 def _peers(plan: Plan) -> str:

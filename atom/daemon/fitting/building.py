@@ -121,7 +121,8 @@ def _choose(
         left_bytes = host_bytes - peer_bytes(run, graph.layout)
         device_bytes = cap_bytes or usable_device_bytes(devices, left_bytes, alone)
         sizes = device_bytes, left_bytes
-        return choose(question_of_run(run, graph, profile, *sizes, kernels, len(devices)))
+        on_gpu = devices[0].type == "cuda"
+        return choose(question_of_run(run, graph, profile, *sizes, kernels, len(devices), on_gpu))
 
     try:
         return choice(have_bytes, alone=False)

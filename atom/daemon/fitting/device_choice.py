@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -49,10 +50,12 @@ def question(
     gradients: torch.dtype = torch.float32,
     trained_element_bytes: int = 0,
     devices: int = 1,
+    step_micro_batches: int | None = None,
 ) -> Question:
     """`micro_batches`: the most that one pass may accumulate. `host_left_bytes`: beside the
     replica; where not even that fits, values between sub-models take what they need: only the
-    verdict matters. `gradients`: how they leave. The others: as `Limits` has them."""
+    verdict matters. `gradients`: how they leave. The others: as `Limits` and `Question` have
+    them."""
     element_bytes = graph.parameter_dtype.itemsize
     waits_bytes = int(host_left_bytes * BOUNDARY_SHARE / devices) if host_left_bytes >= 0 else None
     limits = Limits(
@@ -64,7 +67,7 @@ def question(
         trained_element_bytes,
         devices,
     )
-    return Question.of(graph, profile, limits)
+    return replace(Question.of(graph, profile, limits), step_micro_batches=step_micro_batches)
 
 
 def question_of_run(
@@ -75,16 +78,19 @@ def question_of_run(
     host_left_bytes: int,
     has_kernels: bool,
     devices: int = 1,
+    on_gpu: bool = False,
 ) -> Question:
     """With as many micro-batches as each device has of a step when this peer trains alone: with
-    others it may be fewer. `has_kernels`: for what is trained on the device, if there is one."""
+    others it may be fewer. `has_kernels`: for what is trained on the device, if there is one.
+    `on_gpu`: devices that share the host's cores win nothing in a group."""
     step = run.update.inner_sequences or run.batch.global_sequences
     whole_step = math.ceil(step / run.batch.micro_batch_sequences)
     most = min(math.ceil(whole_step / devices), MAX_MICRO_BATCHES_PER_PASS)
     leaving, trained = gradients(run), 0
     if has_kernels and devices == 1 and update_rule(run).same_steps and leaving == torch.float32:
         trained = trained_element_bytes(optimizer(run), graph, state_form(run))
-    return question(graph, profile, device_bytes, most, host_left_bytes, leaving, trained, devices)
+    sizes, together = (device_bytes, most, host_left_bytes), whole_step if on_gpu else None
+    return question(graph, profile, *sizes, leaving, trained, devices, together)
 
 
 def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -> int:
@@ -121,12 +127,16 @@ def choice_text(choice: Choice) -> str:
     waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
     budget = format_bytes(choice.cut.limits.device_bytes)
     checkpoints = ", its own checkpoints left out" if choice.cut.remembers else ""
+    where = "in each group" if choice.groups > 1 else "in a group"
+    of_several = f", on each of {choice.devices} devices" if choice.devices > 1 else ""
+    if choice.group_devices > 1:
+        of_several = f", {where} of {choice.group_devices} devices"
     return (
         f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}{checkpoints}), "
         f"{format_bytes(choice.memory.total_bytes)} of {budget}{waiting}, "
         f"up to {choice.micro_batches} micro-batch"
         f"{'' if choice.micro_batches == 1 else 'es'} per pass"
-        f"{f', on each of {choice.devices} devices' if choice.devices > 1 else ''}"
+        f"{of_several}"
     )
 
 
@@ -162,7 +172,7 @@ def cut_arenas(
     """Host memory that a cut costs, on all devices: (what, bytes). `leaving`: as what gradients
     leave."""
     lands_bytes = staging_bytes(program, leaving) if on_gpu else 0
-    waits = waiting_elements(program, program.parameter_dtype) if choice.devices > 1 else {}
+    waits = waiting_elements(program, program.parameter_dtype) if choice.groups > 1 else {}
     lands_bytes += sum(waits.values()) * leaving.itemsize
     arenas = [
         ("gradients on their way from the device", choice.devices * lands_bytes),

@@ -5,7 +5,7 @@ this device, or from a table of devices (`assume`).
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ from atom.models.data.tokenizer import load_tokenizer
 from atom.models.own_code import OwnCode
 from atom.optim.rate import RateSettings, learning_rate
 from atom.placement.choice import Choice, HostStep
-from atom.placement.choosing import choose
+from atom.placement.choosing import choose_each, fastest
 from atom.placement.memory import PLANNED_SHARE
 from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swap.state_form import WEIGHTS
@@ -138,7 +138,10 @@ class Plan:
     prediction: RoundPrediction
     gain: Gain
     alone: tuple[float, ...]
-    """Tokens per second of this box without others, with one device, with two, and so on."""
+    """Tokens per second of this box without others, with one device, with two, and so on, each by
+    itself. Empty: so it does not fit."""
+    shapes: Mapping[int, float]
+    """Micro-batches per second of its passes, with groups of so many devices."""
     recommendation: Recommendation
 
     @property
@@ -191,7 +194,9 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     on_gpu = request.assume is not None or named[0].type != "cpu"
     kernels = request.assume is not None or has_kernels(named[0], note)
     sizes = device_bytes, left_bytes
-    choice = choose(question_of_run(run, graph, profile, *sizes, kernels, len(named)))
+    asked = question_of_run(run, graph, profile, *sizes, kernels, len(named), on_gpu)
+    ways = choose_each(asked)
+    choice = fastest(ways.values())
     program = choice.program(graph)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)
@@ -211,7 +216,10 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         work=work,
         prediction=predict(choice, work),
         gain=gain(choice, work),
-        alone=tuple(gain(choice.on(n), work).alone for n in range(1, len(named) + 1)),
+        alone=tuple(gain(ways[1].with_devices(n), work).alone for n in range(1, len(named) + 1))
+        if 1 in ways
+        else (),
+        shapes={size: 1 / way.seconds_per_micro_batch for size, way in ways.items()},
         recommendation=_recommended(choice, run, graph, work),
     )
 

@@ -58,8 +58,10 @@ def test_each_device_is_told_what_it_brings(
     said = [int(rate.replace(",", "")) for rate in rates.groups()]
     assert said == sorted(said)
     assert "on each of 3" in text
+    assert re.search(r"shape +each by itself [\d,]+; 1 group of 3 devices [\d,]+: tokens/s", text)
     device = json.loads("\n".join(lines_of(capsys, "--json", *box)))["device"]
     assert device["count"] == 3
+    assert list(device["micro_batches_per_s"]) == ["1", "3"]
     assert [round(rate) for rate in device["alone_tokens_per_s"]] == said
 
 
@@ -203,3 +205,24 @@ def test_a_box_with_too_little_memory_or_disk_sees_the_plan_and_gets_an_exit_cod
     seen = capsys.readouterr()
     assert "too much" in seen.out
     assert "of disk; there are 1000 B" in seen.err
+
+
+def test_devices_that_work_better_in_groups_are_told_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a slow link."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
+    box = tmp_path / "box.toml"
+    box.write_text('[device]\nuse = ["cuda:0", "cuda:1"]\nmemory = "40 MB"\n')
+    run = tmp_path / "deep.toml"
+    run.write_text(Path(DEMO).read_text().replace("layers = 4 ", "layers = 12 "))
+    slow = "--assume", "tflops=10,memory=24 GiB,link=20 MB/s", "--peer", str(box)
+    assert main(["plan", str(run), *slow, "--chart"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert re.search(r"shape +1 group of 2 devices [\d,]+ \(.+\); each by itself [\d,]+: ", text)
+    assert re.search(r"^  device 0\n  loads .*%\n  computing .*%\n", text, re.MULTILINE)
+    assert "  device 1\n" in text
+    assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["groups"], plan["group_devices"]) == (1, 2)
