@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,10 +42,13 @@ from atom.swap.schedule import (
 )
 from atom.swap.voided import Cause, PassVoided, not_finite, voided_by_memory
 
-Observer = Callable[[Observed, float, float], None]
-"""Told of each event that takes time (drops do not) when it began and ended, in seconds of the
-device's clock, and of the optimizer's work on what they wait for; from several threads, in no
-order, all of a pass before the pass returns."""
+
+class Observer(Protocol):
+    def __call__(self, event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
+        """Told of each event that takes time (drops do not) when it began and ended, in seconds of
+        the device's clock, and of the optimizer's work on what they wait for; from several threads,
+        in no order, all of a pass before the pass returns. `device`: of a group."""
+
 
 _Read = TypeVar("_Read")
 """What is read of each micro-batch at the end of a pass."""

@@ -15,6 +15,7 @@ from atom.swap.device import Device
 from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_sums import HostSum
+from atom.swap.schedule import Observed
 from atom.swap.voided import Cause, PassVoided, not_finite
 
 _Read = TypeVar("_Read")
@@ -40,12 +41,12 @@ class EngineGroup:
 
     @property
     def observer(self) -> Observer | None:
-        """The first device's."""
         return self._engines[0].observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._engines[0].observer = observer
+        for place, engine in enumerate(self._engines):
+            engine.observer = None if observer is None else _of_device(observer, place)
 
     def run_pass(
         self,
@@ -127,6 +128,13 @@ class EngineGroup:
 
     def forget(self) -> BaseException | None:
         return next(filter(None, [engine.forget() for engine in self._engines]), None)
+
+
+def _of_device(observer: Observer, place: int) -> Observer:
+    def told(event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
+        observer(event, start_s, end_s, place)
+
+    return told
 
 
 def _rank(failure: BaseException) -> int:

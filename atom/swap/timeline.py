@@ -148,8 +148,9 @@ class Timeline:
         return 1 + max((span.device for span in self.spans), default=0)
 
     def of_device(self, device: int) -> "Timeline":
-        """Of a group."""
-        return Timeline(tuple(span for span in self.spans if span.device == device))
+        """Of a group: with the steps on the host that all wait for."""
+        both = (s for s in self.spans if s.device == device or s.lane == "optimizer")
+        return Timeline(tuple(both))
 
     @property
     def computing(self) -> float:
@@ -179,8 +180,8 @@ class Recording:
 
     spans: list[Span] = field(default_factory=list)
 
-    def __call__(self, event: Observed, start_s: float, end_s: float) -> None:
-        self.spans.append(Span(event, start_s, end_s))
+    def __call__(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
+        self.spans.append(Span(event, start_s, end_s, device))
 
     def take(self) -> Timeline:
         """The pass recorded since the last call. Call between passes."""

@@ -8,13 +8,22 @@ from ordered_story import RATE, TRACED, traced
 from torch import Tensor
 
 from atom.swap.arrangement import Arrangement
+from atom.swap.boundary_memory import shape_of
 from atom.swap.device import CpuDevice
+from atom.swap.pass_shares import HOST, VALUES, PassShares
+from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
 
 MICRO_BATCHES = 3
 
 
-def trained(model: str, precision: torch.dtype, devices: int, keeps: bool) -> list[object]:
+def trained(
+    model: str,
+    precision: torch.dtype,
+    devices: int,
+    keeps: bool,
+    observer: Recording | None = None,
+) -> list[object]:
     """Losses of two steps, of an evaluation after each, and the state."""
     program = traced(model, precision, None)
     stay = frozenset(range(len(program.sub_models))) if keeps else frozenset[int]()
@@ -23,7 +32,10 @@ def trained(model: str, precision: torch.dtype, devices: int, keeps: bool) -> li
         arrangement=Arrangement(2, stay, stay, devices=devices),
     )  # fmt: skip
     device, *beside = opened = [CpuDevice() for _ in range(devices)]
-    replica, told = Replica(program, None, settings, device, beside=beside), list[object]()
+    replica, told = (
+        Replica(program, None, settings, device, observer=observer, beside=beside),
+        list[object](),
+    )
     replica.initialise(initial_value)
     for number in range(4):
         replica.run_pass([batch(number + n) for n in range(MICRO_BATCHES)])
@@ -57,3 +69,18 @@ def test_a_group_gives_the_bits_of_one_device(
     one = trained(model, precision, 1, keeps)
     for devices in (2, 3):
         assert trained(model, precision, devices, keeps) == one
+
+
+def test_a_pass_is_observed_on_all_devices() -> None:
+    recording, precision = Recording(), torch.float32
+    plain = trained("skipping", precision, 2, False)
+    assert trained("skipping", precision, 2, False, recording) == plain
+    timeline, program = recording.take(), traced("skipping", precision, None)
+    for place in range(2):
+        mine = shape_of(program, Arrangement(devices=2), place=place).mine
+        computed = timeline.of_device(place).lane("compute")
+        assert {span.sub_model for span in computed} == set(mine)
+        assert len({span.event for span in computed}) == 2 * MICRO_BATCHES * len(mine)
+    waits = PassShares.of(timeline).waits_s
+    assert waits[VALUES] > 0
+    assert waits[HOST] == 0

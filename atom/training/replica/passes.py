@@ -126,7 +126,7 @@ class PassWatch:
             self._latest = self._with_steps(self._recording.spans), names
             self._recording = None
 
-    def stepped(self, event: Observed, start_s: float, end_s: float) -> None:
+    def stepped(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
         """The optimizer's observer: its work may fall into a pass."""
         self._steps.append(Span(event, start_s, end_s))
 
