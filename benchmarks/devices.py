@@ -16,8 +16,9 @@ a part of the sub-models, and holds as much as it would alone.
 
 speed: micro-batches per second beside the first row's. device MB: what a device held at the most.
 beside foretold: seconds of a step by what the planner's timeline says of its passes (without the
-host's work); a pass on a CPU ends when its gradients have landed. issuing: the process's own
-seconds by those that passed; Atom issues for all devices in one.
+host's work); a pass on a CPU ends when its gradients have landed. late: what forwards and backwards
+took by what they were to take: where other programs have the cores, steps are late as well.
+issuing: the process's own seconds by those that passed; Atom issues for all devices in one.
 """
 
 import argparse
@@ -58,7 +59,8 @@ from atom.training.replica.settings import ReplicaSettings
 ATOM, VOCABULARY, MICRO_BATCHES = "Atom", 512, 4
 COLUMNS = {
     "side": "", "devices": "", "inter": "", "micro-batches/s": ".1f", "speed": ".2f",
-    "device MB": ".1f", "loss": ".6f", "beside foretold": ".2f", "issuing": ".2f", "same bits": "",
+    "device MB": ".1f", "loss": ".6f", "beside foretold": ".2f", "late": ".2f", "issuing": ".2f",
+    "same bits": "",
 }  # fmt: skip
 MOVES = 100
 """Above the numbers of the gradient slots: what lies on the link before they are added."""
@@ -77,7 +79,7 @@ class SleepingDevice(CpuDevice):
         self._element_s, self._bytes_per_s = element_s, bytes_per_s
         self._elements, self._forward_s = dict[int, int](), 0.0
         """What was loaded last into each slot; of what is computed now."""
-        self._computes, self.computed_s = False, 0.0
+        self._computes, self.due_s, self.computed_s = False, 0.0, 0.0
 
     def random_state(self) -> RandomState:
         state = super().random_state()
@@ -90,6 +92,7 @@ class SleepingDevice(CpuDevice):
         takes_s = self._forward_s if state is not None else 2 * self._forward_s
         if self._computes:
             time.sleep(max(began + takes_s - time.perf_counter(), 0.0))  # stands for its computing
+            self.due_s += takes_s
             self.computed_s += time.perf_counter() - began
         self._computes = False
 
@@ -190,8 +193,9 @@ def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str
             seconds.append(time.perf_counter() - began)
             busy.append((time.process_time() - own) / seconds[-1])
         state = state_digest(replica.state_arenas())
+        asleep = [each for each in devices if isinstance(each, SleepingDevice)]
     step_s = statistics.median(seconds[UNTIMED_STEPS:])
-    found = {
+    found: dict[str, Any] = {
         "side": ATOM,
         "devices": count,
         "inter": inter,
@@ -201,6 +205,8 @@ def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str
         "issuing": max(busy[UNTIMED_STEPS:]),
         "same bits": state == state_of_one(work, micro_batches),
     }
+    if asleep:
+        found["late"] = sum(each.computed_s for each in asleep) / sum(each.due_s for each in asleep)
     if not work.on_gpus and inter == 1:
         passes = -(-work.micro_batches // MICRO_BATCHES // count)
         foretold = foretold_s(program, passes, work.element_s, bytes_per_s)
