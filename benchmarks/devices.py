@@ -46,12 +46,13 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.rate import RateSettings
-from atom.swap.arrangement import Arrangement
+from atom.swap.arrangement import Arrangement, device_of
+from atom.swap.crossing import Crossing
 from atom.swap.device import Copy, CpuDevice, Device, RandomState, Report, at_once
 from atom.swap.device_slots import SlotLayout
 from atom.swap.host_sums import HostSum
-from atom.swap.schedule import Shape, training_pass
-from atom.swap.timeline import Durations, landed_s
+from atom.swap.schedule import Shape
+from atom.swap.timeline import Durations, group_pass, landed_s
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.replica.settings import ReplicaSettings
@@ -134,18 +135,24 @@ class LookingDevice(CountingDevice):
         self.allocated.look()
 
 
-def foretold_s(program: Program, passes: int, element_s: float, bytes_per_s: float) -> float:
-    """Of so many passes on one device, one after the other."""
-    parts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
-    moves = tuple(part.elements * 4 / bytes_per_s for part in parts)
-    forward = tuple(part.elements * element_s for part in parts)
+def foretold_s(program: Program, work: Work, inter: int, passes: int, bytes_per_s: float) -> float:
+    """Of so many passes on one device or group, one after the other. To hand a value over takes no
+    time."""
+    parts = program.sub_models
+    owners = device_of([program.layout.elements(part) for part in parts], inter)
+    elements = [SlotLayout.of(part, program.layout).elements for part in parts]
+    moves = tuple(each * 4 / bytes_per_s for each in elements)
+    forward = tuple(each * work.element_s for each in elements)
     durations = Durations(moves, forward, tuple(2 * each for each in forward), moves)
-    shape = Shape(len(parts), MICRO_BATCHES, Arrangement())
-    first, again = (
-        landed_s([training_pass(shape, loaded)], shape, durations)
-        for loaded in ((), range(shape.arrangement.slots))
+    chain = tuple(Crossing(s, (s + 1,), 1, 1) for s in range(len(parts) - 1))
+    shape = Shape(len(parts), MICRO_BATCHES * inter, Arrangement(devices=inter), chain)
+    own = [[s for s, owner in enumerate(owners) if owner == n] for n in range(inter)]
+    again = [s for each in own for s in each[: shape.arrangement.slots]]
+    on = owners if inter > 1 else ()
+    first_s, again_s = (
+        landed_s([group_pass(shape, on, loaded)], shape, durations, on=on) for loaded in ((), again)
     )
-    return first + (passes - 1) * again
+    return first_s + (passes - 1) * again_s
 
 
 def opened(work: Work, count: int, bytes_per_s: float) -> list[Device]:
@@ -207,9 +214,8 @@ def measured(count: int, inter: int, work: Work, bytes_per_s: float) -> dict[str
     }
     if asleep:
         found["late"] = sum(each.computed_s for each in asleep) / sum(each.due_s for each in asleep)
-    if not work.on_gpus and inter == 1:
         passes = -(-work.micro_batches // MICRO_BATCHES // count)
-        foretold = foretold_s(program, passes, work.element_s, bytes_per_s)
+        foretold = foretold_s(program, work, inter, passes, bytes_per_s)
         found["beside foretold"] = step_s / foretold
     return found
 
