@@ -193,8 +193,9 @@ class Choice:
 
     def program(self, graph: Graph) -> Program:
         """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
-        whole = graph.remembering() if self.cut.remembers else graph
-        return build_program(in_parts(whole, self.cut.matrix_parts), ends=self.cut.ends)
+        # In parts first: they are made before the region that they are of.
+        cut = in_parts(graph, self.cut.matrix_parts)
+        return build_program(cut.remembering() if self.cut.remembers else cut, ends=self.cut.ends)
 
     def program_alike(self, other: Graph, graph: Graph) -> Program:
         """`other`, the same model with other calls in it (evaluation), cut as `graph` is."""

@@ -4,6 +4,9 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from atom.daemon.fitting.device_choice import choice_text, question
 from atom.graph.chain import Chain
@@ -13,7 +16,7 @@ from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
+from atom.placement.choosing import Question, choose, enough_bytes
 from atom.placement.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 
@@ -85,3 +88,32 @@ def test_what_checkpoints_nothing_has_one_chain() -> None:
     plain = trace(GPT3(replace(CONFIG, vocabulary_size=64), device="meta"), batch())
     profile = assume_graph(plain, "rtx3060-12g")
     assert question(plain, profile, PLENTY, 2).chain.remembering is None
+
+
+class LateProduct(nn.Module):
+    """Its loss's region computes something before it multiplies by a matrix that is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(64, 700)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return checkpoint(self.loss, self.first(x), targets, use_reentrant=False)
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        decay = hidden.square().mean()
+        return functional.cross_entropy(self.head(hidden), targets) + decay
+
+
+def test_what_is_chosen_is_what_is_cut_in_parts_as_well() -> None:
+    batch = {"x": torch.randn(4, 64), "targets": torch.randint(700, (4,))}
+    graph = trace(LateProduct(), batch)
+    asked = question(graph, assume_graph(graph, "rtx3060-12g"), PLENTY, 2)
+    short = asked.allowing(device_bytes=enough_bytes(replace(asked, graph=None)) * 2 // 3)
+    choice = choose(short)
+    assert choice.cut.remembers
+    assert choice.cut.matrix_parts == {"head.weight": 2}
+    program = choice.program(graph)
+    for piece, sub_model in zip(choice.cut.pieces, program.sub_models, strict=True):
+        assert piece.parameters.keys() == {*sub_model.parameter_names}
+    assert "checkpoint(" not in program.source
