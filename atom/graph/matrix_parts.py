@@ -82,7 +82,9 @@ class _Uses:
         if bias is None:
             return True
         same = {(bind(user).get("weight"), bind(user).get("bias")) for user in self.of(bias)}
-        return bias in self._graph.parameters and same == {(given["weight"], bias)}
+        is_alone = bias in self._graph.parameters and same == {(given["weight"], bias)}
+        rows = (self._graph.specs[each].shape[0] for each in (bias, given["weight"]))
+        return is_alone and len(set(rows)) == 1
 
     def place(self, call: fx.Node) -> int:
         """Where its parts are computed: where it is, or before the region that it is in."""
@@ -157,7 +159,8 @@ class _InParts:
                 last_axis = len(self._specs[results[0]].shape) - 1
                 joined = self._call(use, _aten.cat.default, results, last_axis)
             else:
-                joined = self._before[self._uses.position[use]].pop()
+                joined = results[-1]
+                self._before[self._uses.position[use]].remove(joined)
             replaced, self._same[use] = self._same[use], joined
             replaced.replace_all_uses_with(joined)
             self._fx.erase_node(replaced)

@@ -288,6 +288,7 @@ def _looked_up_in_region(x: Tensor, index: Tensor, matrix: Tensor, bias: Tensor)
 USES: dict[str, tuple[int, Callable[..., Any]]] = {
     "multiplied": (3, lambda x, i, w, b: LINEAR(x, w, b)),
     "looked up": (3, lambda x, i, w, b: EMBEDDING(i, w)),
+    "looked up, then multiplied": (3, lambda x, i, w, b: EMBEDDING(i, w) * LINEAR(x, w)[:, :16]),
     "twice": (3, lambda x, i, w, b: LINEAR(LINEAR(x, w)[:, :16], w)),
     "by its rows": (1, lambda x, i, w, b: LINEAR(x, w[:200])),
     "transposed": (1, lambda x, i, w, b: x @ w.T),
@@ -312,4 +313,13 @@ def test_only_what_is_multiplied_by_or_looked_up_in_is_cut(name: str) -> None:
     assert "bias" not in most_parts(graph)
     cut = in_parts(graph, {"matrix": 3})
     assert (cut is graph) == (most == 1)
-    verify._split(model, finest(cut), batch, torch.device("cpu"))
+    found = verify._split(model, finest(cut), batch, torch.device("cpu"))
+    for of, whole in verify._eager(model, batch).items():
+        torch.testing.assert_close(found[of], whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_that_is_one_number_for_all_rows_is_in_no_parts() -> None:
+    model = Uses(lambda x, i, w, b: LINEAR(x, w, b))
+    model.bias = nn.Parameter(torch.randn(1))
+    graph = trace(model, {"x": torch.randn(5, 16), "index": torch.randint(300, (5,))})
+    assert not most_parts(graph)
