@@ -171,11 +171,11 @@ def cut_arenas(
 ) -> list[tuple[str, int]]:
     """Host memory that a cut costs, on all devices: (what, bytes). `leaving`: as what gradients
     leave."""
-    lands_bytes = staging_bytes(program, leaving) if on_gpu else 0
+    lands_bytes = choice.devices * staging_bytes(program, leaving) if on_gpu else 0
     waits = waiting_elements(program, program.parameter_dtype) if choice.groups > 1 else {}
-    lands_bytes += sum(waits.values()) * leaving.itemsize
+    lands_bytes += choice.groups * sum(waits.values()) * leaving.itemsize
     arenas = [
-        ("gradients on their way from the device", choice.devices * lands_bytes),
+        ("gradients on their way from the device", lands_bytes),
         ("values between sub-models", choice.devices * choice.host_bytes),
     ]
     return [(what, size) for what, size in arenas if size > 0]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from atom.daemon.fitting import device_choice, profiling
 from atom.daemon.fitting.device_choice import cut_arenas, has_kernels
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_shapes
+from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import staging_bytes
 from atom.swarm.records.manifest import SharedText, TextFile
 
@@ -180,6 +182,9 @@ def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
     lands_bytes = dict(narrow.host.arenas)["gradients on their way from the device"]
     table_bytes = 4 * 256 * 32
     assert lands_bytes == 2 * (staging_bytes(narrow.program) + table_bytes), "which head ties"
+    grid = replace(narrow.choice.with_devices(4), arrangement=Arrangement(devices=2))
+    lands_bytes = cut_arenas(narrow.program, grid, True, torch.float32)[0][1]
+    assert lands_bytes == 4 * staging_bytes(narrow.program) + 2 * table_bytes, "once in a group"
 
 
 @pytest.mark.parametrize(
