@@ -6,6 +6,7 @@ one device: what it computes, and what it adds, is in the same order.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
@@ -123,8 +124,9 @@ class EngineGroup:
         return [sub_model for engine in self._engines for sub_model in engine.lands]
 
     def landed(self) -> None:
-        for engine in self._engines:
-            engine.landed()
+        with ExitStack() as all_of_them:  # whatever is raised, nothing lands afterwards
+            for engine in self._engines:
+                all_of_them.callback(engine.landed)
 
     def forget(self) -> BaseException | None:
         return next(filter(None, [engine.forget() for engine in self._engines]), None)

@@ -2,6 +2,7 @@
 one store."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from atom.graph.ir import Program
 from atom.graph.program import load
@@ -84,8 +85,9 @@ class DeviceEngines:
         """The slots' memory, until `take_again`. When nothing is under way."""
         if self.has_memory:
             self.has_memory = False
-            for slots, device in zip(self._slots, self._devices, strict=True):
-                slots.give_back(device)
+            with ExitStack() as each:  # one may be gone: the others' is given back all the same
+                for slots, device in zip(self._slots, self._devices, strict=True):
+                    each.callback(slots.give_back, device)
 
     def take_again(self) -> None:
         """Raises: out of memory, and has none then."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_rig import HALF, NARROW, WAIT_S, NewRig, Rig, alike, in_passes, twin
+from device_rig import HALF, NARROW, WAIT_S, Moody, NewRig, Rig, alike, in_passes, twin
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.engine import PassCancelled
@@ -111,6 +111,34 @@ def test_its_memory_is_given_back_and_taken_again(new_rig: NewRig) -> None:
     rig.replica.engines.resume()
     rig.train(2)
     assert alike(rig, twin(new_rig, rig, [2, 2]))
+
+
+def test_one_that_fails_keeps_nothing_of_the_others(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counted gradients do not land, and its memory is not to be had: the other's have landed
+    by the time at which that is told, and its memory is given back."""
+    rig = new_rig(2, **together(2))
+    failing, other = rig.devices
+    rig.train(2)
+    first = failing.moves
+    rig.train(2)
+    rig.replica.gradient_sums()
+    failing.fails_at = 2 * failing.moves - first - 1
+    landed = list[bool]()
+    monkeypatch.setattr(other, "drain", lambda: (Moody.drain(other), landed.append(True)))
+    rig.train(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        rig.replica.gradient_sums()
+    assert landed
+
+    def gone(slots: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(failing, "give_back", gone)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        rig.replica.engines.preempt(WAIT_S)
+    assert not other.has_slots
 
 
 @pytest.mark.parametrize("number", range(2))
