@@ -89,7 +89,8 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
     path = StateDirectory(root).control_socket
     if path.exists() and path.lstat().st_uid not in (os.getuid(), root.stat().st_uid):
         # in /tmp, where a long path's lies, anybody can put one that hears our commands
-        raise ControlError(f"{path} is another user's", "remove it, or let them")
+        hint = "have it removed, or choose a state directory with a shorter path: --state DIR"
+        raise ControlError(f"{path} is another user's", hint)
     return path
 
 
