@@ -115,7 +115,7 @@ def _device(info: Info) -> str:
 def _wishes(wishes: Info) -> Iterator[str]:
     yield f"in the hours {', '.join(wishes['hours'])}" if wishes["hours"] else "at all hours"
     if wishes["idle_for_s"] is not None:
-        yield f"when nobody used the machine for {format_seconds(wishes['idle_for_s'])}"
+        yield f"when nobody sat at the machine for {format_seconds(wishes['idle_for_s'])}"
     yield f"{'not ' if wishes['pause_on_battery'] else ''}on battery"
     gpu = wishes["pause_for_gpu_programs"]
     if gpu:

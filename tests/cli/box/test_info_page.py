@@ -113,7 +113,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"
     assert shown["works"] == (
-        "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
+        "in the hours mon-fri 18:00-08:00, when nobody sat at the machine for 10 min, on battery, "
         "not beside GPU programs (not seen: no GPU)"
     )
 
