@@ -1,7 +1,8 @@
 """A pass as a Chrome trace: JSON that chrome://tracing and ui.perfetto.dev open. Pure.
 
 The format is Google's "Trace Event Format": complete events ("X") with `ts` and `dur` in
-microseconds, one row (`tid`) per lane of work, rows named by metadata events ("M").
+microseconds, one row (`tid`) per lane of work and, in a group, one process (`pid`) per device; both
+are named by metadata events ("M").
 """
 
 import json
@@ -19,7 +20,6 @@ ROWS = {
     "gradient sum": "gradients added",
 }
 """Kind of work → row, from top to bottom. What shares a row happens one after the other."""
-_PROCESS = 1
 
 
 def chrome_trace(spans: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -28,13 +28,17 @@ def chrome_trace(spans: Sequence[Mapping[str, Any]], title: str) -> str:
     Spans of a row never overlap: clocks of host and device may differ by microseconds, and a
     viewer would take an overlap for one call within another.
     """
-    events = [_metadata("process_name", 0, name=title)]
-    for row, name in enumerate(dict.fromkeys(ROWS.values()), start=1):
-        here = [span for span in spans if ROWS[span["kind"]] == name]
-        if here:
-            events.append(_metadata("thread_name", row, name=name))
-            events.append(_metadata("thread_sort_index", row, sort_index=row))
-            events += _row(here, row)
+    events = list[dict[str, Any]]()
+    devices = sorted({span["device"] for span in spans})
+    for device in devices:
+        its_title = title if len(devices) == 1 else f"{title}, device {device}"
+        events.append(_metadata("process_name", device, 0, name=its_title))
+        for row, name in enumerate(dict.fromkeys(ROWS.values()), start=1):
+            here = [s for s in spans if s["device"] == device and ROWS[s["kind"]] == name]
+            if here:
+                events.append(_metadata("thread_name", device, row, name=name))
+                events.append(_metadata("thread_sort_index", device, row, sort_index=row))
+                events += _row(here, row)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -49,7 +53,7 @@ def _row(spans: Sequence[Mapping[str, Any]], row: int) -> list[dict[str, Any]]:
             {
                 "name": f"{span['kind']} {span['name']}{which}",
                 "ph": "X",
-                "pid": _PROCESS,
+                "pid": _pid(span["device"]),
                 "tid": row,
                 "ts": start_us,
                 "dur": round(free_us - start_us, 3),
@@ -64,5 +68,10 @@ def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _metadata(kind: str, row: int, **arguments: Any) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": row, "args": arguments}
+def _metadata(kind: str, device: int, row: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": _pid(device), "tid": row, "args": arguments}
+
+
+def _pid(device: int) -> int:
+    """Viewers take 0 for the idle process."""
+    return device + 1

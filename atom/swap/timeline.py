@@ -127,7 +127,8 @@ class Span:
         kind = re.sub(r"(?<!^)([A-Z])", r" \1", type(self.event).__name__).lower()
         event = asdict(self.event)
         return {
-            "kind": kind, "name": name, "event": event, "start_s": self.start_s, "end_s": self.end_s
+            "kind": kind, "name": name, "event": event, "device": self.device,
+            "start_s": self.start_s, "end_s": self.end_s,
         }  # fmt: skip
 
 

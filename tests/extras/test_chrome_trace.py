@@ -65,3 +65,12 @@ def test_clocks_that_differ_make_no_span_overlap(begins_s: float) -> None:
     rows = rows_of(Span(GradientOut(1), 0.0, 2.0), Span(GradientOut(0), begins_s, 3.0))
     first, second = rows["gradients out"]
     assert second["ts"] == first["dur"] == 2e6
+
+
+def test_devices_of_a_group_have_rows_of_their_own() -> None:
+    spans = [Span(Forward(n, 0), 0.0, 1.0 + n, device=n).to_json() for n in range(2)]
+    events = json.loads(chrome_trace(spans, "a pass"))["traceEvents"]
+    drawn = [(event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert drawn == [(1, 0.0, 1e6), (2, 0.0, 2e6)], "at once"
+    titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert titles == ["a pass, device 0", "a pass, device 1"]
