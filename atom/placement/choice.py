@@ -89,10 +89,10 @@ class Choice:
         """Of all groups."""
         return self.cut.limits.devices
 
-    def with_devices(self, devices: int) -> "Choice":
-        """The same with so many, in groups as large."""
-        limits = replace(self.cut.limits, devices=devices)
-        return replace(self, cut=replace(self.cut, limits=limits))
+    def allowing(self, **limits: int) -> "Choice":
+        """The same with other `Limits`, and groups as large."""
+        limited = replace(self.cut.limits, **limits)
+        return replace(self, cut=replace(self.cut, limits=limited))
 
     @property
     def host_bytes(self) -> int:

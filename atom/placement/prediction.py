@@ -96,6 +96,8 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
     micro_batches = math.ceil(micro_batches / (choice.groups if work.steps_beside else 1))
+    if micro_batches < choice.micro_batches:  # a pass of fewer may take as long
+        choice = choice.allowing(micro_batches=micro_batches)
     inner = work.inner_sequences
     average_bytes = work.parameters * work.gradient_element_bytes
     line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes

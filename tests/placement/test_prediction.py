@@ -60,6 +60,15 @@ def test_a_round_by_hand() -> None:
     assert found.passes * choice.micro_batches >= 4 > (found.passes - 1) * choice.micro_batches
 
 
+def test_a_share_smaller_than_a_pass_is_a_pass_of_fewer_micro_batches() -> None:
+    """Of 32 peers each has one: what is loaded for it is loaded for more as well."""
+    choice = next(each for each in map(chosen, range(20)) if each.micro_batches == 4)
+    found = predict(choice, replace(WORK, peers=32))
+    assert found.passes == 1
+    assert found.accumulate_s == choice.allowing(micro_batches=1).passes_s(1)
+    assert found.accumulate_s > choice.passes_s(1) / 4
+
+
 def test_passes_that_wait_for_the_exchange_add_to_it() -> None:
     """16 sequences of this peer are 4 micro-batches: 4 s, 1 s of a step, 6 s of the line."""
     found = predict(a_second_each(), SECONDS)

@@ -216,7 +216,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         work=work,
         prediction=predict(choice, work),
         gain=gain(choice, work),
-        alone=tuple(gain(ways[1].with_devices(n), work).alone for n in range(1, len(named) + 1))
+        alone=tuple(gain(ways[1].allowing(devices=n), work).alone for n in range(1, len(named) + 1))
         if 1 in ways
         else (),
         shapes={size: 1 / way.seconds_per_micro_batch for size, way in ways.items()},

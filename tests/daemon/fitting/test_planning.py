@@ -182,7 +182,7 @@ def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
     lands_bytes = dict(narrow.host.arenas)["gradients on their way from the device"]
     table_bytes = 4 * 256 * 32
     assert lands_bytes == 2 * (staging_bytes(narrow.program) + table_bytes), "which head ties"
-    grid = replace(narrow.choice.with_devices(4), arrangement=Arrangement(devices=2))
+    grid = replace(narrow.choice.allowing(devices=4), arrangement=Arrangement(devices=2))
     lands_bytes = cut_arenas(narrow.program, grid, True, torch.float32)[0][1]
     assert lands_bytes == 4 * staging_bytes(narrow.program) + 2 * table_bytes, "once in a group"
 
