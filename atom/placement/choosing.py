@@ -37,6 +37,8 @@ SMALLER = 0.8
 """Operations that need more than this share of the hungriest one's memory are cut with it."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
+ONLY_GROUP = 0.05
+"""One group of all devices must be so much faster than several groups."""
 _WHAT_HELPS = (
     "more device memory: [device] memory in the peer file; else it takes a run with fewer "
     "sequences in a micro-batch, shorter sequences, or, if it has more, a precision of 16 bits"
@@ -144,8 +146,8 @@ def fastest(ways: Iterable[Choice]) -> Choice:
         if way.least_per_micro_batch_s > enough_s:
             break
         timed.append(way)
-        enough_s = min(enough_s, (1 + NEARLY) * way.seconds_per_micro_batch)
-    good = [way for way in timed if way.seconds_per_micro_batch <= enough_s]
+        enough_s = min(enough_s, (1 + NEARLY) * _cost_s(way))
+    good = [way for way in timed if _cost_s(way) <= enough_s]
 
     def worth(way: Choice) -> tuple[float, ...]:
         # What is trained there is summed there once a pass, beside the computing: few passes then.
@@ -155,6 +157,13 @@ def fastest(ways: Iterable[Choice]) -> Choice:
         return -way.trained_elements, fewer, way.group_devices, way.timeline.seconds, *memory
 
     return min(good, key=worth)
+
+
+def _cost_s(way: Choice) -> float:
+    """Of a micro-batch. The only group of several devices falls with any of them: it has to be
+    worth that."""
+    is_only = way.groups == 1 < way.devices
+    return way.seconds_per_micro_batch * (1 + ONLY_GROUP if is_only else 1)
 
 
 def _places(asked: Question) -> Iterator[tuple[Ends, ...]]:

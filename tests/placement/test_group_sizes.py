@@ -54,6 +54,13 @@ def test_where_the_link_is_a_wall_a_group_loads_each_sub_model_once(tied: bool) 
         assert way.micro_batches * way.groups <= 16
 
 
+def test_an_only_group_that_falls_with_any_device_has_to_be_worth_it() -> None:
+    for load_s, size in ((0.048, 1), (0.06, 2)):
+        ways = choose_each(asked(load_s, SOME_BYTES, devices=2))
+        assert ways[2].seconds_per_micro_batch < ways[1].seconds_per_micro_batch
+        assert choose(asked(load_s, SOME_BYTES, devices=2)).group_devices == size
+
+
 def test_a_group_that_holds_the_model_loads_it_once() -> None:
     room = int(0.6 * MODEL_BYTES)
     chosen = choose(asked(0.4, room))
