@@ -80,7 +80,7 @@ class Apart(CpuDevice):
         memory = torch.from_numpy(np.empty(size_bytes, np.uint8))
         for start, piece in pieces:
             memory[start : start + piece.numel()].copy_(piece)
-        return Handed(memory.clone)
+        return memory.clone
 
 
 def real_bytes_of_each(program: Program, arrangement: Arrangement, count: int) -> list[int]:
@@ -104,7 +104,11 @@ def real_bytes_of_each(program: Program, arrangement: Arrangement, count: int) -
         handoff = Handoff()
 
         def run(engine: Engine) -> None:
-            engine.run_pass(batches, range(count), handoff=handoff)
+            try:
+                engine.run_pass(batches, range(count), handoff=handoff)
+            except BaseException:
+                handoff.stop()
+                raise
 
         with ThreadPoolExecutor(len(engines)) as others:
             running = [others.submit(run, e) for n, e in enumerate(engines) if n != place]
