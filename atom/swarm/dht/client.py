@@ -20,6 +20,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from atom.base import errors
 from atom.base.errors import AtomError, StorageError, UserError
 from atom.base.events import EventFan, EventSink
@@ -44,6 +46,7 @@ MAX_UNANSWERED = 6
 """Questions in a row, ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
 LISTEN = "[network] listen in a peer file (start and bootstrap also take --listen)"
+_FOLDER_PREFIX = "atom-dht-"
 _MAX_ROOT_CHARACTERS = 50
 PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
@@ -240,16 +243,28 @@ def free_port(listen: ListenAddress) -> ListenAddress:
 
 
 def _make_folder() -> Path:
-    """A private folder for sockets, whose paths have to be short. Raises: StorageError."""
+    """A private folder for sockets, whose paths have to be short, named after this process so that
+    a later one can clear it. Raises: StorageError."""
     root = tempfile.gettempdir()
     if len(root) > _MAX_ROOT_CHARACTERS:
         root = "/tmp"
+    _clear_abandoned(Path(root))
     try:
-        return Path(tempfile.mkdtemp(prefix="atom-dht-", dir=root))
+        return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=root))
     except OSError as error:
         raise StorageError(
             f"cannot create a folder in {root}: {error.strerror}", "free some space there"
         ) from None
+
+
+def _clear_abandoned(root: Path) -> None:
+    """Folders of processes that were killed: their DHT processes were killed with them."""
+    for folder in root.glob(f"{_FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
+            if ours and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_node_log(path: str | None) -> IO[bytes]:
