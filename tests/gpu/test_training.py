@@ -18,6 +18,7 @@ WAIT_S = 20.0
 NARROW = {"precision": torch.bfloat16, "gradients": torch.bfloat16}
 FORMS = pytest.mark.parametrize("changes", [{}, NARROW], ids=["float32", "bfloat16"])
 STAYING = Arrangement(2, EVERY, frozenset({1, 3}))
+TOGETHER = Arrangement(devices=2)
 OFFLOADING = Arrangement(3, offloaded=EVERY, least_offloaded_bytes=0)
 
 
@@ -43,26 +44,9 @@ def test_a_step_under_the_next_pass_changes_no_bit(
 
 
 @FORMS
-@pytest.mark.parametrize("arrangement", [Arrangement(), STAYING])
-def test_two_devices_that_run_each_pass_together_change_no_bit(
-    changes: dict[str, torch.dtype],
-    arrangement: Arrangement,
-    device: Device,
-    second_device: Device,
-) -> None:
-    alone = new_replica(device, changes, arrangement, dropout=0.0)
-    both = new_replica(device, changes, replace(arrangement, devices=2), 0.0, [second_device])
-    for seed in (0, 3):
-        for replica in (alone, both):
-            replica.reset_gradients()
-            for number in range(3):
-                replica.run_pass(batches(seed + number))
-            replica.begin_own_step()
-    assert same(alone, both)
-
-
-@FORMS
-@pytest.mark.parametrize("arrangement", [Arrangement(), STAYING, OFFLOADING])
+@pytest.mark.parametrize(
+    "arrangement", [Arrangement(), STAYING, OFFLOADING, TOGETHER, replace(STAYING, devices=2)]
+)
 def test_a_second_device_changes_no_bit(
     changes: dict[str, torch.dtype],
     arrangement: Arrangement,
@@ -70,10 +54,10 @@ def test_a_second_device_changes_no_bit(
     second_device: Device,
 ) -> None:
     """Where it may be the same GPU, without dropout: that has one generator."""
-    alone = new_replica(device, changes, arrangement, dropout=0.0)
+    alone = new_replica(device, changes, replace(arrangement, devices=1), dropout=0.0)
     both = new_replica(device, changes, arrangement, 0.0, [second_device])
     for seed in (0, 3):
-        for replica, calls in ((alone, 3), (both, 1)):
+        for replica, calls in ((alone, 3), (both, 1 if arrangement.devices == 1 else 3)):
             replica.reset_gradients()
             some = [each for number in range(3) for each in batches(seed + number)]
             size = len(some) // calls

@@ -1,15 +1,13 @@
 """Devices that run each pass together: the bits of one device, whatever becomes of them."""
 
-import itertools
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from device_rig import HALF, NARROW, WAIT_S, Moody, NewRig, Rig, alike, in_passes, twin
+from device_rig import HALF, NARROW, WAIT_S, Moody, NewRig, alike, in_passes, twin
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.engine import PassCancelled
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import batches
 
@@ -88,18 +86,8 @@ def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, devices: int, grou
     for events in range(0, 90, 13):
         rig = new_rig(devices, **HALF, **together(group))
         rig.train(4)
-        asked = itertools.count()
-
-        def should_stop(rig: Rig = rig, events: int = events, asked: Any = asked) -> bool:
-            return next(asked) >= events and rig.replica.breakable
-
-        try:
-            rig.train(2, should_stop)
-        except PassCancelled:
-            broken_off += 1
-            assert rig.replica.sequences == 8, "what was counted is still there"
-            rig.train(2)
-        assert alike(rig, twin(new_rig, rig, [4, *[2] * (rig.done - 1)], **HALF))
+        broken_off += rig.train_with_a_pause(2, events)
+        assert alike(rig, twin(new_rig, rig, [4, 2], **HALF))
     assert broken_off
 
 

@@ -1,6 +1,5 @@
 """Several devices fill one store: the bits of one device, whatever becomes of the others."""
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_rig import FORMS, HALF, WAIT_S, Moody, NewRig, Rig, alike, in_passes, twin
+from device_rig import FORMS, HALF, WAIT_S, Moody, NewRig, alike, in_passes, twin
 from torch import Tensor
 
 from atom.swap import host_sums
@@ -220,17 +219,7 @@ def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, changes: dict[str,
     for events in range(0, 160, 29):
         rig = new_rig(2, **changes)
         rig.train(4)
-        asked = itertools.count()
-
-        def should_stop(rig: Rig = rig, events: int = events, asked: Any = asked) -> bool:
-            return next(asked) >= events and rig.replica.breakable
-
-        try:
-            rig.train(6, should_stop)
-        except PassCancelled:
-            broken_off += 1
-            assert rig.replica.sequences == 8, "what was counted is still there"
-            rig.train(6)
+        broken_off += rig.train_with_a_pause(6, events)
         assert alike(rig, twin(new_rig, rig, [4, 6], **changes))
     assert broken_off
 
