@@ -21,6 +21,7 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.held_parts import HeldPlan
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Reduction
 from atom.swarm.state.arenas import state_digest
@@ -40,6 +41,8 @@ class SmallTerms(Terms):
 
     def plan(self, elements: int) -> Plan:
         shares = self.shares or (1,) * len(self.members)
+        if self.holding is not None:
+            return HeldPlan(elements, shares, 48 * 1024, 4 * 1024, self.holding)
         return (PartsPlan if self.shares else RingPlan)(elements, shares, 48 * 1024, 4 * 1024)
 
 

@@ -12,7 +12,7 @@ ones behind it.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -151,12 +151,7 @@ def all_reduce(
         assert len(terms.members) == 1
         reduction.alone()
         return
-    try:
-        _run(reduction, channels, cancelled or threading.Event())
-    finally:
-        channels.close()
-    if reduction.failure is not None:
-        raise reduction.failure
+    run_halves(reduction, _halves(reduction, channels), channels, cancelled)
 
 
 def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
@@ -173,9 +168,27 @@ def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
     ]
 
 
-def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
-    """Runs all threads to their end; gives a failing one a moment for its last words."""
-    halves, threads = _halves(reduction, channels), list[threading.Thread]()
+def run_halves(
+    reduction: Reduction,
+    halves: Sequence[Half],
+    channels: Channels,
+    cancelled: threading.Event | None = None,
+) -> None:
+    """Runs each on a thread to its end, and closes the channels. Raises: what one of them ended
+    with."""
+    try:
+        _run(reduction, halves, channels, cancelled or threading.Event())
+    finally:
+        channels.close()
+    if reduction.failure is not None:
+        raise reduction.failure
+
+
+def _run(
+    reduction: Reduction, halves: Sequence[Half], channels: Channels, cancelled: threading.Event
+) -> None:
+    """Gives a failing one a moment for its last words."""
+    reduction.working, threads = len(halves), list[threading.Thread]()
     for half in halves:
         thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")
         thread.start()

@@ -136,8 +136,9 @@ class Receiver(Half):
             came = [(self.channel.peer_id, arrived)]
             raise reduction.spoilt(failure, came, step) from None
 
-    def _receive(self, step: Step, into: Tensor) -> Tensor:
-        """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
+    def _receive(self, step: Step, into: Tensor, exactly: bool = False) -> Tensor:
+        """Reads the chunk of `step` into `into` (uint8), which it fills `exactly`, or as the codec
+        may; returns what of it came."""
         terms = self.reduction.terms
         expected = chunk_header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
@@ -150,6 +151,8 @@ class Receiver(Half):
             raise parse_broken(words, terms.members)
         size = length - len(expected)
         fits = terms.codec.fits(size, step.stop - step.start)
+        if exactly:
+            fits = size == into.numel()
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:

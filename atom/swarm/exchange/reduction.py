@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy
 import torch
@@ -16,6 +17,7 @@ from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import EXACT, Codec, NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import MeanWires
+from atom.swarm.exchange.held_parts import HeldPlan, Holding
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason
@@ -85,6 +87,8 @@ class Terms:
     opening_s: float = 0.0
     """After our own start, how long a neighbour may still be busy opening its other connections."""
     pace: Pace = field(default_factory=Pace)
+    holding: Holding | None = None
+    """Where something is made of the means: of which parts by whom. `shares` are its own then."""
 
     @property
     def me(self) -> str:
@@ -105,10 +109,27 @@ class Terms:
 
     def plan(self, elements: int) -> Plan:
         """The usual one for an arena of that size."""
+        if self.holding is not None:
+            return HeldPlan.of(self.holding, self.codec.element_bytes)
         if self.shares:
             return PartsPlan.usual(elements, self.shares, self.codec.element_bytes)
         assert self.codec.fixed_size or len(self.members) == 1, "rings encode at every hop"
         return RingPlan.usual(elements, (1,) * len(self.members), self.codec.element_bytes)
+
+
+class Wires(Protocol):
+    """As `MeanWires`, or several of them."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def room(self, step: Step) -> Tensor: ...
+
+    def numbers_room(self, step: Step) -> Tensor: ...
+
+    def put(self, step: Step, wire: Tensor) -> None: ...
+
+    def chunk(self, step: Step) -> Tensor: ...
 
 
 @dataclass
@@ -117,7 +138,7 @@ class Reduction:
 
     terms: Terms
     source: Contribution | None
-    wires: MeanWires
+    wires: Wires
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -127,7 +148,8 @@ class Reduction:
     def __post_init__(self) -> None:
         self.plan = self.wires.plan
         connections = len(self.terms.neighbours[1])
-        self._working = 2 * connections
+        self.working = 2 * connections
+        """Threads that are not through."""
         self._arrived = set[int]()
         """Chunks by number."""
         self._received_bytes = self._sent_bytes = 0
@@ -156,8 +178,8 @@ class Reduction:
     def through(self) -> None:
         """One of the threads has done all its work."""
         with self.changed:
-            self._working -= 1
-            if self._working == 0:
+            self.working -= 1
+            if self.working == 0:
                 self.over.set()
 
     def finished(self, step: Step) -> None:

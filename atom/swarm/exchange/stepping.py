@@ -1,0 +1,307 @@
+"""An exchange that ends with what its owners made of the means: `docs/decisions/state-in-parts.md`.
+
+Beside the threads of an exchange by parts one more makes it, as soon as everybody has what it keeps
+(`atom.swarm.exchange.held_parts`). Nothing of this knows what is made.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.exchange.allreduce import Channels, run_halves
+from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import EncodedMean, MeanWires
+from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Sender
+from atom.swarm.exchange.held_parts import MADE, ROW, SUMS, HeldPlan
+from atom.swarm.exchange.plans import Step
+from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms
+from atom.swarm.stream.frames import Channel
+
+_BEAT_S = 1.0
+"""Between two looks whether the exchange is over."""
+
+
+class PartsWork(Protocol):
+    """What is made of means. Called from one thread, but for `is_right`: from any."""
+
+    made_bytes: int
+    """Of what is made, for each element."""
+    row_bytes: int
+
+    def averaged(self, means: Mapping[int, EncodedMean]) -> None:
+        """All that are kept here are there, whatever becomes of the exchange. Before all else."""
+
+    def sums_bytes(self, part: int) -> int: ...
+
+    def sums_of(self, part: int, mean: EncodedMean) -> bytes:
+        """What everybody has to know of a mean before anything is made."""
+
+    def decide(self, sums: bytes) -> None:
+        """Those of all parts, in their order. Before anything is made."""
+
+    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+        """Flat, uint8; and the part's row."""
+
+    def is_right(
+        self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
+    ) -> bool:
+        """Whether the row names what came of a part: its mean, if it is kept; what was made, unless
+        we hold the part."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a member has in the end."""
+
+    rows: tuple[bytes, ...]
+    """Of each part: the same at all members."""
+    means: Mapping[int, EncodedMean]
+    """Of the parts that it keeps."""
+    made: Mapping[int, Tensor]
+    """Of the parts that it does not hold, or owns: uint8."""
+
+
+def average_and_make(
+    source: Contribution | None,
+    work: PartsWork,
+    terms: Terms,
+    channels: Channels,
+    cancelled: threading.Event | None = None,
+) -> Made:
+    """As `all_reduce`, with a `holding` in the terms. Raises also: ExchangeBroken(HASH_MISMATCH):
+    what came is not what its owner says that it is; what `work` raises."""
+    stepping = Stepping(terms, source, work)
+    maker = Maker(stepping)
+    if not channels.right:
+        assert len(terms.members) == 1
+        stepping.alone()
+        stepping.reached(stepping.reduced)
+        maker.run()
+    else:
+        halves = [*stepping.halves(channels), maker]
+        run_halves(stepping, halves, channels, cancelled)
+    rows = tuple(stepping.rows[part] for part in range(len(stepping.rows)))
+    return Made(rows, stepping.means, stepping.made)
+
+
+class PartWires:
+    """The means of the parts that a member keeps, each apart. See `MeanWires`."""
+
+    def __init__(self, plan: HeldPlan, terms: Terms) -> None:
+        """Raises: MemoryError."""
+        self.plan, self._holding = plan, plan.holding
+        self.parts = {
+            part: MeanWires(plan, terms.codec, [*_means(plan.cut(part))])
+            for part in plan.holding.keeps[terms.rank]
+        }
+
+    def _of(self, step: Step) -> MeanWires:
+        return self.parts[self._holding.part_of(step.start)]
+
+    def room(self, step: Step) -> Tensor:
+        return self._of(step).room(step)
+
+    def numbers_room(self, step: Step) -> Tensor:
+        return self._of(step).numbers_room(step)
+
+    def put(self, step: Step, wire: Tensor) -> None:
+        self._of(step).put(step, wire)
+
+    def chunk(self, step: Step) -> Tensor:
+        return self._of(step).chunk(step)
+
+
+def _means(chunks: Iterable[tuple[int, int]]) -> Iterator[Step]:
+    for start, stop in chunks:
+        yield Step(0, True, 0, start, stop)
+
+
+class Stepping(Reduction):
+    """What the threads share."""
+
+    wires: PartWires
+
+    def __init__(self, terms: Terms, source: Contribution | None, work: PartsWork) -> None:
+        """Raises: MemoryError."""
+        assert terms.holding is not None
+        assert terms.codec.fixed_size, "means stay where they are put together"
+        self.holding, self.work = terms.holding, work
+        plan = terms.plan(terms.holding.ranges[-1][1])
+        assert isinstance(plan, HeldPlan)
+        self.steps = plan
+        super().__init__(terms, source, PartWires(plan, terms))
+        self.reduced = self.steps.made(len(self.holding.ranges))
+        """The number that is there once we have all means that we keep."""
+        self._averaging = len(terms.neighbours[0])
+        self.averaged = threading.Event()
+        """Set when `means` are all there."""
+        self.sums = dict[int, bytes]()
+        self.rows = dict[int, bytes]()
+        self.means = dict[int, EncodedMean]()
+        self.made = dict[int, Tensor]()
+
+    def halves(self, channels: Channels) -> Iterator[Half]:
+        own, rank, (lefts, rights) = (
+            OwnPart(self, self.steps),
+            self.terms.rank,
+            self.terms.neighbours,
+        )
+        for channel, peer in zip(channels.right, rights, strict=True):
+            yield MakersSender(self, channel, self.steps.stream(rank, peer), peer)
+        for channel, peer in zip(channels.left, lefts, strict=True):
+            yield MakersReceiver(own, self, channel, self.steps.stream(peer, rank), peer)
+
+    def keeps(self, rank: int, step: Step) -> bool:
+        return self.holding.part_of(step.start) in self.holding.keeps[rank]
+
+    def reached(self, number: int) -> None:
+        """Whoever needs it may go on."""
+        self.finished(Step(number, True, 0, 0, 0))
+
+    def is_reduced(self) -> None:
+        """One more peer's contributions are all here, and the means of its own."""
+        with self.changed:
+            self._averaging -= 1
+            last = not self._averaging
+        if last:
+            self.reached(self.reduced)
+
+    def ours(self, step: Step) -> Tensor:
+        """The bytes of what we gathered, or made (uint8)."""
+        part = self.holding.part_of(step.start)
+        if step.hop == MADE:
+            first, each = self.holding.ranges[part][0], self.work.made_bytes
+            return self.made[part][(step.start - first) * each : (step.stop - first) * each]
+        owned = self.holding.owned(self.terms.rank)
+        raw = self.rows[part] if step.hop == ROW else b"".join(self.sums[p] for p in owned)
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else _nothing()
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+class MakersSender(Sender):
+    """Sends what the plan says after the means, too."""
+
+    reduction: Stepping
+
+    def __init__(
+        self, reduction: Stepping, channel: Channel, steps: Iterable[Step], receiver: int
+    ) -> None:
+        super().__init__(reduction, channel, steps)
+        self._receiver = receiver
+
+    def _encoded(self, step: Step) -> Tensor:
+        if step.hop:
+            return self.reduction.ours(step)
+        if step.gather and not self.reduction.keeps(self._receiver, step):
+            return _nothing()
+        return super()._encoded(step)
+
+
+class MakersReceiver(PartsReceiver):
+    """Takes it."""
+
+    reduction: Stepping
+
+    def __init__(
+        self,
+        own: OwnPart,
+        reduction: Stepping,
+        channel: Channel,
+        steps: Iterable[Step],
+        sender: int,
+    ) -> None:
+        super().__init__(own, reduction, channel, steps)
+        self._owned = reduction.holding.owned(sender)
+
+    def take(self, step: Step) -> None:
+        reduction = self.reduction
+        if not step.hop and (not step.gather or reduction.keeps(reduction.terms.rank, step)):
+            super().take(step)
+            return
+        self._awaits_contribution = False
+        if step.hop == SUMS:
+            reduction.is_reduced()
+        came = self._receive(step, self._room(step), exactly=True)
+        if step.hop == SUMS:
+            self._split(came.numpy().tobytes())
+        elif step.hop == ROW:
+            self._check(reduction.holding.part_of(step.start), came.numpy().tobytes())
+        reduction.received(step)
+        reduction.finished(step)
+
+    def _room(self, step: Step) -> Tensor:
+        reduction, work = self.reduction, self.reduction.work
+        if step.hop == SUMS:
+            return torch.empty(sum(map(work.sums_bytes, self._owned)), dtype=torch.uint8)
+        if step.hop == ROW:
+            return torch.empty(work.row_bytes, dtype=torch.uint8)
+        if not step.hop:
+            return _nothing()
+        part = reduction.holding.part_of(step.start)
+        first, end = reduction.holding.ranges[part]
+        if part not in reduction.made:
+            size = work.made_bytes * (end - first)
+            reduction.made[part] = torch.empty(size, dtype=torch.uint8)
+        return reduction.ours(step)
+
+    def _split(self, sums: bytes) -> None:
+        for part in self._owned:
+            size = self.reduction.work.sums_bytes(part)
+            self.reduction.sums[part], sums = sums[:size], sums[size:]
+
+    def _check(self, part: int, row: bytes) -> None:
+        """Raises: ExchangeBroken, PeerRefused."""
+        reduction = self.reduction
+        if not reduction.averaged.is_set():
+            raise PeerRefused(Reason.MALFORMED, "a row before anything can be made")
+        mean, made = reduction.means.get(part), reduction.made.get(part)
+        if not reduction.work.is_right(part, row, mean, made):
+            detail = f"what came of part {part}"
+            raise ExchangeBroken(self.channel.peer_id, Reason.HASH_MISMATCH, detail)
+        reduction.rows[part] = row
+
+
+class Maker(Half):
+    """Makes something of the parts that are ours, once everybody has what it keeps."""
+
+    reduction: Stepping
+    between_frames = False
+
+    def __init__(self, reduction: Stepping) -> None:
+        self.reduction = reduction
+
+    def run(self) -> None:
+        reduction, work, plan = self.reduction, self.reduction.work, self.reduction.steps
+        rank = reduction.terms.rank
+        owned = reduction.holding.owned(rank)
+        self._wait(reduction.reduced)
+        reduction.means = {part: each.encoded() for part, each in reduction.wires.parts.items()}
+        reduction.averaged.set()
+        work.averaged(reduction.means)
+        for part in owned:
+            reduction.sums[part] = work.sums_of(part, reduction.means[part])
+        reduction.reached(plan.through(rank))
+        for peer in plan.peers(rank):
+            self._wait(plan.through(peer))
+        sums = reduction.sums
+        work.decide(b"".join(sums[part] for part in range(len(sums))))
+        for part in owned:
+            reduction.made[part], reduction.rows[part] = work.make(part, reduction.means[part])
+            reduction.reached(plan.made(part))
+
+    def _wait(self, number: int) -> None:
+        """Raises: Interrupted."""
+        while not self.reduction.wait_for(number, _BEAT_S):
+            pass
+
+    def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
+        return ExchangeBroken(self.reduction.terms.me, reason, detail)

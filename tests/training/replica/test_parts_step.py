@@ -1,0 +1,291 @@
+"""Rounds of members that each hold some of the optimizer's state: over loopback, their bits are
+those of an undivided state that steps on the same means."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.graph.ir import ParameterLayout
+from atom.optim import clipping, state_in_parts
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import clip_coefficient, gradient_norm
+from atom.optim.optimizer import StepTerms
+from atom.optim.state_in_parts import state_parts
+from atom.optim.stepper import Stepper
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
+from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
+from atom.swarm.exchange.codec import Codec, codec_named
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.held_parts import Holding, owners_of
+from atom.swarm.exchange.stepping import Made, average_and_make
+from atom.training.replica.parts_step import PartsStep, table_digest
+from tests.manual_clock import ManualClock
+from tests.one_step import allocate_store, take_step
+from tests.swarm.threaded_ring import QUICK, SILENCE_S, SOON, Swarm, sources
+
+LAYOUT = ParameterLayout.of(
+    {"table": (300, 128), "bias": (77,), "matrix": (200, 256), "last": (5,)}
+)
+ADAMW, RATE, CLIP = AdamW(seed=3), 1e-2, 0.1
+FORMS = [
+    (torch.float32, StateForm.EXACT, "float32"),
+    (torch.bfloat16, StateForm.EXACT, "float32"),
+    (torch.bfloat16, StateForm.SPLIT, "bfloat16"),
+    (torch.bfloat16, StateForm.HALF, "bfloat16"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 2048)
+    monkeypatch.setattr(clipping, "LANES", 128)
+    monkeypatch.setattr(state_in_parts, "BLOCK_ELEMENTS", 2048)
+
+
+def filled(store: HostStore) -> HostStore:
+    for spec in LAYOUT.trained:
+        generator = torch.Generator().manual_seed(spec.offset)
+        store.write_weights(spec.name, torch.randn(spec.shape, generator=generator))
+    return store
+
+
+class Room:
+    """Peers and their stores. Two hold each part, unless one of them cannot."""
+
+    def __init__(self, members: int, precision: torch.dtype, form: StateForm) -> None:
+        self.swarm, self.parts = Swarm(members), state_parts(LAYOUT)
+        self.ranges = tuple(map(self.parts.range, range(self.parts.count)))
+        self.whole = filled(allocate_store(ADAMW, LAYOUT, precision, form))
+        self.stores = [self._store(rank, precision, form) for rank in range(members)]
+
+    def _store(self, rank: int, precision: torch.dtype, form: StateForm) -> HostStore:
+        store = allocate_store(ADAMW, LAYOUT, precision, form, parts=self.parts)
+        assert store.held is not None
+        for part in range(self.parts.count):
+            if rank in (part % len(self.swarm.order), (part + 1) % len(self.swarm.order)):
+                store.held.hold(part)
+        return filled(store)
+
+    @property
+    def holding(self) -> Holding:
+        holds = tuple(store.held.held for store in self.stores if store.held is not None)
+        owners = owners_of(holds, self.ranges)
+        assert owners is not None
+        return Holding(self.ranges, owners, holds, holds)
+
+    def works(self, step: int, codec: Codec) -> list[PartsStep]:
+        of_norm = partial(terms_of, step)
+        return [PartsStep(ADAMW, store, codec, of_norm) for store in self.stores]
+
+    def attempt(
+        self,
+        holding: Holding,
+        given: list[Tensor | None],
+        works: list[PartsStep],
+        codec: Codec,
+    ) -> list["Future[Made]"]:
+        """An exchange of all."""
+        self.swarm.shares = holding.shares
+
+        def member(rank: int) -> Made:
+            """Raises: ExchangeBroken."""
+            changes = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK, "codec": codec}
+            terms = replace(self.swarm.terms(rank, **changes), holding=holding)
+            source = given[rank]
+            ours = None if source is None else Sums(source)
+            return average_and_make(ours, works[rank], terms, self.swarm.open(rank))
+
+        return [self.swarm.pool.submit(member, rank) for rank in range(len(works))]
+
+    def round(
+        self, holding: Holding, given: list[Tensor | None], step: int, codec: Codec
+    ) -> list[tuple[Made, PartsStep]]:
+        works = self.works(step, codec)
+        ended = self.attempt(holding, given, works, codec)
+        return [(each.result(SOON), work) for each, work in zip(ended, works, strict=True)]
+
+    def commit(self, made: list[tuple[Made, PartsStep]], mean: Tensor, step: int) -> None:
+        """All take the step, an undivided state as well."""
+        terms = terms_of(step, made[0][1].norm)
+        take_step(ADAMW, self.whole, mean, RATE, step, terms.coefficient)
+        for rank, (each, work) in enumerate(made):
+            self.install(rank, each, work, step)
+
+    def lose(self, rank: int) -> None:
+        del self.stores[rank]
+        self.swarm.transports.pop(rank).close()
+        order = self.swarm.order
+        self.swarm.order = order[:rank] + order[rank + 1 :]
+        self.swarm.ballot = replace(self.swarm.ballot, attempt=2)
+
+    def install(self, rank: int, made: Made, work: PartsStep, step: int) -> None:
+        terms = terms_of(step, work.norm)
+        stepper = Stepper(self.stores[rank], ADAMW, ManualClock())
+        stepper.begin(work.decided(made), terms.learning_rate, step, terms.coefficient)
+        stepper.wait()
+
+    def mean(self, made: list[Made], codec: Codec) -> Tensor:
+        """As the members have it together."""
+        means = {part: mean for each in made for part, mean in each.means.items()}
+        sizes = [stop - start for start, stop in self.ranges]
+        return torch.cat([means[p].numbers(codec, size)[:] for p, size in enumerate(sizes)])
+
+    def has_the_bits(self, store: HostStore) -> bool:
+        assert store.held is not None
+        return torch.equal(store.working, self.whole.working) and all(
+            torch.equal(arena, self.whole.state[name][slice(*self.ranges[part])])
+            for part in store.held.held
+            for name, arena in store.held.of(part).items()
+        )
+
+
+class Dying(PartsStep):
+    def __init__(self, *given: Any) -> None:
+        *usual, self._left = given
+        super().__init__(*usual)
+
+    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+        if not self._left:
+            raise MemoryError("no room")
+        self._left -= 1
+        return super().make(part, mean)
+
+
+class Confused(PartsStep):
+    def __init__(self, *given: Any) -> None:
+        *usual, self._digest = given
+        super().__init__(*usual)
+
+    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+        made, row = super().make(part, mean)
+        wrong = bytearray(row)
+        wrong[self._digest * 32] ^= 1
+        return made, bytes(wrong)
+
+
+def terms_of(step: int, norm: float) -> StepTerms:
+    return StepTerms(step, RATE, clip_coefficient(norm, CLIP))
+
+
+@pytest.fixture
+def rooms() -> Iterator[list[Room]]:
+    made = list[Room]()
+    yield made
+    for room in made:
+        room.swarm.close()
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
+def test_every_member_has_the_bits_of_an_undivided_state(
+    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
+) -> None:
+    """Owners change from round to round, and one member had nothing to give in the last."""
+    rooms.append(Room(members, precision, form))
+    room, coded = rooms[0], codec_named(codec)
+    for step in (1, 2, 3):
+        held, given = room.holding, list[Tensor | None](sources(members, LAYOUT.trained_elements))
+        if step == 2:
+            held = replace(held, owners=tuple(max(r for r, h in enumerate(held.holds) if p in h)
+                                              for p in range(room.parts.count)))  # fmt: skip
+        if step == 3 and members > 1:
+            given[1] = None
+
+        made = room.round(held, given, step, coded)
+        assert all(map(room.has_the_bits, room.stores)), "nothing is changed before the commit"
+        mean = room.mean([each for each, _ in made], coded)
+        if codec == "float32":
+            assert torch.equal(mean, in_order(held, given))
+        assert {work.norm for _, work in made} == {gradient_norm(mean)}
+        assert len({table_digest(each) for each, _ in made}) == 1
+        room.commit(made, mean, step)
+        assert all(map(room.has_the_bits, room.stores))
+
+
+def in_order(holding: Holding, given: list[Tensor | None]) -> Tensor:
+    """Of each part its owner's numbers, then those of the ranks after it."""
+    means = list[Tensor]()
+    for owner, (start, stop) in zip(holding.owners, holding.ranges, strict=True):
+        ranks = [*range(owner, len(given)), *range(owner)]
+        addends = [given[rank] for rank in ranks]
+        total = torch.zeros(stop - start)
+        for addend in addends:
+            total = total + (torch.zeros(1) if addend is None else addend[start:stop])
+        means.append(total / 64)
+    return torch.cat(means)
+
+
+@pytest.mark.parametrize(("when", "members"), [(0, 3), (1, 3), (3, 4)])
+def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
+    rooms: list[Room], when: int, members: int
+) -> None:
+    """After it made so many parts, some of which others may have. Whoever keeps a mean has it, and
+    nothing else is left of the attempt. The next one has the bits of those that are left."""
+    rooms.append(Room(members, torch.bfloat16, StateForm.SPLIT))
+    room, coded = rooms[0], codec_named("bfloat16")
+    given, dead = list[Tensor | None](sources(members, LAYOUT.trained_elements)), 1
+    works = room.works(1, coded)
+    works[dead] = Dying(ADAMW, room.stores[dead], coded, partial(terms_of, 1), when)
+    ended = room.attempt(room.holding, given, works, coded)
+    for rank, each in enumerate(ended):
+        failure = each.exception(SOON)
+        if rank != dead:
+            assert isinstance(failure, ExchangeBroken)
+            assert failure.suspect == room.swarm.order[dead]
+            store = room.stores[rank]
+            assert store.held is not None
+            assert works[rank].means.keys() == store.held.held
+    assert all(map(room.has_the_bits, room.stores))
+    room.lose(dead)
+    del given[dead]
+    made = room.round(room.holding, given, 1, coded)
+    room.commit(made, room.mean([each for each, _ in made], coded), 1)
+    assert all(map(room.has_the_bits, room.stores))
+
+
+def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
+    rooms.append(Room(3, torch.float32, StateForm.EXACT))
+    room = rooms[0]
+    holds = [store.held.held for store in room.stores if store.held is not None]
+    assert owners_of(holds[:2], room.ranges) is not None
+    assert owners_of(holds[:1], room.ranges) is None
+
+
+@pytest.mark.parametrize("digest", [0, 1])
+def test_who_says_something_else_than_it_made_is_named(rooms: list[Room], digest: int) -> None:
+    """By those that have what it says it of."""
+    rooms.append(Room(3, torch.float32, StateForm.EXACT))
+    room, coded, given = rooms[0], codec_named("float32"), sources(3, LAYOUT.trained_elements)
+    works = room.works(1, coded)
+    works[2] = Confused(ADAMW, room.stores[2], coded, partial(terms_of, 1), digest)
+    for rank, each in enumerate(room.attempt(room.holding, [*given], works, coded)):
+        failure = each.exception(SOON)
+        assert isinstance(failure, ExchangeBroken)
+        if rank != 2:
+            assert failure.suspect == room.swarm.order[2]
+            assert failure.reason is Reason.HASH_MISMATCH
+    assert all(map(room.has_the_bits, room.stores))
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize(("precision", "form", "codec"), FORMS[1:3])
+def test_bytes_are_as_reckoned(
+    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
+) -> None:
+    """As docs/decisions/state-in-parts.md says, all members together."""
+    rooms.append(Room(members, precision, form))
+    room, coded = rooms[0], codec_named(codec)
+    before = sum(each.bandwidth.sent_bytes for each in room.swarm.transports)
+    room.round(room.holding, [*sources(members, LAYOUT.trained_elements)], 1, coded)
+    sent = sum(each.bandwidth.sent_bytes for each in room.swarm.transports) - before
+    gradient, weights, copies = coded.element_bytes, precision.itemsize, 1
+    each_sends = (members - 1 + copies) * gradient + (members - 1 - copies) * weights
+    assert sent == pytest.approx(each_sends * room.parts.elements, rel=0.05)
