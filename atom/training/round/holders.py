@@ -1,0 +1,78 @@
+"""Who shall hold which part of the optimizer's state. Pure.
+
+Whoever leads a round says so in its value, so nobody has to agree on who is there. What is said
+stays as long as the members do: a part that somebody fetches is not given to another one meanwhile.
+"""
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+
+Parts = AbstractSet[int]
+
+
+def holders_next(
+    given: Mapping[str, Parts], able: Collection[str], count: int, holders: int
+) -> dict[str, frozenset[int]]:
+    """What each of the `able` shall hold, by peer id.
+
+    Few parts change hands, so that each has so many `holders`, or all of the able, and nobody two
+    parts more than another.
+
+    Args:
+        given: what each was to hold before; at first, what it holds.
+        able: may hold any of the parts.
+        count: of parts.
+    """
+    told = {peer: set(given.get(peer, ())) for peer in sorted(able)}
+    for part in range(count):
+        _deal(part, told, min(holders, len(told)))
+    while told and _level(told):
+        pass
+    return {peer: frozenset(parts) for peer, parts in told.items()}
+
+
+def still_held(peer: str, told: Mapping[str, Parts], holds: Mapping[str, Parts]) -> frozenset[int]:
+    """What of its parts the peer keeps after a round. Nobody gives one up before all that shall
+    hold it do. `told`: what each shall hold. `holds`: what each held in the round."""
+    return frozenset(
+        part
+        for part in holds[peer]
+        if part in told.get(peer, ())
+        or not _all_have(part, [other for other in told if part in told[other]], holds)
+    )
+
+
+def _all_have(part: int, peers: Collection[str], holds: Mapping[str, Parts]) -> bool:
+    return bool(peers) and all(part in holds.get(peer, ()) for peer in peers)
+
+
+def _deal(part: int, told: dict[str, set[int]], wanted: int) -> None:
+    """Gives the part to who has least, or takes it from who has most."""
+    having = [peer for peer, parts in told.items() if part in parts]
+    lacking = [peer for peer in told if peer not in having]
+    lacking.sort(key=lambda peer: len(told[peer]))
+    having.sort(key=lambda peer: -len(told[peer]))
+    for peer in lacking[: max(wanted - len(having), 0)]:
+        told[peer].add(part)
+    for peer in having[: max(len(having) - wanted, 0)]:
+        told[peer].remove(part)
+
+
+def _level(told: dict[str, set[int]]) -> bool:
+    """One part goes from who has most to who has least; False: they are alike."""
+    most, least = max(told, key=lambda p: len(told[p])), min(told, key=lambda p: len(told[p]))
+    if len(told[most]) - len(told[least]) < 2:
+        return False
+    part = min(told[most] - told[least])
+    told[most].remove(part)
+    told[least].add(part)
+    return True
+
+
+def mask_of(parts: Parts) -> int:
+    """As a message tells them."""
+    return sum(1 << part for part in parts)
+
+
+def parts_in(mask: int) -> frozenset[int]:
+    return frozenset(part for part in range(mask.bit_length()) if mask >> part & 1)

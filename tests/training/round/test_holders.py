@@ -1,0 +1,80 @@
+"""Who shall hold which part: alike, enough of them, and never fewer on the way."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.training.round.holders import holders_next, mask_of, parts_in, still_held
+
+PEERS, COUNT = "ABCDEFGH", 64
+SOME = st.frozensets(st.integers(0, COUNT - 1))
+HOLDS = st.dictionaries(st.sampled_from(PEERS), SOME, min_size=1)
+
+
+@given(HOLDS, st.sets(st.sampled_from(PEERS)), st.integers(1, 3))
+@settings(deadline=None)
+def test_each_part_has_enough_and_nobody_much(
+    before: dict[str, frozenset[int]], able: set[str], holders: int
+) -> None:
+    """And it stays so, whoever tells it."""
+    told = holders_next(before, able, COUNT, holders)
+    counted = Counter(part for parts in told.values() for part in parts)
+    assert told.keys() == able
+    if able:
+        assert set(counted.values()) == {min(holders, len(able))}
+        assert counted.keys() == set(range(COUNT))
+        sizes = list(map(len, told.values()))
+        assert max(sizes) - min(sizes) <= 1
+    assert holders_next(told, sorted(able, reverse=True), COUNT, holders) == told
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_part_that_somebody_has_is_never_lost_by_moving(seed: int) -> None:
+    """Peers come, and leave when nothing is theirs alone, and fetch what they are told in any
+    order. Some are not in a round."""
+    dice, holds = random.Random(seed), {"A": frozenset(range(COUNT))}
+    told: dict[str, frozenset[int]] = {}
+    for _ in range(200):
+        holds.setdefault(dice.choice(PEERS), frozenset())
+        there = {peer: parts for peer, parts in holds.items() if dice.random() < 0.9}
+        leaving = {peer for peer in there if dice.random() < 0.1}
+        told = holders_next(told or holds, there.keys() - leaving, COUNT, 2)
+        for peer in there:
+            fetched = {part for part in told.get(peer, ()) if dice.random() < 0.3}
+            holds[peer] = still_held(peer, told, there) | fetched
+        for peer in leaving:
+            if not holds[peer]:
+                del holds[peer]
+        assert frozenset.union(*holds.values()) == frozenset(range(COUNT))
+
+
+def test_what_is_being_fetched_is_not_given_to_another() -> None:
+    """And is given up when it is there."""
+    whole, holds = frozenset(range(COUNT)), {"A": frozenset(range(COUNT))}
+    holds |= {"B": whole, "C": frozenset()}
+    told = holders_next(holds, "ABC", COUNT, 2)
+    assert sorted(map(len, told.values())) == [42, 43, 43]
+    assert still_held("A", told, holds) == still_held("B", told, holds) == whole
+    holds["C"] = some = frozenset(sorted(told["C"])[:10])
+    assert holders_next(told, "CBA", COUNT, 2) == told
+    assert still_held("C", told, holds) == some
+    kept = [still_held(peer, told, holds) for peer in "AB"]
+    assert all(kept[n] >= whole - some and kept[n] >= told["AB"[n]] for n in (0, 1))
+    assert sum(len(whole - each) for each in kept) == 10
+
+
+@pytest.mark.parametrize(("peers", "most"), [(3, 43), (4, 42), (5, 27), (8, 18)])
+def test_a_death_moves_little_beside_what_the_dead_had(peers: int, most: int) -> None:
+    start = holders_next({}, PEERS[:peers], COUNT, 2)
+    told = holders_next(start, PEERS[1:peers], COUNT, 2)
+    moved = sum(len(told[peer] - start[peer]) for peer in told)
+    assert len(start["A"]) <= moved <= most
+
+
+@given(SOME)
+def test_parts_go_through_a_message(parts: frozenset[int]) -> None:
+    assert parts_in(mask_of(parts)) == parts
+    assert 0 <= mask_of(parts) < 1 << 64
