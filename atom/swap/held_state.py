@@ -13,8 +13,9 @@ from torch import Tensor
 
 from atom.swap.host_memory import allocate_host_memory
 
-MOST_PARTS = 64
-"""A set of them is a number of 64 bits."""
+MOST_PARTS = 60
+"""A set of them is a number that a message can hold. Two to six peers, or eight with two holders of
+each, have as many of them."""
 
 
 @dataclass(frozen=True)

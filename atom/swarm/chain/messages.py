@@ -18,6 +18,7 @@ from atom.swarm.chain.commit import (
     LossSum,
     OptionalDigest,
     OptionalPeerId,
+    Parts,
     Sequences,
     Signature,
     Value,
@@ -79,6 +80,8 @@ class Promise:
     loss_sum: LossSum
     state_digest: OptionalDigest
     leaving: bool = False
+    holds: Parts = 0
+    """As in `MemberCount`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,10 @@ class Ring:
     ballot: Ballot
     members: Contributions
     shares: Shares = ()
-    """Of each member, how large the part is that it sums, relative to others; empty: a ring."""
+    """Of each member, how large the part is that it sums, relative to others; empty: a ring, unless
+    the members hold parts of the state."""
+    renewed: Parts = 0
+    """As in `Value`."""
 
 
 @dataclass(frozen=True)

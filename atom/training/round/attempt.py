@@ -2,16 +2,20 @@
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import reduce
+from operator import or_
 
 from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     Head,
     MemberCount,
+    PartHolder,
+    PartHolders,
     Value,
     Vote,
     Voter,
@@ -23,6 +27,7 @@ from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
+from atom.training.round.holders import holders_next, mask_of, parts_in
 
 Way = tuple[str, str]
 """Between two peers, by peer id, the lower one first."""
@@ -59,7 +64,10 @@ class Attempt:
     """Who said no, or cannot be reached, by peer id."""
     members: tuple[MemberCount, ...] = ()
     shares: tuple[int, ...] = ()
-    """Of each member, the part that it sums; empty: they average in a ring."""
+    """Of each member, the part that it sums; empty: they average in a ring, or as they hold parts
+    of the state."""
+    renewed: int = 0
+    """Parts of the state that begin anew."""
     testimonies: dict[str, str] = field(default_factory=dict)
     """Whom members saw fail in the broken exchange, by peer id."""
     value: Value | None = None
@@ -116,20 +124,37 @@ class Attempt:
         """Who averages: all that promised work but those left out, in the order that `salt` deals;
         the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
         since a result that a slow line has to fetch may not be there in time to vote. Other idle
-        voters fetch it. Of more than `most` members: those that counted most.
+        voters fetch it. Who holds parts of the state is in it as well; nobody is left out who alone
+        holds one. Of more than `most` members: those that counted most.
         """
-        able = [voter for voter in standing(self.promises, salt) if voter.peer_id not in left_out]
-        working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
+        heeded = {v: p for v, p in self.promises.items() if v.peer_id not in left_out}
+        held = _held(heeded.values())
+        able = [
+            voter
+            for voter in standing(self.promises, salt)
+            if voter in heeded or self.promises[voter].holds & ~held
+        ]
+        working = {v for v in able if self._has_a_part(v) or v.peer_id == me}
         members = working | self._idle_but_needed(working, able)
         parts = [
-            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
+            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum, p.holds)
             for v in able
             if v in members
             for p in [self.promises[v]]
         ]
-        by_work = sorted(parts, key=lambda p: (p.peer_id != me, p.sequences > 0, -p.sequences))
+        by_work = sorted(
+            parts, key=lambda p: (p.peer_id != me, not p.holds, p.sequences > 0, -p.sequences)
+        )
         chosen = {part.peer_id for part in by_work[:most]}
         return tuple(part for part in parts if part.peer_id in chosen)
+
+    def _has_a_part(self, voter: Voter) -> bool:
+        promise = self.promises[voter]
+        return promise.sequences > 0 or promise.holds > 0
+
+    def lacking(self, parts: int) -> int:
+        """Of so many parts of the state, those that no member holds."""
+        return (1 << parts) - 1 & ~_held(self.members)
 
     def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
         needed = set[Voter]()
@@ -169,7 +194,13 @@ class Attempt:
         return voters_next(self.electorate.voters, members, leaving, dead, idle)
 
     def averaged(
-        self, head: Head, state_digest: bytes, result: bytes, norm: float, dead: AbstractSet[Voter]
+        self,
+        head: Head,
+        state_digest: bytes,
+        result: bytes,
+        norm: float,
+        dead: AbstractSet[Voter],
+        holders: PartHolders = (),
     ) -> Value:
         """What the ring of this ballot made, to follow `head`, whose state has that digest."""
         assert self.ballot is not None
@@ -184,7 +215,30 @@ class Attempt:
             contributions=self.members,
             voters_next=self.voters_next(members, dead),
             survivors=self.electorate.survivors,
+            holders_next=holders,
+            renewed=self.renewed,
         )
+
+    def holders_next(
+        self,
+        head: Head,
+        hidden: AbstractSet[str],
+        dead: AbstractSet[Voter],
+        parts: int,
+        holders: int,
+    ) -> PartHolders:
+        """Who shall hold what of so many parts, each of them so many times. A voter that is not in
+        this round may be back in the next."""
+        if not parts:
+            return ()
+        members = [Voter(member.peer_id, member.incarnation) for member in self.members]
+        here = {voter.peer_id for voter in (*members, *self.voters_next(members, dead))}
+        leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
+        given = {m.peer_id: parts_in(m.holds | self.renewed) for m in self.members}
+        given |= {each.peer_id: parts_in(each.parts) for each in head.holders}
+        able = (given.keys() & here) - leaving - hidden
+        told = holders_next(given, able, parts, holders)
+        return tuple(PartHolder(peer, mask_of(told[peer])) for peer in sorted(told))
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
         """What was accepted, as these electors may decide it: survivors sign it as their branch.
@@ -195,6 +249,10 @@ class Attempt:
         parts = [Voter(part.peer_id, part.incarnation) for part in value.contributions]
         voters = self.voters_next([voter for voter in parts if voter in survivors], dead)
         return replace(value, voters_next=voters, survivors=survivors)
+
+
+def _held(told: Iterable[Promise | MemberCount]) -> int:
+    return reduce(or_, (each.holds for each in told), 0)
 
 
 def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:

@@ -36,6 +36,7 @@ from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_sta
 from atom.training.round.election import LeaderElection
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.faults import UnreliablePeers
+from atom.training.round.holders import mask_of, parts_in
 from atom.training.round.round_state import RoundContext
 
 MOST_ONLOOKERS_TOLD = 32
@@ -161,7 +162,22 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
-            self._call_exchange(attempt)
+            if self._lacks_holders(attempt):
+                self._give_up(Reason.NO_HOLDER, parts=sorted(context.state.lacking))
+            else:
+                self._call_exchange(attempt)
+
+    def _lacks_holders(self, attempt: Attempt) -> bool:
+        """Whether no member holds some part of the state, and one that does may yet come. What was
+        lacking in every attempt since the grace time began begins anew."""
+        context, state = self._context, self._context.state
+        lacking = parts_in(attempt.lacking(context.terms.parts))
+        state.lacking = {part: state.lacking.get(part, context.now) for part in lacking}
+        latest = max(state.lacking.values(), default=-math.inf)
+        if context.terms.branches and context.now >= latest + context.patience.grace:
+            attempt.renewed = mask_of(lacking)
+            return False
+        return bool(lacking)
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         context = self._context
@@ -183,7 +199,8 @@ class Coordinator:
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
         """Of an exchange of those that promised, in an order that is dealt anew by every head."""
         context = self._context
-        most = MOST_IN_A_RING if context.terms.ring_possible else MOST_MEMBERS
+        ring_possible = context.terms.ring_possible and not context.terms.parts
+        most = MOST_IN_A_RING if ring_possible else MOST_MEMBERS
         aside = self.peers.aside
         return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
 
@@ -192,12 +209,16 @@ class Coordinator:
         assert attempt.ballot is not None
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
-        ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
+        given = attempt.members, attempt.shares, attempt.renewed
+        ring = Ring(context.head.digest, attempt.ballot, *given)
         context.tell([member.peer_id for member in attempt.members], ring)
 
     def _compose(self, attempt: Attempt) -> None:
-        """Chooses whether the attempt's members average in a ring or by parts."""
+        """Chooses whether the attempt's members average in a ring or by parts. With the state in
+        parts there is no choice."""
         context, peers = self._context, self.peers
+        if context.terms.parts:
+            return
         choice = choose_exchange(
             attempt.members,
             context.view,
@@ -233,7 +254,9 @@ class Coordinator:
         attempt = self._attempt_of(ballot, Stage.RING)
         if attempt is not None:
             state, dead = self._context.state.state_digest, self._context.view.dead
-            value = attempt.averaged(self._context.head, state, digest, norm, dead)
+            head, terms, hidden = self._context.head, self._context.terms, self._context.view.hidden
+            holders = attempt.holders_next(head, hidden, dead, terms.parts, terms.holders)
+            value = attempt.averaged(head, state, digest, norm, dead, holders)
             self._propose(attempt, value)
 
     # ---- accept and commit

@@ -37,6 +37,7 @@ from atom.training.round.events import (
     ExchangeFailed,
     FetchResult,
     Freeze,
+    Frozen,
     Phase,
     StartExchange,
     Thaw,
@@ -150,13 +151,13 @@ class Participant:
         last = context.head.round + 1 == context.terms.last_round
         context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
-    def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
+    def on_frozen(self, frozen: Frozen) -> None:
         """What is offered stands still: now the promise can be said."""
-        context, state = self._context, self._context.state
+        context, state, ballot = self._context, self._context.state, frozen.ballot
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
         state.since = context.now
-        state.promised[ballot] = sequences
+        state.promised[ballot] = frozen.sequences, frozen.holds
         survivors = state.acceptor.survivors_of(ballot)
         if survivors is None:
             return
@@ -165,10 +166,11 @@ class Participant:
             ballot=ballot,
             accepted=state.acceptor.accepted.get(survivors),
             accepted_before_branch=state.acceptor.accepted.get(ORDINARY) if survivors else None,
-            sequences=sequences,
-            loss_sum=loss_sum,
+            sequences=frozen.sequences,
+            loss_sum=frozen.loss_sum,
             state_digest=state.state_digest,
             leaving=context.leaving,
+            holds=frozen.holds,
         )
         context.send(ballot.coordinator, promise)
 
@@ -195,16 +197,16 @@ class Participant:
             return
         if message.ballot in state.averaged:
             return  # frames of its first run may still be about
-        ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
+        ours = [(m.sequences, m.holds) for m in message.members if m.peer_id == context.me.peer_id]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         keep = self._kept()
         context.enter_phase(Phase.REDUCING)
         state.averaged[message.ballot] = b""
-        context.out.append(
-            StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
-        )
+        given = message.parent, message.ballot, message.members, message.shares
+        told = context.head.holders
+        context.out.append(StartExchange(*given, told, message.renewed, keep))
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state

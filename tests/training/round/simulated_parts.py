@@ -21,6 +21,7 @@ from atom.training.loop import membership_view
 from atom.training.replica.pacing import SwarmCount, next_pass
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import FetchResult, Freeze, Frozen, Phase, ResultFetched, View
+from atom.training.round.holders import mask_of
 from atom.training.round_executor import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class Gradients:
         assert freeze is not None
         self.frozen, self.offered = True, tuple(self.works)
         self._stands = not (self._overlaps and freeze.goes_on)
-        event = Frozen(freeze.ballot, self.sequences, float(self.sequences))
+        held = mask_of(process.held.parts)
+        event = Frozen(freeze.ballot, self.sequences, float(self.sequences), held)
         process.later(process.dice.uniform(0.0, 0.05), lambda: process.handle(event))
         self.start_pass()
 

@@ -69,13 +69,15 @@ class Seat:
     """Left for good, with a goodbye."""
     backups: list[Chain] = field(default_factory=list)
     """What the disk held before, oldest first."""
+    held: tuple[bytes, frozenset[int]] = (b"", frozenset())
+    """On the disk: parts of the optimizer's state at the head of that digest."""
 
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
 
-    def write(self, chain: Chain) -> None:
+    def write(self, chain: Chain, held: frozenset[int] = frozenset()) -> None:
         """The disk holds `chain` from now on, unless a preferred one is there."""
         if not self.disk.head.prefers(chain.head):
             self.backups = [*self.backups[-9:], self.disk]
-            self.disk = chain
+            self.disk, self.held = chain, (chain.head.digest, held)

@@ -64,6 +64,8 @@ class Setting:
     patience: RoundPatience = PATIENT
     overlaps: bool = False
     """Passes go on under an exchange, and what no round has taken counts for the next."""
+    parts: int = 0
+    """Of the optimizer's state; each has two holders."""
 
 
 class Swarm:
@@ -81,6 +83,8 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
+            parts=self.setting.parts,
+            holders=2,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
@@ -94,7 +98,7 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        self.witness = Witness(self.start, self.setting.global_batch)
+        self.witness = Witness(self.start, self.setting.global_batch, self.setting.parts)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atom.swap.held_state import MOST_PARTS
+from atom.swarm.chain.commit import MAX_PARTS
 from atom.training.round.holders import holders_next, mask_of, parts_in, still_held
 
-PEERS, COUNT = "ABCDEFGH", 64
+PEERS, COUNT = "ABCDEFGH", MAX_PARTS
 SOME = st.frozensets(st.integers(0, COUNT - 1))
 HOLDS = st.dictionaries(st.sampled_from(PEERS), SOME, min_size=1)
 
@@ -56,7 +58,7 @@ def test_what_is_being_fetched_is_not_given_to_another() -> None:
     whole, holds = frozenset(range(COUNT)), {"A": frozenset(range(COUNT))}
     holds |= {"B": whole, "C": frozenset()}
     told = holders_next(holds, "ABC", COUNT, 2)
-    assert sorted(map(len, told.values())) == [42, 43, 43]
+    assert sorted(map(len, told.values())) == [40, 40, 40]
     assert still_held("A", told, holds) == still_held("B", told, holds) == whole
     holds["C"] = some = frozenset(sorted(told["C"])[:10])
     assert holders_next(told, "CBA", COUNT, 2) == told
@@ -66,7 +68,7 @@ def test_what_is_being_fetched_is_not_given_to_another() -> None:
     assert sum(len(whole - each) for each in kept) == 10
 
 
-@pytest.mark.parametrize(("peers", "most"), [(3, 43), (4, 42), (5, 27), (8, 18)])
+@pytest.mark.parametrize(("peers", "most"), [(3, 40), (4, 40), (5, 25), (8, 17)])
 def test_a_death_moves_little_beside_what_the_dead_had(peers: int, most: int) -> None:
     start = holders_next({}, PEERS[:peers], COUNT, 2)
     told = holders_next(start, PEERS[1:peers], COUNT, 2)
@@ -77,4 +79,5 @@ def test_a_death_moves_little_beside_what_the_dead_had(peers: int, most: int) ->
 @given(SOME)
 def test_parts_go_through_a_message(parts: frozenset[int]) -> None:
     assert parts_in(mask_of(parts)) == parts
-    assert 0 <= mask_of(parts) < 1 << 64
+    assert MOST_PARTS == MAX_PARTS
+    assert 0 <= mask_of(parts) < 1 << MAX_PARTS
