@@ -70,7 +70,6 @@ class SteppedAside:
     """The rest, by name."""
 
 
-@torch.no_grad()
 def step_aside(
     optimizer: Optimizer, store: HostStore, part: int, mean: FlatNumbers, terms: StepTerms
 ) -> SteppedAside:
@@ -78,10 +77,24 @@ def step_aside(
     assert store.held is not None
     assert part in store.held.held
     arenas = {name: arena.clone() for name, arena in store.arenas_of(part).items()}
-    for stretch in stretches_of(optimizer, store, part, arenas):
-        optimizer.update(stretch, stretch.of(mean), terms)
+    step_arenas(optimizer, store, part, arenas, mean, terms)
     loaded = arenas.pop(store.loaded)
     return SteppedAside(loaded, arenas)
+
+
+@torch.no_grad()
+def step_arenas(
+    optimizer: Optimizer,
+    store: HostStore,
+    part: int,
+    arenas: Mapping[str, Tensor],
+    mean: FlatNumbers,
+    terms: StepTerms,
+) -> None:
+    """Takes the step of a part in place, in `arenas` like the store's of a held one: as of a part
+    that was fetched, and follows the rounds since."""
+    for stretch in stretches_of(optimizer, store, part, arenas):
+        optimizer.update(stretch, stretch.of(mean), terms)
 
 
 def install(optimizer: Optimizer, stretch: Part, decided: Tensor, terms: StepTerms) -> None:

@@ -40,6 +40,10 @@ class StateParts:
         start, stop = (self.unit * (self.units * n // self.count) for n in (part, part + 1))
         return start, min(stop, self.elements)
 
+    def size(self, part: int) -> int:
+        start, stop = self.range(part)
+        return stop - start
+
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Elements [start, stop), cut where parts end: (part, start, stop) of each piece."""
         for part in range(self.count):
@@ -68,11 +72,22 @@ class HeldState:
     def hold(self, part: int) -> None:
         """Zeros, unless it is held. Raises: MemoryError; then it is not held."""
         if part not in self._arenas:
-            start, stop = self.parts.range(part)
             self._arenas[part] = {
-                name: allocate_host_memory(stop - start, dtype)
+                name: allocate_host_memory(self.parts.size(part), dtype)
                 for name, dtype in self.dtypes.items()
             }
+
+    def take(self, part: int, arenas: Mapping[str, Tensor]) -> None:
+        """Holds a part from now on, as these say. Raises: ValueError if they do not fit, and
+        MemoryError: then it is not held."""
+        size = self.parts.size(part)
+        if dict(self.dtypes) != {
+            n: each.dtype for n, each in arenas.items() if each.shape == (size,)
+        }:
+            raise ValueError(f"the state of part {part} does not fit this model")
+        self.hold(part)
+        for name, arena in self._arenas[part].items():
+            arena.copy_(arenas[name])
 
     def drop(self, part: int) -> None:
         """Its memory is free once nobody has a view of it."""
@@ -90,7 +105,6 @@ class HeldState:
 
     def most_bytes(self, members: int, holders: int) -> int:
         """What one of so many members holds at most: see `StateParts.most_held`."""
-        ranges = map(self.parts.range, range(self.parts.count))
-        sizes = sorted(stop - start for start, stop in ranges)
+        sizes = sorted(map(self.parts.size, range(self.parts.count)))
         elements = sum(sizes[-self.parts.most_held(members, holders) :])
         return elements * sum(dtype.itemsize for dtype in self.dtypes.values())

@@ -1,7 +1,7 @@
 """Rounds of members that each hold some of the optimizer's state: over loopback, their bits are
 those of an undivided state that steps on the same means."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.graph.ir import ParameterLayout
 from atom.optim import clipping, state_in_parts
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.optimizer import StepTerms
-from atom.optim.state_in_parts import state_parts
+from atom.optim.state_in_parts import state_parts, step_arenas
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
@@ -26,7 +27,15 @@ from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_parts import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
-from atom.training.replica.parts_step import PartsStep, table_digest
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.parts_step import (
+    LOADED,
+    PartsNumbers,
+    PartsResult,
+    PartsStep,
+    Row,
+    rows_of,
+)
 from tests.manual_clock import ManualClock
 from tests.one_step import allocate_store, take_step
 from tests.swarm.threaded_ring import QUICK, SILENCE_S, SOON, Swarm, sources
@@ -112,12 +121,14 @@ class Room:
         ended = self.attempt(holding, given, works, codec)
         return [(each.result(SOON), work) for each, work in zip(ended, works, strict=True)]
 
-    def commit(self, made: list[tuple[Made, PartsStep]], mean: Tensor, step: int) -> None:
+    def commit(
+        self, made: list[tuple[Made, PartsStep]], mean: Tensor, step: int, codec: Codec
+    ) -> None:
         """All take the step, an undivided state as well."""
         terms = terms_of(step, made[0][1].norm)
         take_step(ADAMW, self.whole, mean, RATE, step, terms.coefficient)
         for rank, (each, work) in enumerate(made):
-            self.install(rank, each, work, step)
+            self.install(rank, each, work, step, codec)
 
     def lose(self, rank: int) -> None:
         del self.stores[rank]
@@ -126,10 +137,13 @@ class Room:
         self.swarm.order = order[:rank] + order[rank + 1 :]
         self.swarm.ballot = replace(self.swarm.ballot, attempt=2)
 
-    def install(self, rank: int, made: Made, work: PartsStep, step: int) -> None:
+    def install(self, rank: int, made: Made, work: PartsStep, step: int, codec: Codec) -> None:
         terms = terms_of(step, work.norm)
         stepper = Stepper(self.stores[rank], ADAMW, ManualClock())
-        stepper.begin(work.decided(made), terms.learning_rate, step, terms.coefficient)
+        held = self.stores[rank].held
+        assert held is not None
+        decided = work.result(made).numbers(codec, self.parts, held.held)
+        stepper.begin(decided, terms.learning_rate, step, terms.coefficient)
         stepper.wait()
 
     def mean(self, made: list[Made], codec: Codec) -> Tensor:
@@ -205,8 +219,8 @@ def test_every_member_has_the_bits_of_an_undivided_state(
         if codec == "float32":
             assert torch.equal(mean, in_order(held, given))
         assert {work.norm for _, work in made} == {gradient_norm(mean)}
-        assert len({table_digest(each) for each, _ in made}) == 1
-        room.commit(made, mean, step)
+        assert len({work.result(each).digest for each, work in made}) == 1
+        room.commit(made, mean, step, coded)
         assert all(map(room.has_the_bits, room.stores))
 
 
@@ -247,8 +261,92 @@ def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
     room.lose(dead)
     del given[dead]
     made = room.round(room.holding, given, 1, coded)
-    room.commit(made, room.mean([each for each, _ in made], coded), 1)
+    room.commit(made, room.mean([each for each, _ in made], coded), 1, coded)
     assert all(map(room.has_the_bits, room.stores))
+
+
+@pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
+def test_a_newcomer_takes_over_a_part_while_the_swarm_goes_on(
+    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+) -> None:
+    """It gets the part of one round, and means of the rounds since. Nobody waits for it."""
+    rooms.append(Room(3, precision, form))
+    room, coded, told = rooms[0], codec_named(codec), 0
+    newcomer = room.stores[1]
+    assert newcomer.held is not None
+    newcomer.held.drop(told)
+    fetched, kept = dict[str, Tensor](), list[tuple[PartsNumbers, float]]()
+    for step in (1, 2, 3):
+        holding = room.holding
+        wanted = tuple(
+            each | {told} if rank == 1 else each for rank, each in enumerate(holding.holds)
+        )
+        given = list[Tensor | None](sources(3, LAYOUT.trained_elements))
+        made = room.round(replace(holding, keeps=wanted), given, step, coded)
+        room.commit(made, room.mean([each for each, _ in made], coded), step, coded)
+        assert all(map(room.has_the_bits, room.stores))
+        result, work = made[1][1].result(made[1][0]), made[1][1]
+        if fetched:
+            numbers = result.means[told].numbers(coded, room.parts.size(told))
+            kept.append((PartsNumbers(room.parts, {told: numbers}), work.norm))
+        else:
+            fetched = {n: each.clone() for n, each in room.stores[0].arenas_of(told).items()}
+    assert result.lacking(newcomer.held.held | {told}) == {}
+    for step, (mean, norm) in enumerate(kept, start=2):
+        step_arenas(ADAMW, newcomer, told, fetched, mean, terms_of(step, norm))
+    loaded, row = fetched.pop(newcomer.loaded), Row.of(result.rows[told])
+    assert state_digest({LOADED: loaded}) == row.loaded
+    assert state_digest(fetched) == row.held
+    newcomer.held.take(told, fetched)
+    assert told in newcomer.held.held
+    assert room.has_the_bits(newcomer)
+    with pytest.raises(ValueError, match="does not fit"):
+        newcomer.held.take(told, {name: each[1:] for name, each in fetched.items()})
+
+
+@pytest.mark.parametrize(("precision", "form", "codec"), FORMS[1:3])
+def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
+    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+) -> None:
+    """From what others have of the result: as from their disks."""
+    rooms.append(Room(4, precision, form))
+    room, coded, late = rooms[0], codec_named(codec), 3
+    holding = room.holding
+    held = [*holding.holds[:late], frozenset[int]()]
+    owners = owners_of(held, room.ranges)
+    assert owners is not None
+    given: list[Tensor | None] = [*sources(3, LAYOUT.trained_elements), None]
+    made = room.round(replace(holding, owners=owners), given, 1, coded)
+    results = [PartsResult.of(work.result(each).arenas) for each, work in made[:late]]
+    assert all(each.digest == results[0].digest for each in results)
+    mine = PartsResult(rows_of(served(results, results[0].digest)), {}, {})
+    for part, digest in mine.lacking(holding.holds[late]).items():
+        found = served(results, digest)
+        assert state_digest(found) == digest
+        mine = mine.with_content(part, found)
+    assert mine.lacking(holding.holds[late]) == {}
+    made[late] = (
+        Made(mine.rows, mine.means, {p: t.view(torch.uint8) for p, t in mine.loaded.items()}),
+        made[late][1],
+    )
+    room.commit(made, room.mean([each for each, _ in made], coded), 1, coded)
+    assert all(map(room.has_the_bits, room.stores))
+
+
+def served(results: list[PartsResult], digest: bytes) -> Mapping[str, Tensor]:
+    found = (each.served(digest) for each in results)
+    return next(content for content in found if content is not None)
+
+
+@pytest.mark.parametrize(
+    "arenas",
+    [{}, {"rows": torch.zeros(95, dtype=torch.uint8)}, {"rows": torch.zeros(96)},
+     {"rows": torch.zeros(96, dtype=torch.uint8), "mean.0.wires": torch.zeros(4)},
+     {"rows": torch.zeros(96, dtype=torch.uint8), "else": torch.zeros(4)}],
+)  # fmt: skip
+def test_what_is_no_result_is_refused(arenas: dict[str, Tensor]) -> None:
+    with pytest.raises(PeerRefused, match="malformed"):
+        PartsResult.of(arenas)
 
 
 def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
