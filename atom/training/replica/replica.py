@@ -20,11 +20,14 @@ from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
+from atom.swap.held_state import HeldState
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
+from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
+from atom.training.replica.parts_step import PartsStep
 from atom.training.replica.passes import PassLimits, PassWatch
 from atom.training.replica.settings import ReplicaSettings
 
@@ -95,6 +98,7 @@ class Replica:
             program.sub_models,
             observer or self.watch.stepped,
         )
+        self._optimizer = settings.optimizer
         self._rule = settings.update_rule(
             self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
         )
@@ -349,6 +353,22 @@ class Replica:
                 self._arena.landed()
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
+
+    def parts_step(self, codec: Codec) -> PartsStep:
+        """Of an exchange that leads to the next round, where the state is in parts. It reads the
+        state while it is used: no step is under way meanwhile. Raises: StepFailed."""
+        self.finish_step()
+        number = self._round + 1
+        return PartsStep(
+            self._optimizer, self._store, codec, lambda norm: self._rule.terms(norm, number)
+        )
+
+    @property
+    def held(self) -> HeldState:
+        """What is held, where the state is in parts. Who changes it does so while no step is under
+        way."""
+        assert self._store.held is not None
+        return self._store.held
 
     def begin_own_step(self) -> None:
         """The same for one box alone, by the rule `EveryStep`: on the mean of what it has
