@@ -73,10 +73,12 @@ class SteppedAside:
 def step_aside(
     optimizer: Optimizer, store: HostStore, part: int, mean: FlatNumbers, terms: StepTerms
 ) -> SteppedAside:
-    """Takes the step of a held part on copies. `mean`: of all elements; read where the part is."""
+    """Takes the step of a part on copies: of what is held of it, or, if it is not held, of what it
+    is where it begins anew. `mean`: of all elements; read where the part is."""
     assert store.held is not None
-    assert part in store.held.held
     arenas = {name: arena.clone() for name, arena in store.arenas_of(part).items()}
+    if part not in store.held.held:
+        arenas |= store.renewed(part)
     step_arenas(optimizer, store, part, arenas, mean, terms)
     loaded = arenas.pop(store.loaded)
     return SteppedAside(loaded, arenas)

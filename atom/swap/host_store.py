@@ -163,6 +163,16 @@ class HostStore:
         start, stop = self.held.parts.range(part)
         return {self.loaded: self.working[start:stop], **self.held.of(part)}
 
+    def renewed(self, part: int) -> dict[str, Tensor]:
+        """What is held of a part that begins anew, as in round 0: what follows from what is loaded,
+        and zeros. New memory, by name."""
+        assert self.held is not None
+        start, stop = self.held.parts.range(part)
+        arenas = {n: torch.zeros(stop - start, dtype=d) for n, d in self.held.dtypes.items()}
+        if MASTER in arenas:
+            arenas[MASTER].copy_(self.working[start:stop])
+        return arenas
+
     def _stored_pieces(self, spec: ParameterSpec) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """As `stored_weights`, but flat, and cut where parts end: which of its elements, and their
         views. If their part is not held: of what is loaded alone."""

@@ -1,7 +1,7 @@
 """The exchange of one ballot, on a thread of its own; one at a time touches the gradients."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -17,12 +17,17 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.exchange.held_parts import Holding, owners_of
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
+from atom.swarm.exchange.stepping import average_and_make
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
+from atom.training.replica.parts_step import PartsResult, PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
+from atom.training.round.holders import parts_in
 from atom.training.storage.run_storage import Results
 
 OPEN_S = 2.0
@@ -53,6 +58,34 @@ def start_task(
         post(failed(fault))
 
 
+@dataclass(frozen=True)
+class InParts:
+    """The optimizer's state, where it is in parts."""
+
+    ranges: tuple[tuple[int, int], ...]
+    """Elements of each part."""
+    step: Callable[[], PartsStep]
+    """The work of the next round."""
+    hold: Callable[[PartsResult], None]
+    """Of an exchange that ended well."""
+    keep: Callable[[Mapping[int, EncodedMean]], None]
+    """By part, of one that broke: it may be committed all the same."""
+
+
+def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Holding:
+    """All members say the same. What begins anew everybody has. Raises: ExchangeBroken(NO_HOLDER):
+    not what a coordinator calls for."""
+    holds = tuple(parts_in(member.holds | start.renewed) for member in start.members)
+    every = frozenset(range(len(ranges)))
+    told = {each.peer_id: parts_in(each.parts) & every for each in start.told}
+    keeps = zip(holds, start.members, strict=True)
+    owners = owners_of(holds, ranges)
+    if owners is None or any(held - every for held in holds):
+        raise ExchangeBroken(None, Reason.NO_HOLDER)
+    kept = tuple(held | told.get(member.peer_id, frozenset()) for held, member in keeps)
+    return Holding(ranges, owners, holds, kept)
+
+
 @dataclass
 class _Run:
     ballot: Ballot
@@ -71,13 +104,16 @@ class Exchange:
         offered: Callable[[bytes], Contribution],
         post: Callable[[Event], None],
         clock: Clock,
+        in_parts: InParts | None = None,
     ) -> None:
-        """`offered`: what this peer gives to a round, by the head that it was counted for."""
+        """`offered`: what this peer gives to a round, by the head that it was counted for.
+        `in_parts`: where the optimizer's state is."""
         self._transport = transport
         self._results = results
         self._offered = offered
         self._post = post
         self._clock = clock
+        self._in_parts = in_parts
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
@@ -133,13 +169,14 @@ class Exchange:
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Over open channels. Holds the result if all went well."""
-        elements = self._results.elements
-        wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0
         if gives:
             self.gave_to = start.parent, run.ballot
         source = self._offered(start.parent) if gives else None
-        began = self._clock.now()
+        if self._in_parts is not None:
+            return self._made(run, source, terms, channels)
+        elements, began = self._results.elements, self._clock.now()
+        wires = terms.mean_wires(elements)
         all_reduce(source, wires, terms, channels, run.cancelled)
         took_s = self._clock.now() - began
         if channels.right:
@@ -150,19 +187,39 @@ class Exchange:
         self._results.hold(finished.digest, result)
         return finished
 
+    def _made(
+        self, run: _Run, source: Contribution | None, terms: Terms, channels: Channels
+    ) -> ExchangeFinished:
+        """The same, with the state in parts. Whatever becomes of it, means that we keep are kept
+        once everybody has them."""
+        assert self._in_parts is not None
+        began, work = self._clock.now(), self._in_parts.step()
+        try:
+            result = work.result(average_and_make(source, work, terms, channels, run.cancelled))
+        except BaseException:
+            self._in_parts.keep(work.means)
+            raise
+        finished = ExchangeFinished(run.ballot, result.digest, work.norm)
+        self.seconds = {finished.digest: self._clock.now() - began}
+        self._in_parts.hold(result)
+        return finished
+
     def _terms(self, start: StartExchange) -> Terms:
-        """Raises: ExchangeBroken(BAD_WEIGHT)."""
+        """Raises: ExchangeBroken(BAD_WEIGHT, NO_HOLDER)."""
         members = tuple(member.peer_id for member in start.members)
         sequences = sum(member.sequences for member in start.members)
         if sequences <= 0:
             raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
+        ranges = () if self._in_parts is None else self._in_parts.ranges
+        holding = holding_of(start, ranges) if ranges else None
         return Terms(
             members=members,
             rank=members.index(self._transport.peer_id),
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
             codec=self._results.codec,
-            shares=start.shares,
+            shares=start.shares if holding is None else holding.shares,
+            holding=holding,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,
             pace=self.speeds.pace(),

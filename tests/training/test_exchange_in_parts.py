@@ -1,0 +1,148 @@
+"""Exchanges of peers that each hold some of the optimizer's state, as a round asks for them."""
+
+import queue
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.clock import BootClock
+from atom.base.reasons import Reason
+from atom.swap.state_form import StateForm
+from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder
+from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
+from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.training.exchange import Exchange, InParts, holding_of
+from atom.training.replica.parts_step import PartsResult, PartsStep
+from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
+from atom.training.round.holders import mask_of
+from atom.training.storage.run_storage import Results
+from tests.swarm.threaded_ring import SOON, sources
+from tests.training.parts_room import ADAMW, LAYOUT, Room, cut_small, terms_of
+
+CODEC = codec_named("bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    made = Room(3, torch.bfloat16, StateForm.SPLIT)
+    yield made
+    made.swarm.close()
+
+
+class Member:
+    def __init__(self, room: Room, rank: int, given: Tensor, folder: Path) -> None:
+        self.held: list[PartsResult] = []
+        self.kept: list[Mapping[int, EncodedMean]] = []
+        self.outcomes: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._store = room.stores[rank]
+        in_parts = InParts(room.ranges, self._step, self.held.append, self.kept.append)
+        results = Results(folder, LAYOUT.trained_elements, CODEC)
+        self.exchange = Exchange(
+            room.swarm.transports[rank],
+            results,
+            lambda parent: Sums(given),
+            self.outcomes.put,
+            BootClock(),
+            in_parts,
+        )
+        self.fault: Exception | None = None
+
+    def _step(self) -> PartsStep:
+        work = PartsStep(ADAMW, self._store, CODEC, partial(terms_of, 1))
+        if self.fault is not None:
+            work.make = self._fail  # type: ignore[method-assign]
+        return work
+
+    def _fail(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+        assert self.fault is not None
+        raise self.fault
+
+
+@pytest.fixture
+def members(room: Room, tmp_path: Path) -> Iterator[list[Member]]:
+    given = sources(3, LAYOUT.trained_elements)
+    made = [Member(room, rank, given[rank], tmp_path / str(rank)) for rank in range(3)]
+    yield made
+    for member in made:
+        member.exchange.stop()
+
+
+def asked(room: Room, renewed: int = 0, told: tuple[PartHolder, ...] = ()) -> StartExchange:
+    holds = [store.held.held for store in room.stores if store.held is not None]
+    pairs = zip(room.swarm.order, holds, strict=True)
+    counts = tuple(MemberCount(peer, bytes(16), 4, 1.0, mask_of(held)) for peer, held in pairs)
+    ballot = Ballot(1, room.swarm.order[0], bytes(16))
+    return StartExchange(b"p" * 32, ballot, counts, told=told, renewed=renewed)
+
+
+def ended(members: list[Member], start: StartExchange) -> list[Event]:
+    for member in members:
+        member.exchange.start(start)
+    return [member.outcomes.get(timeout=SOON) for member in members]
+
+
+def test_all_end_with_one_name_of_the_next_state(room: Room, members: list[Member]) -> None:
+    first, *others = ended(members, asked(room))
+    assert isinstance(first, ExchangeFinished)
+    assert others == [first, first]
+    for member, store in zip(members, room.stores, strict=True):
+        [result], held = member.held, store.held
+        assert held is not None
+        assert (result.digest, result.lacking(held.held)) == (first.digest, {})
+        assert member.kept == []
+    assert all(map(room.has_the_bits, room.stores))
+
+
+def test_who_shall_hold_a_part_gets_its_mean_and_its_weights(
+    room: Room, members: list[Member]
+) -> None:
+    room.stores[1].held.drop(0)  # type: ignore[union-attr]
+    told = (PartHolder(room.swarm.order[1], 1), PartHolder("a stranger", 1))
+    assert isinstance(ended(members, asked(room, told=told))[1], ExchangeFinished)
+    [result] = members[1].held
+    assert 0 in result.means
+    assert 0 in result.loaded
+
+
+def test_what_began_anew_is_the_same_everywhere(room: Room, members: list[Member]) -> None:
+    """Whoever owns it."""
+    for store in room.stores:
+        store.held.drop(2) if 2 in store.held.held else None  # type: ignore[union-attr]
+    first, *others = ended(members, asked(room, renewed=1 << 2))
+    assert others == [first, first]
+    [owner] = [m for m in members if 2 in m.held[0].loaded]
+    assert all(2 in member.held[0].means for member in members)
+    low = room.stores[0].renewed(2)
+    assert not any(arena.any() for arena in low.values())
+    assert owner.held[0].digest == members[0].held[0].digest
+
+
+def test_means_of_a_broken_exchange_are_kept(room: Room, members: list[Member]) -> None:
+    members[1].fault = MemoryError("no room")
+    outcomes = ended(members, asked(room))
+    assert all(isinstance(each, ExchangeFailed) for each in outcomes)
+    for member, store in zip(members, room.stores, strict=True):
+        [kept], held = member.kept, store.held
+        assert held is not None
+        assert kept.keys() == held.held
+        assert member.held == []
+
+
+@pytest.mark.parametrize("holds", [0, (1 << 60) - 1])
+def test_a_call_that_no_coordinator_makes_is_refused(room: Room, holds: int) -> None:
+    """Nobody holds a part; somebody holds one that there is not."""
+    start = asked(room)
+    counts = tuple(MemberCount(m.peer_id, m.incarnation, 4, 1.0, holds) for m in start.members)
+    with pytest.raises(ExchangeBroken) as broken:
+        holding_of(StartExchange(start.parent, start.ballot, counts), room.ranges)
+    assert broken.value.reason is Reason.NO_HOLDER
