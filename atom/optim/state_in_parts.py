@@ -107,3 +107,21 @@ def install(optimizer: Optimizer, stretch: Part, decided: Tensor, terms: StepTer
         return
     [loaded] = stretch.stored.values()
     loaded.copy_(decided)
+
+
+class PartsNumbers:
+    """`FlatNumbers` of parts that lie apart; each slice is within one of them. A part's mean, or
+    what is loaded of it."""
+
+    dtype = torch.float32
+
+    def __init__(self, parts: StateParts, numbers: Mapping[int, FlatNumbers]) -> None:
+        self._parts, self._numbers = parts, numbers
+
+    def numel(self) -> int:
+        return self._parts.elements
+
+    def __getitem__(self, elements: slice) -> Tensor:
+        [(part, start, stop)] = self._parts.within(elements.start, elements.stop)
+        first = self._parts.range(part)[0]
+        return self._numbers[part][start - first : stop - first]

@@ -25,10 +25,11 @@ from atom.swarm.exchange.stepping import average_and_make
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
-from atom.training.replica.parts_step import PartsResult, PartsStep
+from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.round.holders import parts_in
-from atom.training.storage.run_storage import Results
+from atom.training.storage.parts_results import PartsResult
+from atom.training.storage.results import Results
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; by parts all of them at once."""
@@ -195,10 +196,12 @@ class Exchange:
         assert self._in_parts is not None
         began, work = self._clock.now(), self._in_parts.step()
         try:
-            result = work.result(average_and_make(source, work, terms, channels, run.cancelled))
+            made = average_and_make(source, work, terms, channels, run.cancelled)
         except BaseException:
             self._in_parts.keep(work.means)
             raise
+        loaded = {part: work.loaded(each) for part, each in made.made.items()}
+        result = PartsResult(made.rows, made.means, loaded)
         finished = ExchangeFinished(run.ballot, result.digest, work.norm)
         self.seconds = {finished.digest: self._clock.now() - began}
         self._in_parts.hold(result)

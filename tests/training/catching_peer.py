@@ -13,7 +13,8 @@ from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.run_storage import Journal, Results, RunStorage, write_snapshot
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Journal, RunStorage, write_snapshot
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.trickle import Trickle

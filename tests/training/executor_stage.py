@@ -21,7 +21,8 @@ from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.run_storage import Journal, Results, RunStorage
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Journal, RunStorage
 from tests.event_list import EventList
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport

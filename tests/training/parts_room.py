@@ -22,9 +22,8 @@ from atom.swarm.exchange.allreduce import Sums
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.held_parts import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
-from atom.training.replica.parts_step import (
-    PartsStep,
-)
+from atom.training.replica.parts_step import PartsStep
+from atom.training.storage.parts_results import PartsResult
 from tests.manual_clock import ManualClock
 from tests.one_step import allocate_store, take_step
 from tests.swarm.threaded_ring import QUICK, SILENCE_S, SOON, Swarm
@@ -130,7 +129,7 @@ class Room:
         stepper = Stepper(self.stores[rank], ADAMW, ManualClock())
         held = self.stores[rank].held
         assert held is not None
-        decided = work.result(made).numbers(codec, self.parts, held.held)
+        decided = result_of(made, work).numbers(codec, self.parts, held.held)
         stepper.begin(decided, terms.learning_rate, step, terms.coefficient)
         stepper.wait()
 
@@ -147,6 +146,11 @@ class Room:
             for part in store.held.held
             for name, arena in store.held.of(part).items()
         )
+
+
+def result_of(made: Made, work: PartsStep) -> PartsResult:
+    loaded = {part: work.loaded(each) for part, each in made.made.items()}
+    return PartsResult(made.rows, made.means, loaded)
 
 
 def terms_of(step: int, norm: float) -> StepTerms:

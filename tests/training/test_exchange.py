@@ -25,7 +25,7 @@ from atom.swarm.transport.transport import Transport
 from atom.training import exchange
 from atom.training.exchange import Exchange
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
-from atom.training.storage.run_storage import Results
+from atom.training.storage.results import Results
 from tests.event_list import EventList
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

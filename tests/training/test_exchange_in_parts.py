@@ -17,10 +17,11 @@ from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.training.exchange import Exchange, InParts, holding_of
-from atom.training.replica.parts_step import PartsResult, PartsStep
+from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.round.holders import mask_of
-from atom.training.storage.run_storage import Results
+from atom.training.storage.parts_results import PartsResult
+from atom.training.storage.results import Results
 from tests.swarm.threaded_ring import SOON, sources
 from tests.training.parts_room import ADAMW, LAYOUT, Room, cut_small, terms_of
 

@@ -23,7 +23,8 @@ from atom.swarm.state.fetch import Watch
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.state_sync import DOWNLOADS, FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.run_storage import STILL, Journal, Results, RunStorage
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import STILL, Journal, RunStorage
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.chain_samples import a_commit, beginning

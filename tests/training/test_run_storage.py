@@ -13,10 +13,10 @@ from atom.base.errors import StorageError
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import DiskRoom
+from atom.training.storage.results import Results
 from atom.training.storage.run_storage import (
     OFFERS,
     Journal,
-    Results,
     RunStorage,
     list_snapshots,
     write_snapshot,

@@ -20,7 +20,8 @@ from atom.training.loop import Inbox
 from atom.training.round import RoundPatience, RoundTerms
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.run_storage import Journal, Results, RunStorage
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import Journal, RunStorage
 
 
 def round_terms(member: Membership, codec: Codec) -> RoundTerms:

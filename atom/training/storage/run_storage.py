@@ -14,17 +14,11 @@ the writing, never the training.
 
 The chain: an unfinished last record (power loss while appending) is written over; anything else
 that does not read back is refused, never guessed at.
-
-Results are in memory until their round is over, on disk until a snapshot covers them. A result is
-kept in the bytes that travelled, is named by their digest, and never changes once it has its name,
-so it can be handed to anyone who asks for that digest. Its memory is not used again: somebody may
-still be reading it.
 """
 
 import os
 import re
-import threading
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +31,11 @@ from atom.base.files import remove_leftover, why_not_written
 from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
-from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
+from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
 """Name of the list of states."""
@@ -118,74 +111,6 @@ def _write_at(path: Path, start: int, raw: bytes) -> None:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())
-
-
-class Results:
-    """Thread-safe."""
-
-    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
-        """`elements`: of each result. `codec`: of the run."""
-        self.folder = folder
-        self.elements = elements
-        self.codec = codec
-        self._lock = threading.Lock()
-        self._held: dict[bytes, EncodedMean] = {}
-
-    @property
-    def usual_bytes(self) -> int:
-        """The most that a result takes, but for a few per chunk."""
-        return self.codec.wire_bytes(self.elements)
-
-    def hold(self, digest: bytes, result: EncodedMean) -> None:
-        """Keeps it in memory."""
-        with self._lock:
-            self._held[digest] = result
-
-    def get(self, digest: bytes) -> EncodedMean | None:
-        """From memory, else from disk; None if it is in neither (or not under its own digest)."""
-        found, held = self.unchecked(digest), self._held.get(digest)
-        if found is None or found is held:
-            return found
-        return found if state_digest(found.arenas) == digest else None
-
-    def unchecked(self, digest: bytes) -> EncodedMean | None:
-        """As `get`, but who reads it has to see whether the disk gave what it was given."""
-        held = self._held.get(digest)
-        return self._stored(digest) if held is None else held
-
-    def numbers(self, digest: bytes) -> MeanNumbers:
-        """What a held result says, which an exchange or `check` found to say something."""
-        return self._held[digest].numbers(self.codec, self.elements)
-
-    def check(self, digest: bytes) -> None:
-        """Whether a held result says anything. Raises: PeerRefused."""
-        self._held[digest].check(self.codec, self.elements)
-
-    def save(self, digest: bytes) -> None:
-        """Puts a held one on disk; a power cut within the next half minute may take it. Raises:
-        StorageError when the disk is full or gone."""
-        write_tensors(self.path(digest), self._held[digest].arenas)
-
-    def keep(self, digests: Set[bytes]) -> None:
-        """Forgets all others that are in memory."""
-        with self._lock:
-            self._held = {name: self._held[name] for name in self._held.keys() & digests}
-
-    def prune(self, keep: Set[bytes]) -> None:
-        """Deletes stored results but those named."""
-        names = {digest.hex() for digest in keep}
-        for path in self.folder.glob("*.safetensors"):
-            if path.stem not in names:
-                remove_leftover(path)
-
-    def path(self, digest: bytes) -> Path:
-        return self.folder / f"{digest.hex()}.safetensors"
-
-    def _stored(self, digest: bytes) -> EncodedMean | None:
-        try:
-            return EncodedMean.of(read_tensors(self.path(digest)))
-        except (StorageError, PeerRefused):
-            return None
 
 
 @dataclass(frozen=True)

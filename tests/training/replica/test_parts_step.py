@@ -13,7 +13,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.optim.state_in_parts import step_arenas
+from atom.optim.state_in_parts import PartsNumbers, step_arenas
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import codec_named
@@ -21,16 +21,11 @@ from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_parts import Holding, owners_of
 from atom.swarm.exchange.stepping import Made
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.parts_step import (
-    LOADED,
-    PartsNumbers,
-    PartsResult,
-    PartsStep,
-    Row,
-    rows_of,
-)
+from atom.swarm.state.part_rows import LOADED, Row, rows_of
+from atom.training.replica.parts_step import PartsStep
+from atom.training.storage.parts_results import PartsResult
 from tests.swarm.threaded_ring import SOON, sources
-from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, terms_of
+from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, result_of, terms_of
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +87,7 @@ def test_every_member_has_the_bits_of_an_undivided_state(
         if codec == "float32":
             assert torch.equal(mean, in_order(held, given))
         assert {work.norm for _, work in made} == {gradient_norm(mean)}
-        assert len({work.result(each).digest for each, work in made}) == 1
+        assert len({result_of(each, work).digest for each, work in made}) == 1
         room.commit(made, mean, step, coded)
         assert all(map(room.has_the_bits, room.stores))
 
@@ -158,7 +153,7 @@ def test_a_newcomer_takes_over_a_part_while_the_swarm_goes_on(
         made = room.round(replace(holding, keeps=wanted), given, step, coded)
         room.commit(made, room.mean([each for each, _ in made], coded), step, coded)
         assert all(map(room.has_the_bits, room.stores))
-        result, work = made[1][1].result(made[1][0]), made[1][1]
+        result, work = result_of(*made[1]), made[1][1]
         if fetched:
             numbers = result.means[told].numbers(coded, room.parts.size(told))
             kept.append((PartsNumbers(room.parts, {told: numbers}), work.norm))
@@ -190,7 +185,7 @@ def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
     assert owners is not None
     given: list[Tensor | None] = [*sources(3, LAYOUT.trained_elements), None]
     made = room.round(replace(holding, owners=owners), given, 1, coded)
-    results = [PartsResult.of(work.result(each).arenas) for each, work in made[:late]]
+    results = [PartsResult.of(result_of(each, work).arenas) for each, work in made[:late]]
     assert all(each.digest == results[0].digest for each in results)
     mine = PartsResult(rows_of(served(results, results[0].digest)), {}, {})
     for part, digest in mine.lacking(holding.holds[late]).items():

@@ -9,8 +9,8 @@ from atom.optim.clipping import gradient_norm
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.training.replica.parts_step import PartsResult
 from atom.training.replica.replica import Replica
+from atom.training.storage.parts_results import PartsResult
 from tests.swarm.means import encoded
 from tests.training.conftest import NewDevice
 from tests.training.small_replica import FIRST_VALUE, batches, filled, program, step_once

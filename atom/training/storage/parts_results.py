@@ -1,0 +1,158 @@
+"""What a peer has of the results of rounds, where the optimizer's state is in parts."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from atom.base.errors import PeerRefused, StorageError
+from atom.base.reasons import Reason
+from atom.optim.state_in_parts import PartsNumbers
+from atom.swap.held_state import StateParts
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.part_rows import LOADED, ROWS, Row, rows_of, table_of
+from atom.training.storage.disk import read_tensors
+from atom.training.storage.results import KeptResults
+
+_MEAN = "mean"
+Content = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PartsResult:
+    """What a peer has of a round's result. Nobody writes into it any more."""
+
+    rows: tuple[bytes, ...]
+    means: Mapping[int, EncodedMean]
+    loaded: Mapping[int, Tensor]
+    """By part, flat, in the numbers that are loaded."""
+
+    @classmethod
+    def of(cls, arenas: Content) -> "PartsResult":
+        """What a disk gave. Raises: PeerRefused(MALFORMED)."""
+        means, loaded = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
+        for name, arena in arenas.items():
+            kind, _, rest = name.partition(".")
+            part, _, of_mean = rest.partition(".")
+            if kind == _MEAN and part.isdecimal():
+                means.setdefault(int(part), {})[of_mean] = arena
+            elif kind == LOADED and part.isdecimal():
+                loaded[int(part)] = arena
+            elif name != ROWS:
+                raise PeerRefused(Reason.MALFORMED, f"a result of {sorted(arenas)[:4]}")
+        whole = {part: EncodedMean.of(each) for part, each in means.items()}
+        return cls(rows_of(arenas), whole, loaded)
+
+    @property
+    def arenas(self) -> Content:
+        """By name: as it is saved."""
+        means = {
+            f"{_MEAN}.{part}.{name}": arena
+            for part, mean in self.means.items()
+            for name, arena in mean.arenas.items()
+        }
+        loaded = {f"{LOADED}.{part}": arena for part, arena in self.loaded.items()}
+        return {**table_of(self.rows), **means, **loaded}
+
+    @property
+    def digest(self) -> bytes:
+        """Its name in a commit."""
+        return state_digest(table_of(self.rows))
+
+    def served(self, digest: bytes) -> Content | None:
+        """What of it has that digest."""
+        if digest == self.digest:
+            return table_of(self.rows)
+        for part, row in enumerate(map(Row.of, self.rows)):
+            if digest == row.mean and part in self.means:
+                return self.means[part].arenas
+            if digest == row.loaded and part in self.loaded:
+                return {LOADED: self.loaded[part]}
+        return None
+
+    def lacking(self, held: AbstractSet[int]) -> dict[int, bytes]:
+        """By part the digest of what a peer that holds these needs to take the step."""
+        rows = [*map(Row.of, self.rows)]
+        means = {part: rows[part].mean for part in held if part not in self.means}
+        others = set(range(len(rows))) - held - self.loaded.keys()
+        return means | {part: rows[part].loaded for part in others}
+
+    def with_content(self, part: int, content: Content) -> "PartsResult":
+        """With what was fetched of a part. Raises: PeerRefused(MALFORMED)."""
+        if content.keys() == {LOADED}:
+            return PartsResult(self.rows, self.means, {**self.loaded, part: content[LOADED]})
+        means = {**self.means, part: EncodedMean.of(content)}
+        return PartsResult(self.rows, means, self.loaded)
+
+    def numbers(self, codec: Codec, parts: StateParts, held: AbstractSet[int]) -> "PartsNumbers":
+        """What is installed by a peer that holds these. Raises: PeerRefused(MALFORMED)."""
+        means = {part: self.means[part].numbers(codec, parts.size(part)) for part in held}
+        others = {part: each for part, each in self.loaded.items() if part not in held}
+        if any(each.numel() != parts.size(part) for part, each in others.items()):
+            raise PeerRefused(Reason.MALFORMED, "weights of another size")
+        return PartsNumbers(parts, {**means, **others})
+
+    def is_whole(self) -> bool:
+        """Whether all that is here has the digests of its row."""
+        rows = [*map(Row.of, self.rows)]
+        return all(state_digest(m.arenas) == rows[p].mean for p, m in self.means.items()) and all(
+            state_digest({LOADED: each}) == rows[part].loaded for part, each in self.loaded.items()
+        )
+
+
+class PartsResults(KeptResults[PartsResult]):
+    """Of each round as much as this peer has, or has fetched."""
+
+    def __init__(self, folder: Path, parts: StateParts, codec: Codec) -> None:
+        super().__init__(folder)
+        self.parts, self.codec = parts, codec
+        self._means: dict[bytes, EncodedMean] = {}
+        """Of exchanges that broke."""
+
+    def _read(self, arenas: Mapping[str, Tensor]) -> PartsResult:
+        return PartsResult.of(arenas)
+
+    def _is(self, result: PartsResult, digest: bytes) -> bool:
+        fits = len(result.rows) == self.parts.count and result.digest == digest
+        return fits and result.is_whole()
+
+    def keep_means(self, means: Mapping[int, EncodedMean]) -> None:
+        """Those of an exchange that broke, until `keep`: its result may be committed."""
+        named = {state_digest(mean.arenas): mean for mean in means.values()}
+        with self._lock:
+            self._means |= named
+
+    def keep(self, digests: AbstractSet[bytes]) -> None:
+        super().keep(digests)
+        if not digests:
+            with self._lock:
+                self._means = {}
+
+    def completed(self, result: PartsResult, held: AbstractSet[int]) -> PartsResult:
+        """With what is here of what a peer that holds these lacks of it."""
+        for part, digest in result.lacking(held).items():
+            if digest in self._means:
+                result = result.with_content(part, self._means[digest].arenas)
+        return result
+
+    def numbers(self, digest: bytes, held: AbstractSet[int]) -> PartsNumbers:
+        """What a peer that holds these is to install of a held result. Raises: PeerRefused."""
+        return self._held[digest].numbers(self.codec, self.parts, held)
+
+    def served(self, digest: bytes) -> Content | None:
+        """A table, a mean or what is loaded of a part, by its digest: from memory, else from disk.
+        Who reads it has to see whether the disk gave what it was given."""
+        for result in [*self._held.values(), *self._all_stored()]:
+            if (found := result.served(digest)) is not None:
+                return found
+        return None
+
+    def _all_stored(self) -> Iterator[PartsResult]:
+        for path in self.folder.glob("*.safetensors"):
+            with suppress(StorageError, PeerRefused):
+                yield PartsResult.of(read_tensors(path))

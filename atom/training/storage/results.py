@@ -1,0 +1,120 @@
+"""The results of rounds, in memory and on this peer's disk.
+
+Results are in memory until their round is over, on disk until a snapshot covers them. A result is
+kept in the bytes that travelled, is named by their digest, and never changes once it has its name,
+so it can be handed to anyone who asks for that digest. Its memory is not used again: somebody may
+still be reading it.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from atom.base.errors import PeerRefused, StorageError
+from atom.base.files import remove_leftover
+from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
+from atom.swarm.state.arenas import state_digest
+from atom.training.storage.disk import read_tensors, write_tensors
+
+
+class Result(Protocol):
+    @property
+    def arenas(self) -> Mapping[str, Tensor]:
+        """By name: as it is saved."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+class KeptResults(ABC, Generic[R]):
+    """By their digests. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._held: dict[bytes, R] = {}
+
+    @abstractmethod
+    def _read(self, arenas: Mapping[str, Tensor]) -> R:
+        """What a disk gave. Raises: PeerRefused."""
+
+    @abstractmethod
+    def _is(self, result: R, digest: bytes) -> bool:
+        """Whether the result, which a disk gave, has that name."""
+
+    def hold(self, digest: bytes, result: R) -> None:
+        """Keeps it in memory."""
+        with self._lock:
+            self._held[digest] = result
+
+    def get(self, digest: bytes) -> R | None:
+        """From memory, else from disk; None if it is in neither (or not under its own digest)."""
+        found, held = self.unchecked(digest), self._held.get(digest)
+        if found is None or found is held:
+            return found
+        return found if self._is(found, digest) else None
+
+    def unchecked(self, digest: bytes) -> R | None:
+        """As `get`, but who reads it has to see whether the disk gave what it was given."""
+        held = self._held.get(digest)
+        return self._stored(digest) if held is None else held
+
+    def save(self, digest: bytes) -> None:
+        """Puts a held one on disk; a power cut within the next half minute may take it. Raises:
+        StorageError when the disk is full or gone."""
+        write_tensors(self.path(digest), self._held[digest].arenas)
+
+    def keep(self, digests: Set[bytes]) -> None:
+        """Forgets all others that are in memory."""
+        with self._lock:
+            self._held = {name: self._held[name] for name in self._held.keys() & digests}
+
+    def prune(self, keep: Set[bytes]) -> None:
+        """Deletes stored results but those named."""
+        names = {digest.hex() for digest in keep}
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem not in names:
+                remove_leftover(path)
+
+    def path(self, digest: bytes) -> Path:
+        return self.folder / f"{digest.hex()}.safetensors"
+
+    def _stored(self, digest: bytes) -> R | None:
+        try:
+            return self._read(read_tensors(self.path(digest)))
+        except (StorageError, PeerRefused):
+            return None
+
+
+class Results(KeptResults[EncodedMean]):
+    """Means of all elements."""
+
+    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
+        """`elements`: of each result. `codec`: of the run."""
+        super().__init__(folder)
+        self.elements = elements
+        self.codec = codec
+
+    def _read(self, arenas: Mapping[str, Tensor]) -> EncodedMean:
+        return EncodedMean.of(arenas)
+
+    def _is(self, result: EncodedMean, digest: bytes) -> bool:
+        return state_digest(result.arenas) == digest
+
+    @property
+    def usual_bytes(self) -> int:
+        """The most that a result takes, but for a few per chunk."""
+        return self.codec.wire_bytes(self.elements)
+
+    def numbers(self, digest: bytes) -> MeanNumbers:
+        """What a held result says, which an exchange or `check` found to say something."""
+        return self._held[digest].numbers(self.codec, self.elements)
+
+    def check(self, digest: bytes) -> None:
+        """Whether a held result says anything. Raises: PeerRefused."""
+        self._held[digest].check(self.codec, self.elements)
