@@ -370,6 +370,18 @@ class Replica:
         assert self._store.held is not None
         return self._store.held
 
+    def part_state(self, part: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What is loaded of a part, and what is held of it: flat, live. Waits for the end of a
+        step. Raises: StepFailed."""
+        self.finish_step()
+        arenas = self._store.arenas_of(part)
+        return arenas.pop(self._store.loaded), arenas
+
+    def renew(self, part: int) -> None:
+        """Holds a part from now on, as it is where it begins anew. While no step is under way.
+        Raises: MemoryError."""
+        self.held.take(part, self._store.renewed(part))
+
     def begin_own_step(self) -> None:
         """The same for one box alone, by the rule `EveryStep`: on the mean of what it has
         accumulated itself. `reset_gradients`, then, before the next pass.
