@@ -18,7 +18,7 @@ from atom.swarm.exchange.allreduce import (
 )
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.exchange.held_parts import Holding, owners_of
+from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.exchange.stepping import average_and_make

@@ -21,7 +21,7 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.exchange.held_parts import HeldPlan
+from atom.swarm.exchange.held_plan import HeldPlan
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Reduction
 from atom.swarm.state.arenas import state_digest

@@ -20,7 +20,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import Sums
 from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.held_parts import Holding, owners_of
+from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
 from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult

@@ -1,7 +1,7 @@
 """An exchange that ends with what its owners made of the means: `docs/decisions/state-in-parts.md`.
 
 Beside the threads of an exchange by parts one more makes it, as soon as everybody has what it keeps
-(`atom.swarm.exchange.held_parts`). Nothing of this knows what is made.
+(`atom.swarm.exchange.held_plan`). Nothing of this knows what is made.
 """
 
 import threading
@@ -18,7 +18,7 @@ from atom.swarm.exchange.allreduce import Channels, run_halves
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean, MeanWires
 from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Sender
-from atom.swarm.exchange.held_parts import MADE, ROW, SUMS, HeldPlan
+from atom.swarm.exchange.held_plan import MADE, ROW, SUMS, HeldPlan
 from atom.swarm.exchange.plans import Step
 from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms
 from atom.swarm.stream.frames import Channel

@@ -18,7 +18,7 @@ from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.exchange.held_parts import Holding, owners_of
+from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row, rows_of

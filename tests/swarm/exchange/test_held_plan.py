@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atom.swarm.exchange.held_parts import MADE, ROW, SUMS, HeldPlan, Holding, owners_of
+from atom.swarm.exchange.held_plan import MADE, ROW, SUMS, HeldPlan, Holding, owners_of
 from atom.swarm.exchange.plans import ALIGNMENT, WINDOW, Step
 
 
