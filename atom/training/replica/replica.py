@@ -5,7 +5,7 @@ soon as its own parameters are updated. Whatever else reads or writes the state 
 of the step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -17,6 +17,7 @@ from atom.graph.ir import ParameterSpec, Program
 from atom.optim.clipping import LandingSquares
 from atom.optim.gradient_sums import GradientSums
 from atom.optim.gradients import FlatNumbers, GradientArena
+from atom.optim.state_in_parts import PartsNumbers, step_arenas
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
@@ -376,6 +377,24 @@ class Replica:
         self.finish_step()
         arenas = self._store.arenas_of(part)
         return arenas.pop(self._store.loaded), arenas
+
+    def followed(
+        self,
+        part: int,
+        loaded: Tensor,
+        held: Mapping[str, Tensor],
+        rounds: Iterable[tuple[int, float, FlatNumbers]],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What a part's state, of some round, is after these: each one's number, norm, and the
+        part's mean. New memory; nothing of the replica changes. Raises: ValueError for what does
+        not fit."""
+        store, rest = self._store, {name: arena.clone() for name, arena in held.items()}
+        self.held.require(part, rest)
+        arenas = {store.loaded: loaded.clone(), **rest}
+        for number, norm, mean in rounds:
+            numbers, terms = PartsNumbers(self.held.parts, {part: mean}), self._rule.terms
+            step_arenas(self._optimizer, store, part, arenas, numbers, terms(norm, number))
+        return arenas.pop(store.loaded), arenas
 
     def renew(self, part: int) -> None:
         """Holds a part from now on, as it is where it begins anew. While no step is under way.
