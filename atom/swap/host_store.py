@@ -81,13 +81,13 @@ class HostStore:
         if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
             raise ValueError(f"gradients in {gradients} with weights in {precision}")
         arenas = state_arenas(layout, form, optimizer_state or {})
-        moved = HIGH if form.splits else MASTER if precision == torch.float32 else None
+        moved = loaded_arena(precision, form)
         working = host_memory(layout.total_elements, precision)
         allocate = host_memory if moves_state else allocate_host_memory
         others = {name: arena for name, arena in arenas.items() if name != moved}
         dtypes = {name: arena.dtype for name, arena in others.items()}
         held = None if parts is None else HeldState(parts, dtypes)
-        state = {} if moved is None else {moved: working[: layout.trained_elements]}
+        state = {moved: working[: layout.trained_elements]} if moved in arenas else {}
         if held is None:
             state |= {n: allocate(arena.elements, arena.dtype) for n, arena in others.items()}
         sums = host_memory(layout.trained_elements, gradients)
@@ -118,9 +118,7 @@ class HostStore:
     @property
     def loaded(self) -> str:
         """The arena that `working` is, but for what is frozen."""
-        if self.form.splits:
-            return HIGH
-        return MASTER if self.precision == torch.float32 else WORKING
+        return loaded_arena(self.precision, self.form)
 
     def live_on(self, device: Device, names: frozenset[str]) -> DeviceState:
         """The state and the gradients of these parameters are `on_device` from now on."""
@@ -242,6 +240,13 @@ class HostStore:
         if self.on_device is not None:
             self.on_device.to_device()
         self.changed()
+
+
+def loaded_arena(precision: torch.dtype, form: StateForm) -> str:
+    """The name of what devices load."""
+    if form.splits:
+        return HIGH
+    return MASTER if precision == torch.float32 else WORKING
 
 
 def weights_of(stored: Mapping[str, Tensor]) -> Tensor:

@@ -14,7 +14,13 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import Muon
 from atom.optim.optimizer import Optimizer, StepTerms, store_bytes
-from atom.optim.state_in_parts import SteppedAside, divides, state_parts, step_aside
+from atom.optim.state_in_parts import (
+    SteppedAside,
+    divides,
+    state_parts,
+    step_aside,
+    store_bytes_in_parts,
+)
 from atom.optim.stepper import Stepper
 from atom.swap.held_state import MOST_PARTS, HeldState, StateParts
 from atom.swap.host_store import HostStore
@@ -190,9 +196,12 @@ def test_memory_is_as_reckoned(precision: torch.dtype, form: StateForm) -> None:
     assert store.held is not None
     held = sum(a.nbytes for part in range(parts.count) for a in store.held.of(part).values())
     assert held == store.held.most_bytes(2, 2)
-    assert held + store.working.nbytes + store.gradients.nbytes == store_bytes(
-        ADAMW, LAYOUT, precision, form
-    )
+    given = ADAMW, LAYOUT, precision, form
+    allocated = held + store.working.nbytes + store.gradients.nbytes
+    assert allocated == store_bytes(*given)
+    assert allocated == store_bytes_in_parts(*given, torch.float32, 2, 2)
+    less = store_bytes_in_parts(*given, torch.float32, 8, 2)
+    assert allocated - less == held - store.held.most_bytes(8, 2) > 0.7 * held
     store.held.drop(0)
     assert not store.held.of(0)
 
