@@ -35,10 +35,10 @@ def ready_for(replica: Replica, result: PartsResult, value: Value) -> Mapping[in
     """
     replica.finish_step()
     for part in parts_in(value.renewed):
-        replica.renew(part)
-    for part in replica.held.held & result.lacking(replica.held.held).keys():
-        replica.held.drop(part)
-    return result.lacking(replica.held.held)
+        replica.parts.renew(part)
+    for part in replica.parts.held.held & result.lacking(replica.parts.held.held).keys():
+        replica.parts.held.drop(part)
+    return result.lacking(replica.parts.held.held)
 
 
 def settle(replica: Replica, result: PartsResult, value: Value, me: Voter) -> Damage:
@@ -47,9 +47,11 @@ def settle(replica: Replica, result: PartsResult, value: Value, me: Voter) -> Da
     damage = _damage(replica, result)
     holds = {m.peer_id: parts_in(m.holds | value.renewed) for m in value.contributions}
     told = {each.peer_id: parts_in(each.parts) for each in value.holders_next}
-    kept = replica.held.held - damage.held - _given_up(replica.held.held, told, holds, me)
-    for part in replica.held.held - kept:
-        replica.held.drop(part)
+    kept = (
+        replica.parts.held.held - damage.held - _given_up(replica.parts.held.held, told, holds, me)
+    )
+    for part in replica.parts.held.held - kept:
+        replica.parts.held.drop(part)
     return damage
 
 
@@ -71,19 +73,19 @@ def take_over(
     MemoryError. Then it is not held.
     """
     rounds = [(value.round, value.gradient_norm, mean) for value, mean in since]
-    loaded, held = replica.followed(part, *fetched, rounds)
+    loaded, held = replica.parts.followed(part, *fetched, rounds)
     if (state_digest({LOADED: loaded}), state_digest(held)) != (now.loaded, now.held):
         raise PeerRefused(Reason.HASH_MISMATCH, f"part {part} is not what it is to be")
-    replica.held.take(part, held)
+    replica.parts.held.take(part, held)
 
 
 def _damage(replica: Replica, result: PartsResult) -> Damage:
     held, loaded = set[int](), set[int]()
     for part, row in enumerate(map(Row.of, result.rows)):
-        weights, rest = replica.part_state(part)
+        weights, rest = replica.parts.state(part)
         if state_digest({LOADED: weights}) != row.loaded:
             loaded.add(part)
-        if part in replica.held.held and state_digest(rest) != row.held:
+        if part in replica.parts.held.held and state_digest(rest) != row.held:
             held.add(part)
     return Damage(frozenset(held), frozenset(loaded))
 

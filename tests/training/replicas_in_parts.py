@@ -31,9 +31,9 @@ def three(new_device: NewDevice, **settings: Any) -> list[Replica]:
     of = program(precision=settings.get("precision", torch.float32))
     made = [filled(new_device(), of, in_parts=True, **settings) for _ in range(3)]
     for rank, replica in enumerate(made):
-        for part in range(replica.held.parts.count):
+        for part in range(replica.parts.held.parts.count):
             if rank in (part % 3, (part + 1) % 3):
-                replica.held.hold(part)
+                replica.parts.held.hold(part)
         replica.initialise(FIRST_VALUE)
     return made
 
@@ -43,7 +43,10 @@ def step_in_parts(
 ) -> PartsResult:
     """All of them, on the same mean; each part is made by the first that holds it. Passes go on
     under the step. What a peer has that holds all and needs nothing."""
-    parts, works = replicas[0].held.parts, [each.parts_step(EXACT) for each in replicas]
+    parts, works = (
+        replicas[0].parts.held.parts,
+        [each.parts.step(EXACT, round) for each in replicas],
+    )
     means = dict[int, EncodedMean]()
     for part, (start, stop) in enumerate(map(parts.range, range(parts.count))):
         means[part] = encoded(mean[start:stop])
@@ -53,14 +56,14 @@ def step_in_parts(
     assert {work.norm for work in works} == {gradient_norm(mean)}
     made = dict[int, tuple[Tensor, bytes]]()
     for part, mean_of_part in means.items():
-        holds = (part in each.held.held for each in replicas)
+        holds = (part in each.parts.held.held for each in replicas)
         maker = next(work for work, able in zip(works, holds, strict=True) if able)
         made[part] = maker.make(part, mean_of_part)
     rows = tuple(row for _, row in made.values())
     loaded = {part: each.view(precision) for part, (each, _) in made.items()}
     result = PartsResult(rows, means, loaded)
     for replica in replicas:
-        decided = result.numbers(EXACT, parts, replica.held.held)
+        decided = result.numbers(EXACT, parts, replica.parts.held.held)
         replica.begin_step(decided, works[0].norm, round)
         replica.reset_gradients()
     return result

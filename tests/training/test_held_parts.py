@@ -35,7 +35,7 @@ def replicas(new_device: NewDevice) -> list[Replica]:
 
 def value_of(replicas: list[Replica]) -> Value:
     """Everybody is to hold what it holds."""
-    masks = [mask_of(each.held.held) for each in replicas]
+    masks = [mask_of(each.parts.held.held) for each in replicas]
     pairs = list(zip(MEMBERS, masks, strict=True))
     counts = tuple(MemberCount(m.peer_id, m.incarnation, 1, 1.0, mask) for m, mask in pairs)
     told = tuple(PartHolder(m.peer_id, mask) for m, mask in pairs)
@@ -59,23 +59,23 @@ def stepped(replicas: list[Replica], round: int = 1) -> PartsResult:
 
 def test_all_stays_as_it_is(replicas: list[Replica]) -> None:
     value, result = value_of(replicas), stepped(replicas)
-    before = [replica.held.held for replica in replicas]
+    before = [replica.parts.held.held for replica in replicas]
     for member, replica in zip(MEMBERS, replicas, strict=True):
         assert ready_for(replica, result, value) == {}
         assert settle(replica, result, value, member) == WHOLE
-    assert [replica.held.held for replica in replicas] == before
+    assert [replica.parts.held.held for replica in replicas] == before
 
 
 def test_damage_is_found_and_a_part_of_it_is_held_no_more(replicas: list[Replica]) -> None:
     value, result, replica = value_of(replicas), stepped(replicas), replicas[1]
-    part, other = sorted(replica.held.held)[:2]
-    foreign = min(set(range(replica.held.parts.count)) - replica.held.held)
-    replica.part_state(part)[1]["exp_avg"][5] += 1.0
-    replica.part_state(foreign)[0][7] += 1.0
+    part, other = sorted(replica.parts.held.held)[:2]
+    foreign = min(set(range(replica.parts.held.parts.count)) - replica.parts.held.held)
+    replica.parts.state(part)[1]["exp_avg"][5] += 1.0
+    replica.parts.state(foreign)[0][7] += 1.0
     damage = settle(replica, result, value, MEMBERS[1])
     assert damage == Damage(frozenset({part}), frozenset({foreign}))
-    assert part not in replica.held.held
-    assert other in replica.held.held
+    assert part not in replica.parts.held.held
+    assert other in replica.parts.held.held
 
 
 def test_a_part_is_given_up_when_all_that_shall_hold_it_do(replicas: list[Replica]) -> None:
@@ -85,22 +85,22 @@ def test_a_part_is_given_up_when_all_that_shall_hold_it_do(replicas: list[Replic
     told = replace(first, parts=first.parts & ~1), second, replace(third, parts=third.parts | 1)
     moving = replace(value, holders_next=told)
     settle(replicas[0], result, moving, MEMBERS[0])
-    assert part in replicas[0].held.held, "the third has it not yet"
+    assert part in replicas[0].parts.held.held, "the third has it not yet"
     *others, last = moving.contributions
     moved = replace(moving, contributions=(*others, replace(last, holds=last.holds | 1)))
     settle(replicas[0], result, moved, MEMBERS[0])
-    assert part not in replicas[0].held.held
+    assert part not in replicas[0].parts.held.held
 
 
 def test_a_part_whose_mean_is_nowhere_is_held_no_more(replicas: list[Replica]) -> None:
     """And then its weights are needed."""
     result, replica = stepped(replicas), replicas[0]
-    part = min(replica.held.held)
+    part = min(replica.parts.held.held)
     means = {each: mean for each, mean in result.means.items() if each != part}
     loaded = {each: weights for each, weights in result.loaded.items() if each != part}
     some = PartsResult(result.rows, means, result.loaded)
     assert ready_for(replica, some, value_of(replicas)) == {}
-    assert part not in replica.held.held
+    assert part not in replica.parts.held.held
     less = PartsResult(result.rows, means, loaded)
     assert ready_for(replica, less, value_of(replicas)).keys() == {part}
 
@@ -108,11 +108,11 @@ def test_a_part_whose_mean_is_nowhere_is_held_no_more(replicas: list[Replica]) -
 def test_a_newcomer_follows_the_rounds_since_what_it_fetched(replicas: list[Replica]) -> None:
     """Or is refused, if a mean is another's, and holds nothing then."""
     part, newcomer = 0, replicas[2]
-    assert part not in newcomer.held.held
+    assert part not in newcomer.parts.held.held
     stepped(replicas, 1)
-    loaded, held = replicas[0].part_state(part)
+    loaded, held = replicas[0].parts.state(part)
     fetched = loaded.clone(), {name: arena.clone() for name, arena in held.items()}
-    since, size = list[tuple[Value, FlatNumbers]](), newcomer.held.parts.size(part)
+    since, size = list[tuple[Value, FlatNumbers]](), newcomer.parts.held.parts.size(part)
     for round in (2, 3):
         result = stepped(replicas, round)
         norm = norm_of(round, newcomer.elements)
@@ -126,9 +126,9 @@ def test_a_newcomer_follows_the_rounds_since_what_it_fetched(replicas: list[Repl
     assert refused.value.reason is Reason.HASH_MISMATCH
     with pytest.raises(ValueError, match="does not fit"):
         take_over(newcomer, part, (fetched[0], {}), since, now)
-    assert part not in newcomer.held.held
+    assert part not in newcomer.parts.held.held
     take_over(newcomer, part, fetched, since, now)
-    ours, theirs = (each.part_state(part)[1] for each in (newcomer, replicas[0]))
+    ours, theirs = (each.parts.state(part)[1] for each in (newcomer, replicas[0]))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert settle(newcomer, result, value, MEMBERS[2]) == WHOLE
 
@@ -138,18 +138,18 @@ def test_what_begins_anew_is_the_same_at_all_that_shall_hold_it(replicas: list[R
     first = stepped(replicas)
     for replica in replicas:
         replica.finish_step()
-        if 0 in replica.held.held:
-            replica.held.drop(0)
+        if 0 in replica.parts.held.held:
+            replica.parts.held.drop(0)
     value = replace(value_of(replicas), renewed=1)
     one, two, three_ = value.holders_next
     told = one, replace(two, parts=two.parts | 1), replace(three_, parts=three_.parts | 1)
     value = replace(value, holders_next=told)
     for replica in replicas:
         assert ready_for(replica, first, value) == {}
-        loaded, held = replica.part_state(0)
+        loaded, held = replica.parts.state(0)
         assert loaded.any()
         assert not any(arena.any() for arena in held.values())
     result = stepped(replicas, 2)
     for member, replica in zip(MEMBERS, replicas, strict=True):
         assert settle(replica, result, value, member) == WHOLE
-    assert [0 in replica.held.held for replica in replicas] == [False, True, True]
+    assert [0 in replica.parts.held.held for replica in replicas] == [False, True, True]

@@ -5,7 +5,7 @@ soon as its own parameters are updated. Whatever else reads or writes the state 
 of the step.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -17,19 +17,16 @@ from atom.graph.ir import ParameterSpec, Program
 from atom.optim.clipping import LandingSquares
 from atom.optim.gradient_sums import GradientSums
 from atom.optim.gradients import FlatNumbers, GradientArena
-from atom.optim.state_in_parts import PartsNumbers, step_arenas
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
-from atom.swap.held_state import HeldState
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided
-from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
-from atom.training.replica.parts_step import PartsStep
 from atom.training.replica.passes import PassLimits, PassWatch
+from atom.training.replica.replica_parts import ReplicaParts
 from atom.training.replica.settings import ReplicaSettings
 
 __all__ = ["Batch", "Replica", "ReplicaSettings"]
@@ -99,10 +96,12 @@ class Replica:
             program.sub_models,
             observer or self.watch.stepped,
         )
-        self._optimizer = settings.optimizer
         self._rule = settings.update_rule(
             self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
         )
+        self._parts: ReplicaParts | None = None
+        if settings.in_parts:
+            self._parts = ReplicaParts(settings.optimizer, self._store, self._rule, self._stepper)
         self._limits = PassLimits.first(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
@@ -355,51 +354,11 @@ class Replica:
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
 
-    def parts_step(self, codec: Codec) -> PartsStep:
-        """Of an exchange that leads to the next round, where the state is in parts. It reads the
-        state while it is used: no step is under way meanwhile. Raises: StepFailed."""
-        self.finish_step()
-        number = self._round + 1
-        return PartsStep(
-            self._optimizer, self._store, codec, lambda norm: self._rule.terms(norm, number)
-        )
-
     @property
-    def held(self) -> HeldState:
-        """What is held, where the state is in parts. Who changes it does so while no step is under
-        way."""
-        assert self._store.held is not None
-        return self._store.held
-
-    def part_state(self, part: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What is loaded of a part, and what is held of it: flat, live. Waits for the end of a
-        step. Raises: StepFailed."""
-        self.finish_step()
-        arenas = self._store.arenas_of(part)
-        return arenas.pop(self._store.loaded), arenas
-
-    def followed(
-        self,
-        part: int,
-        loaded: Tensor,
-        held: Mapping[str, Tensor],
-        rounds: Iterable[tuple[int, float, FlatNumbers]],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What a part's state, of some round, is after these: each one's number, norm, and the
-        part's mean. New memory; nothing of the replica changes. Raises: ValueError for what does
-        not fit."""
-        store, rest = self._store, {name: arena.clone() for name, arena in held.items()}
-        self.held.require(part, rest)
-        arenas = {store.loaded: loaded.clone(), **rest}
-        for number, norm, mean in rounds:
-            numbers, terms = PartsNumbers(self.held.parts, {part: mean}), self._rule.terms
-            step_arenas(self._optimizer, store, part, arenas, numbers, terms(norm, number))
-        return arenas.pop(store.loaded), arenas
-
-    def renew(self, part: int) -> None:
-        """Holds a part from now on, as it is where it begins anew. While no step is under way.
-        Raises: MemoryError."""
-        self.held.take(part, self._store.renewed(part))
+    def parts(self) -> ReplicaParts:
+        """Where the optimizer's state is in parts."""
+        assert self._parts is not None
+        return self._parts
 
     def begin_own_step(self) -> None:
         """The same for one box alone, by the rule `EveryStep`: on the mean of what it has

@@ -36,7 +36,7 @@ def test_they_train_as_one_that_holds_all(
         replica.finish_step()
         [(name, loaded)] = replica.state_arenas().items()
         assert torch.equal(loaded, whole.state_arenas()[name])
-        for part in replica.held.held:
-            start, stop = replica.held.parts.range(part)
-            for name, arena in replica.held.of(part).items():
+        for part in replica.parts.held.held:
+            start, stop = replica.parts.held.parts.range(part)
+            for name, arena in replica.parts.held.of(part).items():
                 assert torch.equal(arena, whole.state_arenas()[name][start:stop])

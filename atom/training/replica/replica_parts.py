@@ -1,0 +1,63 @@
+"""A replica whose optimizer's state is in parts: which of them it holds, and what is done with them
+beside the replica's own steps. Knows no peers."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from atom.optim.gradients import FlatNumbers
+from atom.optim.optimizer import Optimizer
+from atom.optim.state_in_parts import PartsNumbers, step_arenas
+from atom.optim.stepper import Stepper
+from atom.swap.held_state import HeldState
+from atom.swap.host_store import HostStore
+from atom.swarm.exchange.codec import Codec
+from atom.training.replica.parts_step import PartsStep
+from atom.training.replica.update_rule import UpdateRule
+
+
+class ReplicaParts:
+    """Used as the replica is; who changes what is held does so while no step is under way."""
+
+    def __init__(
+        self, optimizer: Optimizer, store: HostStore, rule: UpdateRule, stepper: Stepper
+    ) -> None:
+        assert store.held is not None
+        self.held: HeldState = store.held
+        self._optimizer, self._store, self._rule, self._stepper = optimizer, store, rule, stepper
+
+    def step(self, codec: Codec, number: int) -> PartsStep:
+        """Of an exchange that leads to the round of that number. It reads the state while it is
+        used: no step is under way meanwhile. Raises: StepFailed."""
+        self._stepper.wait()
+        terms, store = self._rule.terms, self._store
+        return PartsStep(self._optimizer, store, codec, lambda norm: terms(norm, number))
+
+    def state(self, part: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What is loaded of a part, and what is held of it: flat, live. Waits for the end of a
+        step. Raises: StepFailed."""
+        self._stepper.wait()
+        arenas = self._store.arenas_of(part)
+        return arenas.pop(self._store.loaded), arenas
+
+    def followed(
+        self,
+        part: int,
+        loaded: Tensor,
+        held: Mapping[str, Tensor],
+        rounds: Iterable[tuple[int, float, FlatNumbers]],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What a part's state, of some round, is after these: each one's number, norm, and the
+        part's mean. New memory; nothing of the replica changes. Raises: ValueError for what does
+        not fit."""
+        store, rest = self._store, {name: arena.clone() for name, arena in held.items()}
+        self.held.require(part, rest)
+        arenas = {store.loaded: loaded.clone(), **rest}
+        for number, norm, mean in rounds:
+            numbers, terms = PartsNumbers(self.held.parts, {part: mean}), self._rule.terms
+            step_arenas(self._optimizer, store, part, arenas, numbers, terms(norm, number))
+        return arenas.pop(store.loaded), arenas
+
+    def renew(self, part: int) -> None:
+        """Holds a part from now on, as it is where it begins anew. Raises: MemoryError."""
+        self.held.take(part, self._store.renewed(part))
