@@ -89,6 +89,7 @@ class SteppedAside:
     """The rest, by name."""
 
 
+@torch.no_grad()
 def step_aside(
     optimizer: Optimizer, store: HostStore, part: int, mean: FlatNumbers, terms: StepTerms
 ) -> SteppedAside:
@@ -98,24 +99,10 @@ def step_aside(
     arenas = {name: arena.clone() for name, arena in store.arenas_of(part).items()}
     if part not in store.held.held:
         arenas |= store.renewed(part)
-    step_arenas(optimizer, store, part, arenas, mean, terms)
-    loaded = arenas.pop(store.loaded)
-    return SteppedAside(loaded, arenas)
-
-
-@torch.no_grad()
-def step_arenas(
-    optimizer: Optimizer,
-    store: HostStore,
-    part: int,
-    arenas: Mapping[str, Tensor],
-    mean: FlatNumbers,
-    terms: StepTerms,
-) -> None:
-    """Takes the step of a part in place, in `arenas` like the store's of a held one: as of a part
-    that was fetched, and follows the rounds since."""
     for stretch in stretches_of(optimizer, store, part, arenas):
         optimizer.update(stretch, stretch.of(mean), terms)
+    loaded = arenas.pop(store.loaded)
+    return SteppedAside(loaded, arenas)
 
 
 def install(optimizer: Optimizer, stretch: Part, decided: Tensor, terms: StepTerms) -> None:

@@ -21,7 +21,7 @@ from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
-from atom.swarm.exchange.stepping import average_and_make
+from atom.swarm.exchange.stepping import Made, average_and_make
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
@@ -70,7 +70,7 @@ class InParts:
     hold: Callable[[PartsResult], None]
     """Of an exchange that ended well."""
     keep: Callable[[Mapping[int, EncodedMean]], None]
-    """By part, of one that broke: it may be committed all the same."""
+    """By part, the means of one that broke: it may be committed all the same."""
 
 
 def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Holding:
@@ -79,12 +79,20 @@ def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Hol
     holds = tuple(parts_in(member.holds | start.renewed) for member in start.members)
     every = frozenset(range(len(ranges)))
     told = {each.peer_id: parts_in(each.parts) & every for each in start.told}
-    keeps = zip(holds, start.members, strict=True)
     owners = owners_of(holds, ranges)
     if owners is None or any(held - every for held in holds):
         raise ExchangeBroken(None, Reason.NO_HOLDER)
-    kept = tuple(held | told.get(member.peer_id, frozenset()) for held, member in keeps)
-    return Holding(ranges, owners, holds, kept)
+    pairs = zip(start.members, holds, strict=True)
+    gets = tuple(told.get(member.peer_id, frozenset()) - held for member, held in pairs)
+    return Holding(ranges, owners, holds, gets)
+
+
+def result_of(made: Made, work: PartsStep) -> PartsResult:
+    """What a member has of an exchange's result."""
+    loaded = {part: work.loaded(part, each) for part, each in made.made.items()}
+    given = {part: each for part, each in made.made.items() if part not in made.means}
+    held = {part: arenas for part, each in given.items() if (arenas := work.held(part, each))}
+    return PartsResult(made.rows, made.means, loaded, held)
 
 
 @dataclass
@@ -191,8 +199,8 @@ class Exchange:
     def _made(
         self, run: _Run, source: Contribution | None, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
-        """The same, with the state in parts. Whatever becomes of it, means that we keep are kept
-        once everybody has them."""
+        """The same, with the state in parts. Whatever becomes of it, means of what we hold are kept
+        once all holders have theirs."""
         assert self._in_parts is not None
         began, work = self._clock.now(), self._in_parts.step()
         try:
@@ -200,8 +208,7 @@ class Exchange:
         except BaseException:
             self._in_parts.keep(work.means)
             raise
-        loaded = {part: work.loaded(each) for part, each in made.made.items()}
-        result = PartsResult(made.rows, made.means, loaded)
+        result = result_of(made, work)
         finished = ExchangeFinished(run.ballot, result.digest, work.norm)
         self.seconds = {finished.digest: self._clock.now() - began}
         self._in_parts.hold(result)

@@ -1,14 +1,9 @@
 """What becomes of the parts of the optimizer's state that a peer holds, before a round's step and
 after it (`docs/decisions/state-in-parts.md`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
-from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Value, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row
@@ -53,30 +48,6 @@ def settle(replica: Replica, result: PartsResult, value: Value, me: Voter) -> Da
     for part in replica.parts.held.held - kept:
         replica.parts.held.drop(part)
     return damage
-
-
-def take_over(
-    replica: Replica,
-    part: int,
-    fetched: tuple[Tensor, Mapping[str, Tensor]],
-    since: Sequence[tuple[Value, FlatNumbers]],
-    now: Row,
-) -> None:
-    """Holds a part from now on. While no step is under way.
-
-    Args:
-        fetched: what was loaded of it after some round, and the rest of its state.
-        since: the rounds after that one, and its means.
-        now: its row of the last of them.
-
-    Raises: PeerRefused(HASH_MISMATCH): it did not become what the commit says; ValueError;
-    MemoryError. Then it is not held.
-    """
-    rounds = [(value.round, value.gradient_norm, mean) for value, mean in since]
-    loaded, held = replica.parts.followed(part, *fetched, rounds)
-    if (state_digest({LOADED: loaded}), state_digest(held)) != (now.loaded, now.held):
-        raise PeerRefused(Reason.HASH_MISMATCH, f"part {part} is not what it is to be")
-    replica.parts.held.take(part, held)
 
 
 def _damage(replica: Replica, result: PartsResult) -> Damage:

@@ -22,8 +22,8 @@ from atom.swarm.exchange.allreduce import Sums
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
+from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
-from atom.training.storage.parts_results import PartsResult
 from tests.manual_clock import ManualClock
 from tests.one_step import allocate_store, take_step
 from tests.swarm.threaded_ring import QUICK, SILENCE_S, SOON, Swarm
@@ -75,7 +75,7 @@ class Room:
         holds = tuple(store.held.held for store in self.stores if store.held is not None)
         owners = owners_of(holds, self.ranges)
         assert owners is not None
-        return Holding(self.ranges, owners, holds, holds)
+        return Holding(self.ranges, owners, holds, (frozenset(),) * len(holds))
 
     def works(self, step: int, codec: Codec) -> list[PartsStep]:
         of_norm = partial(terms_of, step)
@@ -129,9 +129,12 @@ class Room:
         stepper = Stepper(self.stores[rank], ADAMW, ManualClock())
         held = self.stores[rank].held
         assert held is not None
-        decided = result_of(made, work).numbers(codec, self.parts, held.held)
+        result = result_of(made, work)
+        decided = result.numbers(codec, self.parts, held.held)
         stepper.begin(decided, terms.learning_rate, step, terms.coefficient)
         stepper.wait()
+        for part, arenas in result.held.items():
+            held.take(part, arenas)
 
     def mean(self, made: list[Made], codec: Codec) -> Tensor:
         """As the members have it together."""
@@ -146,11 +149,6 @@ class Room:
             for part in store.held.held
             for name, arena in store.held.of(part).items()
         )
-
-
-def result_of(made: Made, work: PartsStep) -> PartsResult:
-    loaded = {part: work.loaded(each) for part, each in made.made.items()}
-    return PartsResult(made.rows, made.means, loaded)
 
 
 def terms_of(step: int, norm: float) -> StepTerms:

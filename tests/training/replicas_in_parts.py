@@ -58,7 +58,7 @@ def step_in_parts(
     for part, mean_of_part in means.items():
         holds = (part in each.parts.held.held for each in replicas)
         maker = next(work for work, able in zip(works, holds, strict=True) if able)
-        made[part] = maker.make(part, mean_of_part)
+        made[part] = maker.make(part, mean_of_part, False)
     rows = tuple(row for _, row in made.values())
     loaded = {part: each.view(precision) for part, (each, _) in made.items()}
     result = PartsResult(rows, means, loaded)

@@ -64,7 +64,7 @@ class Member:
             work.make = self._fail  # type: ignore[method-assign]
         return work
 
-    def _fail(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+    def _fail(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
         assert self.fault is not None
         raise self.fault
 
@@ -104,14 +104,12 @@ def test_all_end_with_one_name_of_the_next_state(room: Room, members: list[Membe
     assert all(map(room.has_the_bits, room.stores))
 
 
-def test_who_shall_hold_a_part_gets_its_mean_and_its_weights(
-    room: Room, members: list[Member]
-) -> None:
+def test_who_shall_hold_a_part_gets_all_of_it(room: Room, members: list[Member]) -> None:
     room.stores[1].held.drop(0)  # type: ignore[union-attr]
     told = (PartHolder(room.swarm.order[1], 1), PartHolder("a stranger", 1))
     assert isinstance(ended(members, asked(room, told=told))[1], ExchangeFinished)
     [result] = members[1].held
-    assert 0 in result.means
+    assert 0 in result.held
     assert 0 in result.loaded
 
 

@@ -5,19 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder, Value, Voter
-from atom.swarm.state.part_rows import Row
-from atom.training.held_parts import Damage, ready_for, settle, take_over
+from atom.training.held_parts import Damage, ready_for, settle
 from atom.training.replica.replica import Replica
 from atom.training.round.holders import mask_of
 from atom.training.storage.parts_results import PartsResult
 from tests.swarm.chain_samples import PEERS
 from tests.training.conftest import NewDevice
-from tests.training.replicas_in_parts import EXACT, cut_fine, step_in_parts, three
+from tests.training.replicas_in_parts import cut_fine, step_in_parts, three
 
 MEMBERS = [Voter(peer, bytes(16)) for peer in PEERS[:3]]
 WHOLE = Damage(frozenset(), frozenset())
@@ -103,34 +99,6 @@ def test_a_part_whose_mean_is_nowhere_is_held_no_more(replicas: list[Replica]) -
     assert part not in replica.parts.held.held
     less = PartsResult(result.rows, means, loaded)
     assert ready_for(replica, less, value_of(replicas)).keys() == {part}
-
-
-def test_a_newcomer_follows_the_rounds_since_what_it_fetched(replicas: list[Replica]) -> None:
-    """Or is refused, if a mean is another's, and holds nothing then."""
-    part, newcomer = 0, replicas[2]
-    assert part not in newcomer.parts.held.held
-    stepped(replicas, 1)
-    loaded, held = replicas[0].parts.state(part)
-    fetched = loaded.clone(), {name: arena.clone() for name, arena in held.items()}
-    since, size = list[tuple[Value, FlatNumbers]](), newcomer.parts.held.parts.size(part)
-    for round in (2, 3):
-        result = stepped(replicas, round)
-        norm = norm_of(round, newcomer.elements)
-        value = replace(value_of(replicas), round=round, gradient_norm=norm)
-        since.append((value, result.means[part].numbers(EXACT, size)))
-    for replica in replicas:
-        replica.finish_step()
-    now = Row.of(result.rows[part])
-    with pytest.raises(PeerRefused) as refused:
-        take_over(newcomer, part, fetched, since[1:], now)
-    assert refused.value.reason is Reason.HASH_MISMATCH
-    with pytest.raises(ValueError, match="does not fit"):
-        take_over(newcomer, part, (fetched[0], {}), since, now)
-    assert part not in newcomer.parts.held.held
-    take_over(newcomer, part, fetched, since, now)
-    ours, theirs = (each.parts.state(part)[1] for each in (newcomer, replicas[0]))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert settle(newcomer, result, value, MEMBERS[2]) == WHOLE
 
 
 def test_what_begins_anew_is_the_same_at_all_that_shall_hold_it(replicas: list[Replica]) -> None:

@@ -14,10 +14,11 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Wanted, fetch
 from atom.swarm.state.part_rows import LOADED, Row, rows_of
+from atom.training.exchange import result_of
 from atom.training.storage.parts_results import PartsResult, PartsResults
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.threaded_ring import sources
-from tests.training.parts_room import LAYOUT, Room, cut_small, result_of
+from tests.training.parts_room import LAYOUT, Room, cut_small
 
 CODEC = codec_named("bfloat16")
 

@@ -2,15 +2,16 @@
 of it. Pure.
 
 It begins as parts with owners do (`atom.swarm.exchange.plans`), but the mean of a part only goes to
-those that keep it. Others get an empty chunk, since a sum is also what lets a sender go on. Then
+those that hold it. Others get an empty chunk, since a sum is also what lets a sender go on. Then
 comes on each way, and in this order
 
-    SUMS   the sender has all means that it keeps, and here are sums of those that it owns
-    MADE   what it made of the parts that it owns, for those that cannot make the same
+    SUMS   the sender has the means of all that it holds, and here are sums of those that it owns
+    MADE   what it made of the parts that it owns, for those that cannot make the same; all of it
+           for those that shall hold the part from then on
     ROW    after each of these parts, for everybody: what names its mean, and what was made
 
 A member makes nothing before it has the SUMS of all its peers. Each owner is connected with all
-others: so nothing is made before everybody has all that it keeps.
+others: so nothing is made before every holder has its means.
 """
 
 from bisect import bisect_right
@@ -27,7 +28,7 @@ _NOBODY_WAITS = -1
 
 @dataclass(frozen=True)
 class Holding:
-    """Who owns the parts of an arena in one exchange, and who keeps their means."""
+    """Who owns the parts of an arena in one exchange, who holds them, and who shall."""
 
     ranges: tuple[tuple[int, int], ...]
     """Of each part: its first element, and the one after its last. They follow each other."""
@@ -36,8 +37,8 @@ class Holding:
     holds: tuple[frozenset[int], ...]
     """By rank: the parts of which it makes the same as their owners, so that it needs not get it.
     Owners are among them."""
-    keeps: tuple[frozenset[int], ...]
-    """By rank: the parts whose means it gets; all that it holds are among them."""
+    gets: tuple[frozenset[int], ...]
+    """By rank: the parts that it does not hold, but shall from then on."""
 
     def owned(self, rank: int) -> list[int]:
         return [part for part, owner in enumerate(self.owners) if owner == rank]
@@ -46,7 +47,7 @@ class Holding:
     def shares(self) -> tuple[int, ...]:
         """Of each member, how many elements it owns."""
         sizes = [stop - start for start, stop in self.ranges]
-        return tuple(sum(sizes[p] for p in self.owned(rank)) for rank in range(len(self.keeps)))
+        return tuple(sum(sizes[p] for p in self.owned(rank)) for rank in range(len(self.holds)))
 
     def part_of(self, element: int) -> int:
         return bisect_right(self._starts, element) - 1
@@ -81,7 +82,7 @@ class HeldPlan(PartsPlan):
     @classmethod
     def of(cls, holding: Holding, element_bytes: float) -> "HeldPlan":
         """The usual one. Owners hold as many contributions as in an exchange by parts."""
-        members, owners = len(holding.keeps), len(set(holding.owners))
+        members, owners = len(holding.holds), len(set(holding.owners))
         bucket = int(BUCKET_BYTES / element_bytes) * owners // members
         largest = max(stop - start for start, stop in holding.ranges)
         chunk = chunk_elements(min(bucket // owners, largest))
@@ -129,7 +130,7 @@ class HeldPlan(PartsPlan):
             yield Step(made, True, ROW, start, start, needs=made)
 
     def through(self, rank: int) -> int:
-        """The number that is there once that member has all means that it keeps."""
+        """The number that is there once that member has the means of all that it holds."""
         return self.buckets * self.members * self.owned_chunks + rank
 
     def made(self, part: int) -> int:

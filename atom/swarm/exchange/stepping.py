@@ -1,7 +1,7 @@
 """An exchange that ends with what its owners made of the means: `docs/decisions/state-in-parts.md`.
 
-Beside the threads of an exchange by parts one more makes it, as soon as everybody has what it keeps
-(`atom.swarm.exchange.held_plan`). Nothing of this knows what is made.
+Beside the threads of an exchange by parts one more makes it, as soon as everybody has the means
+of what it holds (`atom.swarm.exchange.held_plan`). Nothing of this knows what is made.
 """
 
 import threading
@@ -32,10 +32,12 @@ class PartsWork(Protocol):
 
     made_bytes: int
     """Of what is made, for each element."""
+    whole_bytes: int
+    """The same, for who shall hold the part."""
     row_bytes: int
 
     def averaged(self, means: Mapping[int, EncodedMean]) -> None:
-        """All that are kept here are there, whatever becomes of the exchange. Before all else."""
+        """Those of all that is held here, whatever becomes of the exchange. Before all else."""
 
     def sums_bytes(self, part: int) -> int: ...
 
@@ -45,14 +47,15 @@ class PartsWork(Protocol):
     def decide(self, sums: bytes) -> None:
         """Those of all parts, in their order. Before anything is made."""
 
-    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
-        """Flat, uint8; and the part's row."""
+    def make(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
+        """Flat, uint8; and the part's row. `whole`: for somebody who shall hold it, too; then it
+        begins with what the others get."""
 
     def is_right(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
     ) -> bool:
-        """Whether the row names what came of a part: its mean, if it is kept; what was made, unless
-        we hold the part."""
+        """Whether the row names what came of a part: its mean, if we hold it, else what was made,
+        whole or not."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,9 @@ class Made:
     rows: tuple[bytes, ...]
     """Of each part: the same at all members."""
     means: Mapping[int, EncodedMean]
-    """Of the parts that it keeps."""
+    """Of the parts that it holds."""
     made: Mapping[int, Tensor]
-    """Of the parts that it does not hold, or owns: uint8."""
+    """Of the parts that it does not hold, or owns: uint8. Whole, where it shall hold them."""
 
 
 def average_and_make(
@@ -91,14 +94,14 @@ def average_and_make(
 
 
 class PartWires:
-    """The means of the parts that a member keeps, each apart. See `MeanWires`."""
+    """The means of the parts that a member holds, each apart. See `MeanWires`."""
 
     def __init__(self, plan: HeldPlan, terms: Terms) -> None:
         """Raises: MemoryError."""
         self.plan, self._holding = plan, plan.holding
         self.parts = {
             part: MeanWires(plan, terms.codec, [*_means(plan.cut(part))])
-            for part in plan.holding.keeps[terms.rank]
+            for part in plan.holding.holds[terms.rank]
         }
 
     def _of(self, step: Step) -> MeanWires:
@@ -137,7 +140,7 @@ class Stepping(Reduction):
         self.steps = plan
         super().__init__(terms, source, PartWires(plan, terms))
         self.reduced = self.steps.made(len(self.holding.ranges))
-        """The number that is there once we have all means that we keep."""
+        """The number that is there once we have the means of all that we hold."""
         self._averaging = len(terms.neighbours[0])
         self.averaged = threading.Event()
         """Set when `means` are all there."""
@@ -157,8 +160,13 @@ class Stepping(Reduction):
         for channel, peer in zip(channels.left, lefts, strict=True):
             yield MakersReceiver(own, self, channel, self.steps.stream(peer, rank), peer)
 
-    def keeps(self, rank: int, step: Step) -> bool:
-        return self.holding.part_of(step.start) in self.holding.keeps[rank]
+    def holds(self, rank: int, step: Step) -> bool:
+        return self.holding.part_of(step.start) in self.holding.holds[rank]
+
+    def made_bytes(self, rank: int, part: int) -> int:
+        """Of what that member gets of a part, for each element."""
+        whole = part in self.holding.gets[rank]
+        return self.work.whole_bytes if whole else self.work.made_bytes
 
     def reached(self, number: int) -> None:
         """Whoever needs it may go on."""
@@ -172,11 +180,11 @@ class Stepping(Reduction):
         if last:
             self.reached(self.reduced)
 
-    def ours(self, step: Step) -> Tensor:
-        """The bytes of what we gathered, or made (uint8)."""
+    def ours(self, step: Step, receiver: int) -> Tensor:
+        """The bytes of what that member gets of what was gathered, or made (uint8)."""
         part = self.holding.part_of(step.start)
         if step.hop == MADE:
-            first, each = self.holding.ranges[part][0], self.work.made_bytes
+            first, each = self.holding.ranges[part][0], self.made_bytes(receiver, part)
             return self.made[part][(step.start - first) * each : (step.stop - first) * each]
         owned = self.holding.owned(self.terms.rank)
         raw = self.rows[part] if step.hop == ROW else b"".join(self.sums[p] for p in owned)
@@ -200,8 +208,8 @@ class MakersSender(Sender):
 
     def _encoded(self, step: Step) -> Tensor:
         if step.hop:
-            return self.reduction.ours(step)
-        if step.gather and not self.reduction.keeps(self._receiver, step):
+            return self.reduction.ours(step, self._receiver)
+        if step.gather and not self.reduction.holds(self._receiver, step):
             return _nothing()
         return super()._encoded(step)
 
@@ -224,7 +232,7 @@ class MakersReceiver(PartsReceiver):
 
     def take(self, step: Step) -> None:
         reduction = self.reduction
-        if not step.hop and (not step.gather or reduction.keeps(reduction.terms.rank, step)):
+        if not step.hop and (not step.gather or reduction.holds(reduction.terms.rank, step)):
             super().take(step)
             return
         self._awaits_contribution = False
@@ -246,12 +254,12 @@ class MakersReceiver(PartsReceiver):
             return torch.empty(work.row_bytes, dtype=torch.uint8)
         if not step.hop:
             return _nothing()
-        part = reduction.holding.part_of(step.start)
+        part, rank = reduction.holding.part_of(step.start), reduction.terms.rank
         first, end = reduction.holding.ranges[part]
         if part not in reduction.made:
-            size = work.made_bytes * (end - first)
+            size = reduction.made_bytes(rank, part) * (end - first)
             reduction.made[part] = torch.empty(size, dtype=torch.uint8)
-        return reduction.ours(step)
+        return reduction.ours(step, rank)
 
     def _split(self, sums: bytes) -> None:
         for part in self._owned:
@@ -271,7 +279,7 @@ class MakersReceiver(PartsReceiver):
 
 
 class Maker(Half):
-    """Makes something of the parts that are ours, once everybody has what it keeps."""
+    """Makes something of the parts that are ours, once everybody has its means."""
 
     reduction: Stepping
     between_frames = False
@@ -295,7 +303,11 @@ class Maker(Half):
         sums = reduction.sums
         work.decide(b"".join(sums[part] for part in range(len(sums))))
         for part in owned:
-            reduction.made[part], reduction.rows[part] = work.make(part, reduction.means[part])
+            whole, mean = (
+                any(part in gets for gets in reduction.holding.gets),
+                reduction.means[part],
+            )
+            reduction.made[part], reduction.rows[part] = work.make(part, mean, whole)
             reduction.reached(plan.made(part))
 
     def _wait(self, number: int) -> None:

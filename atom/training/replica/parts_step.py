@@ -35,10 +35,12 @@ class PartsStep:
         assert store.held is not None
         self._optimizer, self._store, self._codec, self._terms_of = optimizer, store, codec, terms
         self._parts = store.held.parts
+        self._held = store.held.dtypes
         self.made_bytes = store.working.itemsize
+        self.whole_bytes = self.made_bytes + sum(each.itemsize for each in self._held.values())
         self.norm = 0.0
         self.means: Mapping[int, EncodedMean] = {}
-        """Those that are kept here: also if the exchange broke, after everybody had them."""
+        """Of what is held here: also if the exchange broke, after all holders had theirs."""
 
     def averaged(self, means: Mapping[int, EncodedMean]) -> None:
         self.means = means
@@ -57,22 +59,40 @@ class PartsStep:
         self.norm = norm_of_squares(each for (each,) in _SUM.iter_unpack(sums))
         self._terms = self._terms_of(self.norm)
 
-    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+    def make(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
         numbers = PartsNumbers(
             self._parts, {part: mean.numbers(self._codec, self._parts.size(part))}
         )
         aside = step_aside(self._optimizer, self._store, part, numbers, self._terms)
         loaded, held = state_digest({LOADED: aside.loaded}), state_digest(aside.held)
-        return aside.loaded.view(torch.uint8), Row(state_digest(mean.arenas), loaded, held).raw
+        rest = [aside.held[name] for name in self._held] if whole else []
+        made = torch.cat([each.view(torch.uint8) for each in (aside.loaded, *rest)])
+        return made, Row(state_digest(mean.arenas), loaded, held).raw
 
     def is_right(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
     ) -> bool:
         told = Row.of(row)
-        return (mean is None or state_digest(mean.arenas) == told.mean) and (
-            made is None or state_digest({LOADED: self.loaded(made)}) == told.loaded
-        )
+        if mean is not None and state_digest(mean.arenas) != told.mean:
+            return False
+        if made is None:
+            return True
+        loaded, held = self.loaded(part, made), self.held(part, made)
+        is_loaded = state_digest({LOADED: loaded}) == told.loaded
+        return is_loaded and (not held or state_digest(held) == told.held)
 
-    def loaded(self, made: Tensor) -> Tensor:
+    def loaded(self, part: int, made: Tensor) -> Tensor:
         """What was made of a part, in the numbers that are loaded."""
-        return made.view(self._store.working.dtype)
+        upto = self._parts.size(part) * self.made_bytes
+        return made[:upto].view(self._store.working.dtype)
+
+    def held(self, part: int, made: Tensor) -> Mapping[str, Tensor]:
+        """The rest of the part's state, by name: copies. Empty where that did not come."""
+        size, arenas = self._parts.size(part), dict[str, Tensor]()
+        at = size * self.made_bytes
+        if at == made.numel():
+            return arenas
+        for name, dtype in self._held.items():
+            upto = at + size * dtype.itemsize
+            arenas[name], at = made[at:upto].clone().view(dtype), upto  # where its numbers may lie
+        return arenas

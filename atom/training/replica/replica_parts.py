@@ -1,13 +1,11 @@
 """A replica whose optimizer's state is in parts: which of them it holds, and what is done with them
 beside the replica's own steps. Knows no peers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from atom.optim.gradients import FlatNumbers
 from atom.optim.optimizer import Optimizer
-from atom.optim.state_in_parts import PartsNumbers, step_arenas
 from atom.optim.stepper import Stepper
 from atom.swap.held_state import HeldState
 from atom.swap.host_store import HostStore
@@ -39,24 +37,6 @@ class ReplicaParts:
         self._stepper.wait()
         arenas = self._store.arenas_of(part)
         return arenas.pop(self._store.loaded), arenas
-
-    def followed(
-        self,
-        part: int,
-        loaded: Tensor,
-        held: Mapping[str, Tensor],
-        rounds: Iterable[tuple[int, float, FlatNumbers]],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What a part's state, of some round, is after these: each one's number, norm, and the
-        part's mean. New memory; nothing of the replica changes. Raises: ValueError for what does
-        not fit."""
-        store, rest = self._store, {name: arena.clone() for name, arena in held.items()}
-        self.held.require(part, rest)
-        arenas = {store.loaded: loaded.clone(), **rest}
-        for number, norm, mean in rounds:
-            numbers, terms = PartsNumbers(self.held.parts, {part: mean}), self._rule.terms
-            step_arenas(self._optimizer, store, part, arenas, numbers, terms(norm, number))
-        return arenas.pop(store.loaded), arenas
 
     def renew(self, part: int) -> None:
         """Holds a part from now on, as it is where it begins anew. Raises: MemoryError."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from atom.swarm.state.part_rows import LOADED, ROWS, Row, rows_of, table_of
 from atom.training.storage.disk import read_tensors
 from atom.training.storage.results import KeptResults
 
-_MEAN = "mean"
+_MEAN, _HELD = "mean", "held"
 Content = Mapping[str, Tensor]
 
 
@@ -31,33 +31,38 @@ class PartsResult:
     means: Mapping[int, EncodedMean]
     loaded: Mapping[int, Tensor]
     """By part, flat, in the numbers that are loaded."""
+    held: Mapping[int, Content] = field(default_factory=dict)
+    """Of the parts that this peer is to hold from then on, the rest of their state."""
 
     @classmethod
     def of(cls, arenas: Content) -> "PartsResult":
         """What a disk gave. Raises: PeerRefused(MALFORMED)."""
-        means, loaded = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
+        means, held = dict[int, dict[str, Tensor]](), dict[int, dict[str, Tensor]]()
+        loaded = dict[int, Tensor]()
         for name, arena in arenas.items():
             kind, _, rest = name.partition(".")
-            part, _, of_mean = rest.partition(".")
-            if kind == _MEAN and part.isdecimal():
-                means.setdefault(int(part), {})[of_mean] = arena
+            part, _, within = rest.partition(".")
+            if kind in (_MEAN, _HELD) and part.isdecimal():
+                (means if kind == _MEAN else held).setdefault(int(part), {})[within] = arena
             elif kind == LOADED and part.isdecimal():
                 loaded[int(part)] = arena
             elif name != ROWS:
                 raise PeerRefused(Reason.MALFORMED, f"a result of {sorted(arenas)[:4]}")
         whole = {part: EncodedMean.of(each) for part, each in means.items()}
-        return cls(rows_of(arenas), whole, loaded)
+        return cls(rows_of(arenas), whole, loaded, held)
 
     @property
     def arenas(self) -> Content:
         """By name: as it is saved."""
-        means = {
-            f"{_MEAN}.{part}.{name}": arena
-            for part, mean in self.means.items()
-            for name, arena in mean.arenas.items()
+        means = {part: mean.arenas for part, mean in self.means.items()}
+        some = {
+            f"{kind}.{part}.{name}": arena
+            for kind, of in ((_MEAN, means), (_HELD, self.held))
+            for part, arenas in of.items()
+            for name, arena in arenas.items()
         }
         loaded = {f"{LOADED}.{part}": arena for part, arena in self.loaded.items()}
-        return {**table_of(self.rows), **means, **loaded}
+        return {**table_of(self.rows), **some, **loaded}
 
     @property
     def digest(self) -> bytes:
@@ -85,9 +90,8 @@ class PartsResult:
     def with_content(self, part: int, content: Content) -> "PartsResult":
         """With what was fetched of a part. Raises: PeerRefused(MALFORMED)."""
         if content.keys() == {LOADED}:
-            return PartsResult(self.rows, self.means, {**self.loaded, part: content[LOADED]})
-        means = {**self.means, part: EncodedMean.of(content)}
-        return PartsResult(self.rows, means, self.loaded)
+            return replace(self, loaded={**self.loaded, part: content[LOADED]})
+        return replace(self, means={**self.means, part: EncodedMean.of(content)})
 
     def numbers(self, codec: Codec, parts: StateParts, held: AbstractSet[int]) -> "PartsNumbers":
         """What is installed by a peer that holds these. Raises: PeerRefused(MALFORMED)."""
@@ -100,9 +104,12 @@ class PartsResult:
     def is_whole(self) -> bool:
         """Whether all that is here has the digests of its row."""
         rows = [*map(Row.of, self.rows)]
-        return all(state_digest(m.arenas) == rows[p].mean for p, m in self.means.items()) and all(
-            state_digest({LOADED: each}) == rows[part].loaded for part, each in self.loaded.items()
-        )
+        told = [
+            *((mean.arenas, rows[part].mean) for part, mean in self.means.items()),
+            *(({LOADED: each}, rows[part].loaded) for part, each in self.loaded.items()),
+            *((arenas, rows[part].held) for part, arenas in self.held.items()),
+        ]
+        return all(state_digest(content) == digest for content, digest in told)
 
 
 class PartsResults(KeptResults[PartsResult]):

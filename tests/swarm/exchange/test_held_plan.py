@@ -1,4 +1,4 @@
-"""The plan alone: whoever keeps a mean has it before anything is made, and nothing waits for
+"""The plan alone: whoever holds a part has its mean before anything is made, and nothing waits for
 ever."""
 
 import itertools
@@ -22,8 +22,8 @@ def holdings(draw: st.DrawFn) -> Holding:
     holds[0] = frozenset(range(len(sizes))) - frozenset.union(frozenset(), *holds[1:]) | holds[0]
     owners = owners_of(holds, ranges)
     assert owners is not None
-    keeps = tuple(held | draw(some) for held in holds)
-    return Holding(ranges, owners, tuple(holds), keeps)
+    gets = tuple(draw(some) - held for held in holds)
+    return Holding(ranges, owners, tuple(holds), gets)
 
 
 PLANS = st.builds(
@@ -73,7 +73,7 @@ class Members:
         self.there: list[set[int]] = [set() for _ in ranks]
         self.contributed: list[dict[int, int]] = [{} for _ in ranks]
         self.means: list[set[int]] = [set() for _ in ranks]
-        """Chunks of means that each keeps."""
+        """Chunks of means that each has."""
         self.made: list[set[int]] = [set() for _ in ranks]
         self.rows: list[set[int]] = [set() for _ in ranks]
         for rank in ranks:
@@ -99,7 +99,7 @@ class Members:
             self.rows[receiver].add(part)
         elif step.gather:
             self.there[receiver].add(step.number)
-            if not step.hop and part in self.plan.holding.keeps[receiver]:
+            if not step.hop and part in self.plan.holding.holds[receiver]:
                 self.means[receiver].add(step.start)
         else:
             assert self.plan.slot(step.number) < WINDOW * self.plan.owned_chunks
@@ -121,14 +121,14 @@ class Members:
         plan = self.plan
         return all(
             self.means[rank] >= {start for part in parts for start, _ in plan.cut(part)}
-            for rank, parts in enumerate(plan.holding.keeps)
+            for rank, parts in enumerate(plan.holding.holds)
             if plan.members > 1
         )
 
 
 @given(PLANS, st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
-def test_nothing_is_made_before_all_have_what_they_keep(
+def test_nothing_is_made_before_all_holders_have_their_means(
     plan: HeldPlan, dice: random.Random
 ) -> None:
     members, holding = Members(plan, dice), plan.holding

@@ -13,7 +13,6 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.optim.state_in_parts import PartsNumbers, step_arenas
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import codec_named
@@ -21,11 +20,12 @@ from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.part_rows import LOADED, Row, rows_of
+from atom.swarm.state.part_rows import rows_of
+from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult
 from tests.swarm.threaded_ring import SOON, sources
-from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, result_of, terms_of
+from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, terms_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,11 @@ class Dying(PartsStep):
         *usual, self._left = given
         super().__init__(*usual)
 
-    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
+    def make(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
         if not self._left:
             raise MemoryError("no room")
         self._left -= 1
-        return super().make(part, mean)
+        return super().make(part, mean, whole)
 
 
 class Confused(PartsStep):
@@ -50,8 +50,8 @@ class Confused(PartsStep):
         *usual, self._digest = given
         super().__init__(*usual)
 
-    def make(self, part: int, mean: EncodedMean) -> tuple[Tensor, bytes]:
-        made, row = super().make(part, mean)
+    def make(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
+        made, row = super().make(part, mean, whole)
         wrong = bytearray(row)
         wrong[self._digest * 32] ^= 1
         return made, bytes(wrong)
@@ -134,42 +134,29 @@ def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
 
 
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
-def test_a_newcomer_takes_over_a_part_while_the_swarm_goes_on(
+def test_a_newcomer_gets_the_whole_of_a_part_in_the_exchange(
     rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
 ) -> None:
-    """It gets the part of one round, and means of the rounds since. Nobody waits for it."""
+    """And holds it from the next round on, whose mean it gets then."""
     rooms.append(Room(3, precision, form))
-    room, coded, told = rooms[0], codec_named(codec), 0
-    newcomer = room.stores[1]
-    assert newcomer.held is not None
-    newcomer.held.drop(told)
-    fetched, kept = dict[str, Tensor](), list[tuple[PartsNumbers, float]]()
-    for step in (1, 2, 3):
-        holding = room.holding
-        wanted = tuple(
-            each | {told} if rank == 1 else each for rank, each in enumerate(holding.holds)
-        )
+    room, coded, part = rooms[0], codec_named(codec), 0
+    newcomer = room.stores[2].held
+    assert newcomer is not None
+    assert part not in newcomer.held
+    for step in (1, 2):
+        none, holding = frozenset[int](), room.holding
+        gets = (none, none, frozenset({part}) - newcomer.held)
         given = list[Tensor | None](sources(3, LAYOUT.trained_elements))
-        made = room.round(replace(holding, keeps=wanted), given, step, coded)
+        made = room.round(replace(holding, gets=gets), given, step, coded)
+        result = result_of(*made[2])
+        assert (part in result.held, part in result.means) == (step == 1, step == 2)
+        assert result.is_whole()
+        assert PartsResult.of(result.arenas).held.keys() == result.held.keys()
         room.commit(made, room.mean([each for each, _ in made], coded), step, coded)
+        assert part in newcomer.held
         assert all(map(room.has_the_bits, room.stores))
-        result, work = result_of(*made[1]), made[1][1]
-        if fetched:
-            numbers = result.means[told].numbers(coded, room.parts.size(told))
-            kept.append((PartsNumbers(room.parts, {told: numbers}), work.norm))
-        else:
-            fetched = {n: each.clone() for n, each in room.stores[0].arenas_of(told).items()}
-    assert result.lacking(newcomer.held.held | {told}) == {}
-    for step, (mean, norm) in enumerate(kept, start=2):
-        step_arenas(ADAMW, newcomer, told, fetched, mean, terms_of(step, norm))
-    loaded, row = fetched.pop(newcomer.loaded), Row.of(result.rows[told])
-    assert state_digest({LOADED: loaded}) == row.loaded
-    assert state_digest(fetched) == row.held
-    newcomer.held.take(told, fetched)
-    assert told in newcomer.held.held
-    assert room.has_the_bits(newcomer)
     with pytest.raises(ValueError, match="does not fit"):
-        newcomer.held.take(told, {name: each[1:] for name, each in fetched.items()})
+        newcomer.take(part, {name: each[1:] for name, each in newcomer.of(part).items()})
 
 
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS[1:3])
