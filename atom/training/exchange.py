@@ -29,7 +29,7 @@ from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.round.holders import parts_in
 from atom.training.storage.parts_results import PartsResult
-from atom.training.storage.results import Results
+from atom.training.storage.results import AnyResults
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; by parts all of them at once."""
@@ -109,7 +109,7 @@ class Exchange:
     def __init__(
         self,
         transport: Transport,
-        results: Results,
+        results: AnyResults,
         offered: Callable[[bytes], Contribution],
         post: Callable[[Event], None],
         clock: Clock,

@@ -23,14 +23,14 @@ from atom.models.data.samples import PiecesMissing
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.records.lease import Validation
 from atom.swarm.records.view import validation_told
-from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
+from atom.training.kept_state import kept_state
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
@@ -111,7 +111,10 @@ class RoundExecutor:
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
-        self.exchange = Exchange(self._transport, self._results, self._offered, post, self._clock)
+        self._kept = kept_state(context.replica, self._results, context.me)
+        self.exchange = Exchange(
+            self._transport, self._results, self._offered, post, self._clock, self._kept.in_parts
+        )
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
@@ -176,7 +179,7 @@ class RoundExecutor:
             if not self._offer.is_finite():
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
-        self._post(Frozen(ballot, replica.sequences, replica.loss_sum))
+        self._post(Frozen(ballot, replica.sequences, replica.loss_sum, self._kept.holds))
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
         """At one go: nothing else uses the replica between the two."""
@@ -218,6 +221,7 @@ class RoundExecutor:
         then it asks for nothing that would have to wait."""
         self._settling.result()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
+        self._kept.ready(value)
         mean = self._results.numbers(value.result_digest)  # only held results are applied
         self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
@@ -231,7 +235,7 @@ class RoundExecutor:
             self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
-        settled = self._after_step.submit(self._settle, head)
+        settled = self._after_step.submit(self._settle, value, head)
         validation = self._validation(value.round, settled)
         self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
         self._settling.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
@@ -242,12 +246,12 @@ class RoundExecutor:
         if settled is self._settling:
             self._on_settled()
 
-    def _settle(self, head: Head) -> bytes:
+    def _settle(self, value: Value, head: Head) -> bytes:
         """In the background: the end of the step, and the state's digest."""
         self._replica.finish_step()
+        digest = self._kept.settled(value)
         # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.keep(frozenset())
-        digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
         return digest
 
@@ -277,7 +281,7 @@ class RoundExecutor:
         due = head.round % self._run.snapshot.every_rounds == 0
         last = head.round == self._run.run.rounds
         if due or last:
-            self._storage.snapshot(digest, self._replica.state_arenas())
+            self._storage.snapshot(*self._kept.saved(digest))
         loss = validation.get("validation_loss")
         self._checkpoints.stepped(self._replica.state_arenas(), loss)
 
@@ -295,9 +299,9 @@ class RoundExecutor:
             with suppress(ValueError):  # of another optimizer: it begins anew
                 self._replica.adopt_own(arenas, head == self._storage.journal.head.digest)
                 self._state_sync.goes_on_from(incarnation)
-        digest = self._state_digest()
+        digest = self._kept.digest()
         if not self._storage.snapshots():
-            self._storage.snapshot(digest, self._replica.state_arenas())
+            self._storage.snapshot(*self._kept.saved(digest))
         return digest
 
     def _save_own(self) -> None:
@@ -312,9 +316,6 @@ class RoundExecutor:
         self._first_offer = None
         self._worker.train_beyond(None)
         self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
-
-    def _state_digest(self) -> bytes:
-        return state_digest(self._replica.state_arenas())
 
     def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
         """If it is due: with the new weights, as soon as they are stepped, and, where they change
@@ -384,7 +385,7 @@ class RoundExecutor:
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
         head, usable = self._storage.journal.head, self._state_sync.usable
-        digest = self._state_digest() if usable else b""
+        digest = self._kept.digest() if usable else b""
         if head != before or (wanted.discard and not problem):
             if usable:
                 self._start_round(head)
@@ -396,7 +397,7 @@ class RoundExecutor:
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""
-        self._storage.snapshot(digest, self._replica.state_arenas())
+        self._storage.snapshot(*self._kept.saved(digest))
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
         )

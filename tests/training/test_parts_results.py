@@ -1,6 +1,6 @@
 """Results of which a peer has its part: on disk, to others, and put together again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,12 +8,13 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swap.held_state import HeldState, StateParts
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Wanted, fetch
-from atom.swarm.state.part_rows import LOADED, Row, rows_of
+from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
 from atom.training.exchange import result_of
 from atom.training.storage.parts_results import PartsResult, PartsResults
 from tests.swarm.local_transport import LocalNetwork
@@ -42,9 +43,15 @@ def results(room: Room) -> list[PartsResult]:
     return [result_of(*each) for each in room.round(room.holding, [*given], 1, CODEC)]
 
 
-def stored(room: Room, result: PartsResult, folder: Path) -> PartsResults:
+def of_rank(room: Room, rank: int, folder: Path) -> PartsResults:
+    store = room.stores[rank]
+    assert store.held is not None
+    return PartsResults(folder, store.held, CODEC, lambda part: store.arenas_of(part)[store.loaded])
+
+
+def stored(room: Room, result: PartsResult, folder: Path, rank: int = 0) -> PartsResults:
     """On disk alone."""
-    there = PartsResults(folder, room.parts, CODEC)
+    there = of_rank(room, rank, folder)
     there.hold(result.digest, result)
     there.save(result.digest)
     there.keep(frozenset())
@@ -55,13 +62,13 @@ def test_a_restart_finds_what_it_had(
     room: Room, results: list[PartsResult], tmp_path: Path
 ) -> None:
     digest, held = results[1].digest, room.holding.holds[1]
-    there = stored(room, results[1], tmp_path)
+    there = stored(room, results[1], tmp_path, 1)
     found = there.get(digest)
     assert found is not None
     assert found.lacking(held) == {}
     there.hold(digest, found)
     before = results[1].numbers(CODEC, room.parts, held)
-    after = there.numbers(digest, held)
+    after = there.numbers(digest)
     for start, stop in room.ranges:
         assert torch.equal(after[start:stop], before[start:stop])
     there.keep(frozenset())
@@ -79,7 +86,8 @@ def test_results_of_another_cut_are_none(
 ) -> None:
     digest = results[0].digest
     stored(room, results[0], tmp_path)
-    other = PartsResults(tmp_path, type(room.parts)(room.parts.elements, 4096), CODEC)
+    held = HeldState(StateParts(room.parts.elements, 4096), {})
+    other = PartsResults(tmp_path, held, CODEC, lambda part: torch.empty(0))
     assert other.get(digest) is None
 
 
@@ -96,24 +104,24 @@ def test_a_peer_that_was_away_fetches_from_several_what_each_has(
     doors = [network.add(server.serve) for server in servers]
     peers, us = [door.peer_id for door in doors], network.add()
     try:
-        fetched = 0
+        asked = list[bytes]()
 
-        def content(digest: bytes) -> dict[str, torch.Tensor]:
-            nonlocal fetched
-            fetched += 1
-            return dict(fetch(us, Wanted(digest.hex(), peers, digest, 1 << 24), None))
+        def ask(digest: bytes) -> Mapping[str, torch.Tensor]:
+            asked.append(digest)
+            return fetch(us, Wanted(digest.hex(), peers, digest, 1 << 24), None)
 
-        digest, held = results[0].digest, frozenset({0, 3, 4})
-        mine = PartsResult(rows_of(content(digest)), {}, {})
-        assert mine.digest == digest
-        for part, wanted in mine.lacking(held).items():
-            mine = mine.with_content(part, content(wanted))
-        assert mine.is_whole()
-        assert mine.lacking(held) == {}
-        assert fetched == 1 + room.parts.count
+        digest, held = results[0].digest, room.holding.holds[0]
+        ours = of_rank(room, 0, tmp_path / "ours")
+        ours.fetch(digest, ask)
+        ours.check(digest)
+        mine = ours.of(digest)
+        assert (mine.digest, mine.is_whole(), mine.lacking(held)) == (digest, True, {})
+        assert len(asked) == 1 + room.parts.count
         assert mine.means.keys() == held
+        ours.fetch(digest, ask)
+        assert len(asked) == 1 + room.parts.count, "it is all here"
         with pytest.raises(PeerRefused) as refused:
-            content(Row.of(mine.rows[0]).held)
+            ask(Row.of(mine.rows[0]).held)
         assert refused.value.reason is Reason.NOT_FOUND, "a result does not have it"
     finally:
         network.close()
@@ -122,22 +130,51 @@ def test_a_peer_that_was_away_fetches_from_several_what_each_has(
 def test_means_of_an_exchange_that_broke_are_of_use_if_its_result_is_committed(
     room: Room, results: list[PartsResult], tmp_path: Path
 ) -> None:
-    there, held = PartsResults(tmp_path, room.parts, CODEC), room.holding.holds[2]
-    there.keep_means(results[2].means)
-    told = PartsResult(results[0].rows, {}, {})
-    completed = there.completed(told, held)
-    assert completed.means.keys() == held
-    assert set(completed.lacking(held)) == set(range(room.parts.count)) - held
-    there.keep(frozenset({b"another that may be committed"}))
-    assert there.completed(told, held).means.keys() == held
-    there.keep(frozenset())
-    assert not there.completed(told, held).means
+    """Until the round is over; a part whose mean is nowhere then comes as what is loaded of it."""
+    there, held, digest = of_rank(room, 2, tmp_path), room.holding.holds[2], results[0].digest
+
+    def ask(wanted: bytes) -> Mapping[str, torch.Tensor]:
+        """No mean is anywhere."""
+        rows = [*map(Row.of, results[0].rows)]
+        given = (r.served(wanted) for r in results if wanted not in {row.mean for row in rows})
+        found = next((content for content in given if content is not None), None)
+        if found is None:
+            raise PeerRefused(Reason.NOT_FOUND, "a mean")
+        return found
+
+    for kept, means in [
+        (frozenset({b"another that may be committed"}), held),
+        (frozenset(), {*()}),
+    ]:
+        there.keep_means(results[2].means)
+        there.keep(kept)
+        there.fetch(digest, ask)
+        assert there.of(digest).means.keys() == means
+        assert there.of(digest).lacking(means) == {}
 
 
-def test_weights_of_another_size_are_refused(room: Room, results: list[PartsResult]) -> None:
-    held = room.holding.holds[0]
-    part = min(results[0].loaded.keys() - held)
-    short = {LOADED: results[0].loaded[part][1:]}
-    with pytest.raises(PeerRefused, match="another size"):
-        results[0].with_content(part, short).numbers(CODEC, room.parts, held)
-    assert state_digest(short) != Row.of(results[0].rows[part]).loaded
+def test_weights_of_another_size_are_refused(
+    room: Room, results: list[PartsResult], tmp_path: Path
+) -> None:
+    there, digest = of_rank(room, 0, tmp_path), results[0].digest
+    part = min(results[0].loaded)
+    for wrong in (results[0].loaded[part][1:], results[0].loaded[part].float()):
+        there.hold(digest, results[0].with_content(part, {LOADED: wrong}))
+        with pytest.raises(PeerRefused, match="another size"):
+            there.check(digest)
+
+
+def test_what_is_loaded_now_is_served_while_it_is_what_the_table_says(
+    room: Room, results: list[PartsResult], tmp_path: Path
+) -> None:
+    there, store = of_rank(room, 0, tmp_path), room.stores[0]
+    weights = [store.arenas_of(part)[store.loaded] for part in range(room.parts.count)]
+    none = bytes(32)
+    rows = tuple(Row(none, state_digest({LOADED: each}), none).raw for each in weights)
+    first = Row.of(rows[0]).loaded
+    assert there.served(first) is None
+    there.rows = rows
+    assert rows_of(there.served(state_digest(table_of(rows))) or {}) == rows
+    assert state_digest(there.served(first) or {}) == first
+    weights[0][0] += 1.0
+    assert there.served(first) is None

@@ -1,26 +1,28 @@
 """What a peer has of the results of rounds, where the optimizer's state is in parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.optim.state_in_parts import PartsNumbers
-from atom.swap.held_state import StateParts
+from atom.swap.held_state import HeldState, StateParts
+from atom.swap.readiness import StepFailed
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import Content
 from atom.swarm.state.part_rows import LOADED, ROWS, Row, rows_of, table_of
 from atom.training.storage.disk import read_tensors
 from atom.training.storage.results import KeptResults
 
 _MEAN, _HELD = "mean", "held"
-Content = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,15 @@ class PartsResult:
             return replace(self, loaded={**self.loaded, part: content[LOADED]})
         return replace(self, means={**self.means, part: EncodedMean.of(content)})
 
-    def numbers(self, codec: Codec, parts: StateParts, held: AbstractSet[int]) -> "PartsNumbers":
+    def numbers(self, codec: Codec, parts: StateParts, held: AbstractSet[int]) -> PartsNumbers:
         """What is installed by a peer that holds these. Raises: PeerRefused(MALFORMED)."""
         means = {part: self.means[part].numbers(codec, parts.size(part)) for part in held}
         others = {part: each for part, each in self.loaded.items() if part not in held}
-        if any(each.numel() != parts.size(part) for part, each in others.items()):
-            raise PeerRefused(Reason.MALFORMED, "weights of another size")
         return PartsNumbers(parts, {**means, **others})
+
+    def all_loaded(self) -> Tensor:
+        """What is loaded of all parts, one after the other; all of it is here."""
+        return torch.cat([self.loaded[part] for part in range(len(self.rows))])
 
     def is_whole(self) -> bool:
         """Whether all that is here has the digests of its row."""
@@ -113,20 +117,34 @@ class PartsResult:
 
 
 class PartsResults(KeptResults[PartsResult]):
-    """Of each round as much as this peer has, or has fetched."""
+    """Of each round as much as this peer needs, or has fetched."""
 
-    def __init__(self, folder: Path, parts: StateParts, codec: Codec) -> None:
-        super().__init__(folder)
-        self.parts, self.codec = parts, codec
+    def __init__(
+        self, folder: Path, held: HeldState, codec: Codec, live: Callable[[int], Tensor]
+    ) -> None:
+        """`held`: what the peer holds, as it changes. `live`: what is loaded of a part, between two
+        steps; may raise StepFailed."""
+        super().__init__(folder, held.parts.elements, codec)
+        self._state, self.parts, self._live = held, held.parts, live
+        self.rows: tuple[bytes, ...] = ()
+        """Of the state that is here; empty: it is the first. One writer; for any thread to read."""
         self._means: dict[bytes, EncodedMean] = {}
         """Of exchanges that broke."""
 
-    def _read(self, arenas: Mapping[str, Tensor]) -> PartsResult:
+    def _read(self, arenas: Content) -> PartsResult:
         return PartsResult.of(arenas)
 
     def _is(self, result: PartsResult, digest: bytes) -> bool:
         fits = len(result.rows) == self.parts.count and result.digest == digest
         return fits and result.is_whole()
+
+    @property
+    def usual_bytes(self) -> int:
+        return self.codec.wire_bytes(self.elements) + self.elements * self._live(0).itemsize
+
+    def of(self, digest: bytes) -> PartsResult:
+        """A held one."""
+        return self._held[digest]
 
     def keep_means(self, means: Mapping[int, EncodedMean]) -> None:
         """Those of an exchange that broke, until `keep`: its result may be committed."""
@@ -140,23 +158,62 @@ class PartsResults(KeptResults[PartsResult]):
             with self._lock:
                 self._means = {}
 
-    def completed(self, result: PartsResult, held: AbstractSet[int]) -> PartsResult:
-        """With what is here of what a peer that holds these lacks of it."""
-        for part, digest in result.lacking(held).items():
-            if digest in self._means:
-                result = result.with_content(part, self._means[digest].arenas)
-        return result
+    def numbers(self, digest: bytes) -> PartsNumbers:
+        """What is installed by a peer that holds what this one does. Raises: PeerRefused."""
+        return self.of(digest).numbers(self.codec, self.parts, self._state.held)
 
-    def numbers(self, digest: bytes, held: AbstractSet[int]) -> PartsNumbers:
-        """What a peer that holds these is to install of a held result. Raises: PeerRefused."""
-        return self._held[digest].numbers(self.codec, self.parts, held)
+    def check(self, digest: bytes) -> None:
+        result = self.of(digest)
+        for part, mean in result.means.items():
+            mean.check(self.codec, self.parts.size(part))
+        wanted = {part: (self._live(part).dtype, self.parts.size(part)) for part in result.loaded}
+        if wanted != {part: (each.dtype, each.numel()) for part, each in result.loaded.items()}:
+            raise PeerRefused(Reason.MALFORMED, "weights of another size")
+
+    def fetch(self, digest: bytes, ask: Callable[[bytes], Content]) -> None:
+        """As much as a peer needs that holds what this one does. Instead of a mean that is nowhere:
+        what is loaded of that part."""
+        self._fetch(digest, ask, self._state.held)
+
+    def fetch_loaded(self, digest: bytes, ask: Callable[[bytes], Content]) -> None:
+        """The same, for a peer that holds nothing."""
+        self._fetch(digest, ask, frozenset())
+
+    def _fetch(
+        self, digest: bytes, ask: Callable[[bytes], Content], held: AbstractSet[int]
+    ) -> None:
+        result = self.get(digest) or PartsResult(rows_of(ask(digest)), {}, {})
+        if len(result.rows) != self.parts.count:
+            raise PeerRefused(Reason.MALFORMED, f"a table of {len(result.rows)} rows")
+        for part, wanted in result.lacking(held).items():
+            loaded = Row.of(result.rows[part]).loaded
+            mean = self._means.get(wanted)
+            with suppress(*(() if wanted == loaded else (PeerRefused, OSError))):
+                result = result.with_content(part, mean.arenas if mean else ask(wanted))
+                continue
+            if part not in result.loaded:
+                result = result.with_content(part, ask(loaded))
+        self.hold(digest, result)
 
     def served(self, digest: bytes) -> Content | None:
-        """A table, a mean or what is loaded of a part, by its digest: from memory, else from disk.
-        Who reads it has to see whether the disk gave what it was given."""
-        for result in [*self._held.values(), *self._all_stored()]:
-            if (found := result.served(digest)) is not None:
+        """A table, a mean or what is loaded of a part: from memory, else from disk."""
+        rows = self.rows
+        if rows and digest == state_digest(table_of(rows)):
+            return table_of(rows)
+        for part, row in enumerate(map(Row.of, rows)):
+            if row.loaded == digest and (found := self._copied(part, digest)) is not None:
                 return found
+        for result in [*self._held.values(), *self._all_stored()]:
+            if (content := result.served(digest)) is not None:
+                return content
+        return None
+
+    def _copied(self, part: int, digest: bytes) -> Content | None:
+        """What is loaded of a part, unless a step has begun since."""
+        with suppress(StepFailed):
+            copy = {LOADED: self._live(part).clone()}
+            if state_digest(copy) == digest:
+                return copy
         return None
 
     def _all_stored(self) -> Iterator[PartsResult]:

@@ -8,23 +8,23 @@ still be reading it.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
-
-from torch import Tensor
+from typing import Any, Generic, Protocol, TypeVar
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover
+from atom.optim.gradients import FlatNumbers
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean, MeanNumbers
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import Content
 from atom.training.storage.disk import read_tensors, write_tensors
 
 
 class Result(Protocol):
     @property
-    def arenas(self) -> Mapping[str, Tensor]:
+    def arenas(self) -> Content:
         """By name: as it is saved."""
 
 
@@ -34,18 +34,42 @@ R = TypeVar("R", bound=Result)
 class KeptResults(ABC, Generic[R]):
     """By their digests. Thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
+        """`elements`: of each mean. `codec`: of the run."""
+        self.folder, self.elements, self.codec = folder, elements, codec
         self._lock = threading.Lock()
         self._held: dict[bytes, R] = {}
 
     @abstractmethod
-    def _read(self, arenas: Mapping[str, Tensor]) -> R:
+    def _read(self, arenas: Content) -> R:
         """What a disk gave. Raises: PeerRefused."""
 
     @abstractmethod
     def _is(self, result: R, digest: bytes) -> bool:
         """Whether the result, which a disk gave, has that name."""
+
+    @property
+    @abstractmethod
+    def usual_bytes(self) -> int:
+        """The most that a result takes, but for a few per chunk."""
+
+    @abstractmethod
+    def numbers(self, digest: bytes) -> FlatNumbers:
+        """What a held result says, which an exchange or `check` found to say something."""
+
+    @abstractmethod
+    def check(self, digest: bytes) -> None:
+        """Whether a held result says anything. Raises: PeerRefused."""
+
+    @abstractmethod
+    def fetch(self, digest: bytes, ask: Callable[[bytes], Content]) -> None:
+        """Holds a result, from here or as `ask` gives it: contents by their digests. Raises: what
+        `ask` does; PeerRefused(MALFORMED)."""
+
+    @abstractmethod
+    def served(self, digest: bytes) -> Content | None:
+        """What others get under that digest. Who reads it has to see whether the disk gave what it
+        was given."""
 
     def hold(self, digest: bytes, result: R) -> None:
         """Keeps it in memory."""
@@ -91,16 +115,13 @@ class KeptResults(ABC, Generic[R]):
             return None
 
 
+AnyResults = KeptResults[Any]
+
+
 class Results(KeptResults[EncodedMean]):
     """Means of all elements."""
 
-    def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
-        """`elements`: of each result. `codec`: of the run."""
-        super().__init__(folder)
-        self.elements = elements
-        self.codec = codec
-
-    def _read(self, arenas: Mapping[str, Tensor]) -> EncodedMean:
+    def _read(self, arenas: Content) -> EncodedMean:
         return EncodedMean.of(arenas)
 
     def _is(self, result: EncodedMean, digest: bytes) -> bool:
@@ -108,13 +129,17 @@ class Results(KeptResults[EncodedMean]):
 
     @property
     def usual_bytes(self) -> int:
-        """The most that a result takes, but for a few per chunk."""
         return self.codec.wire_bytes(self.elements)
 
     def numbers(self, digest: bytes) -> MeanNumbers:
-        """What a held result says, which an exchange or `check` found to say something."""
         return self._held[digest].numbers(self.codec, self.elements)
 
     def check(self, digest: bytes) -> None:
-        """Whether a held result says anything. Raises: PeerRefused."""
         self._held[digest].check(self.codec, self.elements)
+
+    def fetch(self, digest: bytes, ask: Callable[[bytes], Content]) -> None:
+        self.hold(digest, self.get(digest) or EncodedMean.of(ask(digest)))
+
+    def served(self, digest: bytes) -> Content | None:
+        found = self.unchecked(digest)
+        return None if found is None else found.arenas

@@ -35,7 +35,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
-from atom.training.storage.results import Results
+from atom.training.storage.results import AnyResults
 
 OFFERS = "snapshots"
 """Name of the list of states."""
@@ -198,7 +198,7 @@ class RunStorage:
     def __init__(
         self,
         journal: Journal,
-        results: Results,
+        results: AnyResults,
         folder: Path,
         room: DiskRoom,
         keep: int,
@@ -238,8 +238,7 @@ class RunStorage:
             return plain_bytes(page_of(self.journal.commits, int(since)))
         if kind == "state":
             return self._state(bytes.fromhex(key))
-        result = self.results.unchecked(bytes.fromhex(key))
-        return None if result is None else result.arenas
+        return self.results.served(bytes.fromhex(key))
 
     def _listed(self) -> bytes:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
