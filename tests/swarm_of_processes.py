@@ -74,7 +74,7 @@ grace_seconds = {grace_s}
 [snapshot]
 every_rounds = {snapshot_rounds}
 """
-LOCAL_STEPS = "local-steps"
+LOCAL_STEPS, IN_PARTS = "local-steps", "parts"
 RULE = os.environ.get("ATOM_CHAOS_RULE", "every-step")
 EXCHANGE = {
     "every-step": "",
@@ -84,8 +84,12 @@ EXCHANGE = {
 rule = "local-steps"
 inner_sequences = 8
 """,
+    IN_PARTS: """
+[update]
+optimizer_state = "parts"
+""",
 }
-"""By update rule: what a run file says of it, after [swarm]."""
+"""By update rule, or where the state is: what a run file says of it, after [swarm]."""
 PEER = """\
 [device]
 use = "cpu"

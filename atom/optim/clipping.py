@@ -26,7 +26,7 @@ from atom.swap.host_kernels import host_kernels
 from atom.swap.host_sums import HostSum, on_threads
 
 LANES = 2**15  # float64 sums that do not wait for each other
-BLOCK_ELEMENTS = LANES * 2**7
+BLOCK_ELEMENTS = LANES * 2**5
 MOST_THREADS = 8  # each has 16 MiB at work, where numbers have to be decoded
 
 

@@ -151,6 +151,7 @@ def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSetti
         dropout_seed=dropout_seed,
         state_form=state_form(run),
         gradients=gradients(run),
+        in_parts=run.update.holders > 0,
     )
 
 

@@ -87,7 +87,8 @@ def question_of_run(
     whole_step = math.ceil(step / run.batch.micro_batch_sequences)
     most = min(math.ceil(whole_step / devices), MAX_MICRO_BATCHES_PER_PASS)
     leaving, trained = gradients(run), 0
-    if has_kernels and devices == 1 and update_rule(run).same_steps and leaving == torch.float32:
+    can_step = has_kernels and devices == 1 and not run.update.holders
+    if can_step and update_rule(run).same_steps and leaving == torch.float32:
         trained = trained_element_bytes(optimizer(run), graph, state_form(run))
     sizes, together = (device_bytes, most, host_left_bytes), whole_step if on_gpu else None
     return question(graph, profile, *sizes, leaving, trained, devices, together)

@@ -153,7 +153,7 @@ class KeptRun:
 
         Raises: StorageError.
         """
-        if snapshot.path.parent == self.state.checkpoints:
+        if snapshot.path.parent == self.state.checkpoints or self.run.update.holders:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.journal.commits)

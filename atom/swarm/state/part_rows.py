@@ -39,13 +39,16 @@ class Row:
 
 
 def table_of(rows: tuple[bytes, ...]) -> Mapping[str, Tensor]:
-    return {ROWS: torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)}
+    """Of no rows: that of the first state, which no result led to."""
+    raw = b"".join(rows)
+    told = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return {ROWS: told}
 
 
 def rows_of(table: Mapping[str, Tensor]) -> tuple[bytes, ...]:
     """Raises: PeerRefused(MALFORMED)."""
     rows = table.get(ROWS)
-    if rows is None or rows.dtype != torch.uint8 or not rows.numel() or rows.numel() % ROW_BYTES:
+    if rows is None or rows.dtype != torch.uint8 or rows.numel() % ROW_BYTES:
         raise PeerRefused(Reason.MALFORMED, "a table of no rows")
     raw = rows.numpy().tobytes()
     return tuple(raw[at : at + ROW_BYTES] for at in range(0, len(raw), ROW_BYTES))

@@ -355,8 +355,13 @@ class Replica:
         self._round = round
 
     @property
+    def in_parts(self) -> bool:
+        """Whether the optimizer's state is."""
+        return self._parts is not None
+
+    @property
     def parts(self) -> ReplicaParts:
-        """Where the optimizer's state is in parts."""
+        """Where it is."""
         assert self._parts is not None
         return self._parts
 

@@ -1,0 +1,49 @@
+"""Real daemons that each hold parts of the optimizer's state: holders are killed, and come back."""
+
+from pathlib import Path
+
+import pytest
+from swarm_history import all_end_on_one_chain, read_chain
+from swarm_of_processes import IN_PARTS, START_S, Peer, endless, gather, swarm_in
+
+from atom.swarm.chain.commit import Commit
+from atom.training.round.holders import parts_in
+
+pytestmark = pytest.mark.timeout(6 * START_S)
+
+RUN, NAMES = "parts", ("red", "green", "blue")
+TEXT = endless(RUN, 2, 3, rule=IN_PARTS, model_dim=384, sequences=12)
+
+
+def newest(peer: Peer) -> Commit:
+    return read_chain(peer.state, RUN)[0][-1]
+
+
+def is_dealt(peer: Peer) -> bool:
+    """Each part has two holders, and nobody all of them."""
+    held = {c.peer_id: parts_in(c.holds) for c in newest(peer).value.contributions}
+    parts = frozenset[int]().union(*held.values())
+    counts = [sum(part in each for each in held.values()) for part in parts]
+    return set(counts) == {2} and all(each < parts for each in held.values())
+
+
+def test_the_others_go_on_without_a_killed_holder_and_deal_its_parts_again(tmp_path: Path) -> None:
+    with swarm_in(tmp_path, TEXT, NAMES, memory="auto") as swarm:
+        swarm.found(standing=True)
+        gather(swarm)
+        swarm.resume()
+        red, victim, _ = swarm.peers
+        swarm.until(lambda: red.last_round >= 2 and is_dealt(red), "parts dealt", START_S)
+        assert not victim.kill()
+        mark = red.last_round
+        swarm.until(lambda: red.last_round >= mark + 3, "rounds without it", START_S)
+        rest = [c for c in read_chain(red.state, RUN)[0] if c.value.round > mark]
+        assert not any(c.value.renewed or c.survivors for c in rest), swarm.story()
+        victim.start()
+        swarm.until(lambda: holds(red, victim), "the victim holds parts again", START_S)
+        assert all_end_on_one_chain(swarm, RUN) == 0, "no round was discarded"
+
+
+def holds(peer: Peer, other: Peer) -> bool:
+    given = newest(peer).value.contributions
+    return any(c.holds for c in given if c.peer_id == other.peer_id)
