@@ -14,9 +14,9 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import BLOCK_ELEMENTS
 from atom.optim.gradients import FlatNumbers
-from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, optimizer_state
-from atom.swap.held_state import HeldState, StateParts
-from atom.swap.host_store import WORKING, HostStore, loaded_arena, state_arenas
+from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms
+from atom.swap.held_state import StateParts
+from atom.swap.host_store import WORKING, HostStore
 from atom.swap.state_form import WEIGHTS, StateForm
 
 
@@ -36,25 +36,6 @@ def divides(optimizer: Optimizer, layout: ParameterLayout, form: StateForm) -> b
     return optimizer.elementwise and all(
         tensor.block == 1 and tensor.shape == shape for shape, tensor in declared
     )
-
-
-def store_bytes_in_parts(
-    optimizer: Optimizer,
-    layout: ParameterLayout,
-    precision: torch.dtype,
-    form: StateForm,
-    gradients: torch.dtype,
-    members: int,
-    holders: int,
-) -> int:
-    """As `store_bytes`, of one of so many members, with so many holders of each part."""
-    arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
-    loaded = loaded_arena(precision, form)
-    dtypes = {name: arena.dtype for name, arena in arenas.items() if name != loaded}
-    held = HeldState(state_parts(layout), dtypes)
-    sums_bytes = layout.trained_elements * gradients.itemsize
-    loaded_bytes = layout.total_elements * precision.itemsize
-    return loaded_bytes + sums_bytes + held.most_bytes(members, holders)
 
 
 def stretches_of(

@@ -56,6 +56,10 @@ class StateParts:
         evenly."""
         return -(-self.count * min(holders, members) // members)
 
+    def most_elements(self, held: int) -> int:
+        """Of any so many parts."""
+        return sum(sorted(map(self.size, range(self.count)), reverse=True)[:held])
+
 
 class HeldState:
     """Named tensors of the parts that are held, one number for each element. Not synchronised."""
@@ -63,6 +67,8 @@ class HeldState:
     def __init__(self, parts: StateParts, dtypes: Mapping[str, torch.dtype]) -> None:
         """`dtypes`: of each tensor, by name. Nothing is held yet."""
         self.parts, self.dtypes = parts, dtypes
+        self.room = parts.count
+        """How many parts there is memory for. For who deals them: nothing here asks."""
         self._arenas = dict[int, dict[str, Tensor]]()
 
     @property
@@ -106,9 +112,3 @@ class HeldState:
         for arenas in self._arenas.values():
             for arena in arenas.values():
                 arena.zero_()
-
-    def most_bytes(self, members: int, holders: int) -> int:
-        """What one of so many members holds at most: see `StateParts.most_held`."""
-        sizes = sorted(map(self.parts.size, range(self.parts.count)))
-        elements = sum(sizes[-self.parts.most_held(members, holders) :])
-        return elements * sum(dtype.itemsize for dtype in self.dtypes.values())

@@ -25,6 +25,9 @@ class KeptState(ABC):
     in_parts: InParts | None = None
     """For exchanges, where the state is in parts."""
 
+    room = 0
+    """As in a promise."""
+
     @property
     @abstractmethod
     def holds(self) -> int:
@@ -89,7 +92,7 @@ class StateInParts(KeptState):
     def __init__(self, replica: Replica, results: PartsResults, me: Voter) -> None:
         self._replica, self._results, self._me = replica, results, me
         self._held = replica.parts.held
-        parts = self._held.parts
+        self.room, parts = self._held.room, self._held.parts
         self.in_parts = InParts(
             tuple(map(parts.range, range(parts.count))),
             lambda: replica.parts.step(results.codec, replica.round + 1),

@@ -179,7 +179,8 @@ class RoundExecutor:
             if not self._offer.is_finite():
                 self._events.emit("gradients-dropped", reason="not-finite")
                 replica.drop_contribution()
-        self._post(Frozen(ballot, replica.sequences, replica.loss_sum, self._kept.holds))
+        kept, counted = self._kept, (replica.sequences, replica.loss_sum)
+        self._post(Frozen(ballot, *counted, kept.holds, kept.room))
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
         """At one go: nothing else uses the replica between the two."""

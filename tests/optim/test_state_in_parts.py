@@ -19,10 +19,9 @@ from atom.optim.state_in_parts import (
     divides,
     state_parts,
     step_aside,
-    store_bytes_in_parts,
 )
 from atom.optim.stepper import Stepper
-from atom.swap.held_state import MOST_PARTS, HeldState, StateParts
+from atom.swap.held_state import MOST_PARTS, StateParts
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
@@ -184,8 +183,8 @@ def test_parts_are_whole_blocks_and_alike(elements: int) -> None:
 )
 def test_a_member_holds_its_share(members: int, holders: int, share: float) -> None:
     parts = StateParts(BLOCK * MOST_PARTS * 3, BLOCK)
-    held = HeldState(parts, {"exp_avg": torch.float32, "exp_avg_sq": torch.float32})
-    assert held.most_bytes(members, holders) == share * parts.elements * 8
+    elements = parts.most_elements(parts.most_held(members, holders))
+    assert elements == share * parts.elements
 
 
 @pytest.mark.parametrize(("precision", "form"), FORMS)
@@ -195,13 +194,10 @@ def test_memory_is_as_reckoned(precision: torch.dtype, form: StateForm) -> None:
     store = in_parts(precision, form, set(range(parts.count)))
     assert store.held is not None
     held = sum(a.nbytes for part in range(parts.count) for a in store.held.of(part).values())
-    assert held == store.held.most_bytes(2, 2)
-    given = ADAMW, LAYOUT, precision, form
+    each_bytes = sum(dtype.itemsize for dtype in store.held.dtypes.values())
+    assert held == each_bytes * parts.most_elements(parts.count)
     allocated = held + store.working.nbytes + store.gradients.nbytes
-    assert allocated == store_bytes(*given)
-    assert allocated == store_bytes_in_parts(*given, torch.float32, 2, 2)
-    less = store_bytes_in_parts(*given, torch.float32, 8, 2)
-    assert allocated - less == held - store.held.most_bytes(8, 2) > 0.7 * held
+    assert allocated == store_bytes(ADAMW, LAYOUT, precision, form)
     store.held.drop(0)
     assert not store.held.of(0)
 

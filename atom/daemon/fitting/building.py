@@ -19,6 +19,7 @@ from atom.daemon.fitting.device_choice import (
     has_kernels,
     peer_bytes,
     question_of_run,
+    room_for,
     set_arithmetic,
     usable_device_bytes,
 )
@@ -68,7 +69,9 @@ def build_replica(
     set_arithmetic(peer.device)
     run, graph, note = recipe.run, recipe.graph, console.note
     cap_bytes = peer.host.memory_bytes
-    have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
+    have_bytes = free_host_bytes(cap_bytes)
+    room = room_for(run, graph.layout, have_bytes)
+    need_bytes = peer_bytes(run, graph.layout, room)
     require_host_memory(need_bytes, have_bytes, cap_bytes)
     verify_recipe(recipe, samples, console)
     allowed = allowed_bytes(peer.device.memory_bytes)
@@ -90,7 +93,10 @@ def build_replica(
         for each in (evaluation, answers)
     )
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
-    require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
+    beyond_bytes = sum(size for _, size in beyond)
+    room = room_for(run, graph.layout, have_bytes - beyond_bytes)
+    need_bytes = peer_bytes(run, graph.layout, room)
+    require_host_memory(need_bytes + beyond_bytes, have_bytes, cap_bytes)
     note(choice_text(choice))
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
@@ -99,6 +105,8 @@ def build_replica(
         replica = Replica(
             training, evaluating, settings, device, answering=answering, beside=beside, told=note
         )
+    if room is not None:
+        replica.parts.held.room = room
     if unlocked_bytes := sum(each.unlocked_bytes for each in devices):
         told = format_bytes(unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
@@ -118,7 +126,8 @@ def _choose(
     run, graph, cap_bytes = recipe.run, recipe.graph, peer.device.memory_bytes
 
     def choice(host_bytes: int, alone: bool) -> Choice:
-        left_bytes = host_bytes - peer_bytes(run, graph.layout)
+        room = room_for(run, graph.layout, host_bytes)
+        left_bytes = host_bytes - peer_bytes(run, graph.layout, room)
         device_bytes = cap_bytes or usable_device_bytes(devices, left_bytes, alone)
         sizes = device_bytes, left_bytes
         on_gpu = devices[0].type == "cuda"

@@ -23,12 +23,13 @@ from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, store_bytes
+from atom.optim.state_in_parts import state_parts
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question
 from atom.placement.memory import PLANNED_SHARE, Limits
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import staging_bytes, waiting_elements
-from atom.swap.host_store import beside_bytes
+from atom.swap.host_store import beside_bytes, loaded_arena
 from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
@@ -141,30 +142,55 @@ def choice_text(choice: Choice) -> str:
     )
 
 
-def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:
-    """Host memory that a peer takes however it cuts the model: (what, bytes)."""
+def replica_arenas(
+    run: RunFile, layout: ParameterLayout, held: int | None = None
+) -> list[tuple[str, int]]:
+    """Host memory that a peer takes however it cuts the model: (what, bytes). `held`: so many parts
+    of the optimizer's state, where it has parts; None: all."""
     precision, form = getattr(torch, run.model.precision), state_form(run)
-    rule = update_rule(run)
+    rule, parts, loaded = update_rule(run), state_parts(layout), loaded_arena(precision, form)
+    state, divided = replica_state(run, layout), run.update.holders > 0
+    some = parts.most_elements(parts.count if held is None else held)
     arenas = [
-        (WEIGHT_TITLES.get(name, f"optimizer's {name}"), arena.size_bytes)
-        for name, arena in replica_state(run, layout).items()
+        (
+            WEIGHT_TITLES.get(name, f"optimizer's {name}"),
+            some * arena.dtype.itemsize if divided and name != loaded else arena.size_bytes,
+        )
+        for name, arena in state.items()
     ]
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
     elements = layout.trained_elements
     codec = codec_named(run.swarm.codec)
+    result_bytes = codec.wire_bytes(elements)
+    if divided:
+        result_bytes = codec.wire_bytes(some) + precision.itemsize * elements
     arenas += [
         ("what the device loads", beside_bytes(layout, precision, form)),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
         # the one voted on and the next
-        ("averages, as they travel", 2 * codec.wire_bytes(elements)),
+        ("averages, as they travel", 2 * result_bytes),
         ("update rule's own", rule.own_bytes(layout, keeps_lost=codec.given_back > 0)),
     ]
     return [(what, size) for what, size in arenas if size > 0]
 
 
-def peer_bytes(run: RunFile, layout: ParameterLayout) -> int:
+def peer_bytes(run: RunFile, layout: ParameterLayout, held: int | None = None) -> int:
     """The sum of `replica_arenas`."""
-    return sum(size for _, size in replica_arenas(run, layout))
+    return sum(size for _, size in replica_arenas(run, layout, held))
+
+
+def most_held(run: RunFile, layout: ParameterLayout, peers: int) -> int | None:
+    """How many parts of the optimizer's state one of so many peers holds; None: it has no parts."""
+    holders = run.update.holders
+    return state_parts(layout).most_held(peers, holders) if holders else None
+
+
+def room_for(run: RunFile, layout: ParameterLayout, have_bytes: int) -> int | None:
+    """How many parts fit into so much, at the most all; None: the state has no parts."""
+    if not run.update.holders:
+        return None
+    counts = range(state_parts(layout).count, -1, -1)
+    return next((held for held in counts if peer_bytes(run, layout, held) <= have_bytes), 0)
 
 
 def cut_arenas(

@@ -21,6 +21,7 @@ from atom.daemon.fitting.device_choice import (
     cut_arenas,
     free_host_bytes,
     has_kernels,
+    most_held,
     peer_bytes,
     question_of_run,
     replica_arenas,
@@ -187,7 +188,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     set_arithmetic(peer.device)
     run, graph, model = _trace(run, peer, folder)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
-    arenas = replica_arenas(run, graph.layout)
+    arenas = replica_arenas(run, graph.layout, most_held(run, graph.layout, request.peers))
     left_bytes = have_bytes - sum(size for _, size in arenas)
     named = named_devices(peer.device.use)
     device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)

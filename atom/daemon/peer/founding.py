@@ -9,6 +9,7 @@ from atom.base.errors import (
     ConfigError,
     MismatchError,
     ModelError,
+    ShortageError,
     StorageError,
     UserError,
 )
@@ -193,6 +194,12 @@ def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
 def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tuple[Manifest, bytes]:
     """Round 0, and the manifest that names it, with its signature."""
     recipe, samples, replica, _ = made
+    if replica.in_parts and replica.parts.held.room < replica.parts.held.parts.count:
+        raise ShortageError(
+            "the founder is alone at first, and the whole of the optimizer's state does not fit"
+            " into its memory",
+            "found the run on a larger machine; it gives parts away as others join",
+        )
     given = None
     if recipe.run.model.weights == "hub":
         weights = _weights_of_hub(recipe, box.console)

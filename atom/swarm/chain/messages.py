@@ -14,6 +14,7 @@ from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     Contributions,
+    Count,
     Digest,
     LossSum,
     OptionalDigest,
@@ -82,6 +83,8 @@ class Promise:
     leaving: bool = False
     holds: Parts = 0
     """As in `MemberCount`."""
+    room: Count = 0
+    """How many parts of the state this peer may hold."""
 
 
 @dataclass(frozen=True)

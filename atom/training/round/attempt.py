@@ -236,8 +236,10 @@ class Attempt:
         leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
         given = {m.peer_id: parts_in(m.holds | self.renewed) for m in self.members}
         given |= {each.peer_id: parts_in(each.parts) for each in head.holders}
+        room = {voter.peer_id: promise.room for voter, promise in self.promises.items()}
         able = (given.keys() & here) - leaving - hidden
-        told = holders_next(given, able, parts, holders)
+        rooms = {peer: room.get(peer, len(given[peer])) for peer in able}
+        told = holders_next(given, rooms, parts, holders)
         return tuple(PartHolder(peer, mask_of(told[peer])) for peer in sorted(told))
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:

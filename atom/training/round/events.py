@@ -87,6 +87,8 @@ class Frozen:
     loss_sum: float
     holds: int = 0
     """As in `MemberCount`: it does not change while that stands still."""
+    room: int = 0
+    """As in `Promise`."""
 
 
 @dataclass(frozen=True)

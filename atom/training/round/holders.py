@@ -11,22 +11,22 @@ Parts = AbstractSet[int]
 
 
 def holders_next(
-    given: Mapping[str, Parts], able: Collection[str], count: int, holders: int
+    given: Mapping[str, Parts], room: Mapping[str, int], count: int, holders: int
 ) -> dict[str, frozenset[int]]:
-    """What each of the `able` shall hold, by peer id.
+    """What each shall hold that has `room`, by peer id.
 
-    Few parts change hands, so that each has so many `holders`, or all of the able, and nobody two
-    parts more than another.
+    Few parts change hands, so that each has so many `holders`, or as many as have room, and nobody
+    two parts more than another that has room for more.
 
     Args:
         given: what each was to hold before; at first, what it holds.
-        able: may hold any of the parts.
+        room: how many parts each may hold.
         count: of parts.
     """
-    told = {peer: set(given.get(peer, ())) for peer in sorted(able)}
+    told = {peer: set(sorted(given.get(peer, ()))[: room[peer]]) for peer in sorted(room)}
     for part in range(count):
-        _deal(part, told, min(holders, len(told)))
-    while told and _level(told):
+        _deal(part, told, room, holders)
+    while _level(told, room):
         pass
     return {peer: frozenset(parts) for peer, parts in told.items()}
 
@@ -46,10 +46,10 @@ def _all_have(part: int, peers: Collection[str], holds: Mapping[str, Parts]) -> 
     return bool(peers) and all(part in holds.get(peer, ()) for peer in peers)
 
 
-def _deal(part: int, told: dict[str, set[int]], wanted: int) -> None:
+def _deal(part: int, told: dict[str, set[int]], room: Mapping[str, int], wanted: int) -> None:
     """Gives the part to who has least, or takes it from who has most."""
     having = [peer for peer, parts in told.items() if part in parts]
-    lacking = [peer for peer in told if peer not in having]
+    lacking = [peer for peer in _with_room(told, room) if peer not in having]
     lacking.sort(key=lambda peer: len(told[peer]))
     having.sort(key=lambda peer: -len(told[peer]))
     for peer in lacking[: max(wanted - len(having), 0)]:
@@ -58,15 +58,20 @@ def _deal(part: int, told: dict[str, set[int]], wanted: int) -> None:
         told[peer].remove(part)
 
 
-def _level(told: dict[str, set[int]]) -> bool:
+def _level(told: dict[str, set[int]], room: Mapping[str, int]) -> bool:
     """One part goes from who has most to who has least; False: they are alike."""
-    most, least = max(told, key=lambda p: len(told[p])), min(told, key=lambda p: len(told[p]))
-    if len(told[most]) - len(told[least]) < 2:
+    least = min(_with_room(told, room), key=lambda p: len(told[p]), default="")
+    most = max(told, key=lambda p: len(told[p]), default="")
+    if not least or len(told[most]) - len(told[least]) < 2:
         return False
     part = min(told[most] - told[least])
     told[most].remove(part)
     told[least].add(part)
     return True
+
+
+def _with_room(told: Mapping[str, set[int]], room: Mapping[str, int]) -> list[str]:
+    return [peer for peer, parts in told.items() if len(parts) < room[peer]]
 
 
 def mask_of(parts: Parts) -> int:

@@ -171,6 +171,7 @@ class Participant:
             state_digest=state.state_digest,
             leaving=context.leaving,
             holds=frozen.holds,
+            room=frozen.room,
         )
         context.send(ballot.coordinator, promise)
 

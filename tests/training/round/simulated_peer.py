@@ -361,7 +361,6 @@ class Process:
         if not self.alive:
             return
         self.gradients.start_pass()
-        self.held.fetch()
         self._lookout.publish_if_news()
         if self._goodbye.is_over(view):
             self._lookout.publish(PeerState.LEFT)
