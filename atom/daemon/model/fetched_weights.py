@@ -45,6 +45,11 @@ def fetch_weights(
 
     Raises: AddressError if nobody gives them; StorageError.
     """
+    if run.update.holders:
+        raise AddressError(
+            "weights of a run whose optimizer's state lies in parts are not given to strangers yet",
+            "sample from a state directory of one of its peers",
+        )
     arenas, folder = shared_state(run, layout), cached_folder(manifest)
     size_bytes = sum(arena.size_bytes for arena in arenas.values())
     donors = PeerDonors(transport, 0, size_bytes, folder / "states", Watch(progress))

@@ -25,7 +25,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
 from atom.models.source import ModelSource
-from atom.swap.host_store import FROZEN
+from atom.swap.host_store import FROZEN, WORKING
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
@@ -43,12 +43,14 @@ class HeldWeights:
 
     layout: ParameterLayout
     arenas: Mapping[str, Tensor]
-    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for."""
+    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for; where
+    the optimizer's state is in parts, what is loaded."""
     frozen: Tensor | None
     """What no step changes; None: all is trained."""
 
     def value(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As a device that computes in `dtype` loads it: a view, or new memory."""
+        """As a device that computes in `dtype` loads it: a view, or new memory. Raises: ConfigError
+        where the run's peers have 16 bits of it, and nobody all others."""
         spec = self.layout.by_name[name]
         if spec.frozen:
             assert self.frozen is not None, "its digest is in the manifest"
@@ -56,9 +58,16 @@ class HeldWeights:
             return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
         if MASTER in self.arenas:
             return self.layout.view(self.arenas[MASTER], name).to(dtype)
-        high = self.layout.view(self.arenas[HIGH], name)
+        high = self.layout.view(self.arenas[HIGH if HIGH in self.arenas else WORKING], name)
         if dtype == high.dtype:
             return high
+        if LOW not in self.arenas:
+            precision = str(high.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"no peer has all weights in other numbers than {precision}: the optimizer's state"
+                " lies in parts",
+                f"ask for --precision {precision}",
+            )
         return joined(high, self.layout.view(self.arenas[LOW], name)).to(dtype)
 
 

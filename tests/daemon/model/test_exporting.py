@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
+from atom.base.errors import ConfigError, MismatchError, ModelError, StorageError, TrustError
 from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import export_run
-from atom.daemon.model.kept_run import KeptRun
+from atom.daemon.model.kept_run import HeldWeights, KeptRun
 from atom.daemon.model.text_source import open_text
 from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer import founding
@@ -340,3 +340,13 @@ def test_a_large_model_lies_in_several_files(
     assert (path / weight_files.INDEX).exists()
     table = loaded(path).state_dict()["transformer.wte.weight"]
     assert torch.equal(table, member.replica.export_parameters()["embedding.tokens.weight"])
+
+
+def test_of_a_state_in_parts_there_are_the_weights_that_are_loaded() -> None:
+    """In the run's precision."""
+    layout = ParameterLayout.of({"matrix": (2, 3)})
+    loaded = torch.arange(layout.total_elements).bfloat16()
+    weights = HeldWeights(layout, {"working": loaded}, None)
+    assert torch.equal(weights.value("matrix", torch.bfloat16), loaded[:6].view(2, 3))
+    with pytest.raises(ConfigError, match="other numbers than bfloat16"):
+        weights.value("matrix", torch.float32)
