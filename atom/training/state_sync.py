@@ -39,6 +39,8 @@ from atom.training.storage.run_storage import OFFERS, STILL, RunStorage
 
 Arenas = Mapping[str, torch.Tensor]
 DOWNLOADS = "downloads"
+MOST_IN_PARTS = 3
+"""Rounds whose results are replayed where the optimizer's state is in parts."""
 
 
 class PeerDonors:
@@ -327,7 +329,10 @@ class StateSync:
 
     @property
     def _worth_replaying(self) -> int:
-        """So many results have at most as many bytes as a state."""
+        """So many results have at most as many bytes as a state. In parts a state is no more than a
+        result, but who replays keeps what it holds."""
+        if self._kept.in_parts is not None:
+            return MOST_IN_PARTS
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 

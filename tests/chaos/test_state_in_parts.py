@@ -12,7 +12,7 @@ from atom.training.round.holders import parts_in
 pytestmark = pytest.mark.timeout(6 * START_S)
 
 RUN, NAMES = "parts", ("red", "green", "blue")
-TEXT = endless(RUN, 2, 3, rule=IN_PARTS, model_dim=384, sequences=12)
+TEXT = endless(RUN, START_S, 3, rule=IN_PARTS, model_dim=384, sequences=12)
 
 
 def newest(peer: Peer) -> Commit:
@@ -27,7 +27,9 @@ def is_dealt(peer: Peer) -> bool:
     return set(counts) == {2} and all(each < parts for each in held.values())
 
 
-def test_the_others_go_on_without_a_killed_holder_and_deal_its_parts_again(tmp_path: Path) -> None:
+def test_killed_holders_are_replaced_and_all_of_them_come_back_from_their_disks(
+    tmp_path: Path,
+) -> None:
     with swarm_in(tmp_path, TEXT, NAMES, memory="auto") as swarm:
         swarm.found(standing=True)
         gather(swarm)
@@ -41,7 +43,18 @@ def test_the_others_go_on_without_a_killed_holder_and_deal_its_parts_again(tmp_p
         assert not any(c.value.renewed or c.survivors for c in rest), swarm.story()
         victim.start()
         swarm.until(lambda: holds(red, victim), "the victim holds parts again", START_S)
-        assert all_end_on_one_chain(swarm, RUN) == 0, "no round was discarded"
+        mark = red.last_round
+        for peer in swarm.peers:
+            assert not peer.kill()
+        for peer in swarm.peers:
+            peer.start()
+
+        def all_went_on() -> bool:
+            return all(peer.last_round >= mark + 3 for peer in swarm.peers)
+
+        swarm.until(all_went_on, "rounds after a power cut", START_S)
+        all_end_on_one_chain(swarm, RUN)
+        assert not any(c.value.renewed for c in read_chain(red.state, RUN)[0])
 
 
 def holds(peer: Peer, other: Peer) -> bool:

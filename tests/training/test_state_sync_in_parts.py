@@ -1,0 +1,156 @@
+"""Catching up where the optimizer's state is in parts: what is loaded comes from anybody, and who
+missed little goes on holding what it held."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.optim.clipping import gradient_norm
+from atom.swarm.chain.commit import Head
+from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobServer
+from atom.swarm.state.fetch import Watch
+from atom.training.kept_state import StateInParts
+from atom.training.replica.replica import Replica
+from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.storage.disk import DiskRoom
+from atom.training.storage.parts_results import PartsResult, PartsResults
+from atom.training.storage.run_storage import Journal, RunStorage
+from tests.event_list import EventList
+from tests.swarm.chain_samples import a_commit, beginning, voter_of
+from tests.swarm.local_transport import LocalNetwork
+from tests.training.conftest import NewDevice
+from tests.training.replicas_in_parts import EXACT, cut_fine, step_in_parts, three
+from tests.training.small_replica import FIRST_VALUE, filled, program
+
+FOUNDER, OTHER = Identity.create(), Identity.create()
+
+
+class Peer:
+    """A replica, its disk, and what it serves. It begins at the first state."""
+
+    def __init__(self, replica: Replica, network: LocalNetwork, folder: Path, first: Head) -> None:
+        folder.mkdir()
+        self.replica, self.held, events = replica, replica.parts.held, EventList()
+        live = lambda part: replica.parts.state(part)[0]  # noqa: E731
+        self.results = PartsResults(folder / "results", self.held, EXACT, live)
+        self.journal = Journal(folder / "chain.bin", first)
+        room = DiskRoom(folder, events)
+        self.storage = RunStorage(self.journal, self.results, folder / "snapshots", room, 2, {})
+        door = network.add(BlobServer(self.storage.content).serve)
+        self.peer_id, me = door.peer_id, voter_of(OTHER)
+        self.kept = StateInParts(replica, self.results, me)
+        donors = PeerDonors(door, self.results.usual_bytes, 1 << 20, folder / "downloads", Watch())
+        start = FirstState(state_digest(replica.state_arenas()), self._begin)
+        self.sync = StateSync(me, replica, self.storage, donors, start, events)
+        self.sync.restore()
+
+    def _begin(self) -> bool:
+        self.replica.initialise(FIRST_VALUE)
+        return True
+
+
+class Story:
+    """Three peers of two holders a part, and rounds of the first two."""
+
+    def __init__(self, replicas: list[Replica], folder: Path) -> None:
+        self.network = LocalNetwork()
+        self.first = beginning(FOUNDER, state_digest(replicas[0].state_arenas()))
+        self.peers = [self.peer(each, folder / str(n)) for n, each in enumerate(replicas)]
+
+    def peer(self, replica: Replica, folder: Path) -> Peer:
+        return Peer(replica, self.network, folder, self.first)
+
+    def round(self, number: int, peers: list[Peer]) -> None:
+        """Each keeps of the result what it needs of it; a part's owner is the first that
+        holds it."""
+        elements = peers[0].replica.elements
+        mean = torch.randn(elements, generator=torch.Generator().manual_seed(number))
+        state = peers[0].kept.digest()
+        result = step_in_parts([p.replica for p in peers], mean, number, torch.float32)
+        commit = a_commit(
+            peers[0].journal.head, {FOUNDER: 1}, [FOUNDER], result_digest=result.digest,
+            gradient_norm=gradient_norm(mean), parent_state_digest=state,
+        )  # fmt: skip
+        owned = set[int]()
+        for peer in peers:
+            held = peer.held.held
+            means: dict[int, EncodedMean] = {p: m for p, m in result.means.items() if p in held}
+            loaded = {p: w for p, w in result.loaded.items() if p not in held or p not in owned}
+            owned |= held
+            peer.results.hold(result.digest, PartsResult(result.rows, means, loaded))
+            peer.storage.record(commit)
+            assert peer.kept.settled(commit.value) == result.digest
+            peer.results.keep(frozenset())
+
+    def donors(self) -> list[str]:
+        return [peer.peer_id for peer in self.peers[:2]]
+
+    def is_at_the_head(self, peer: Peer) -> bool:
+        """With the weights of the others, and of what it holds the state."""
+        leader = self.peers[0]
+        [ours, theirs] = [each.replica.state_arenas()["master"] for each in (peer, leader)]
+        return (
+            peer.journal.head == leader.journal.head
+            and peer.kept.digest() == leader.kept.digest()
+            and torch.equal(ours, theirs)
+        )
+
+
+@pytest.fixture
+def story(
+    new_device: NewDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Story]:
+    cut_fine(monkeypatch)
+    made = Story(three(new_device), tmp_path)
+    yield made
+    made.network.close()
+
+
+def test_a_joiner_loads_what_the_last_table_names(
+    story: Story, new_device: NewDevice, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        story.round(number, story.peers)
+    joiner = story.peer(filled(new_device(), program(), in_parts=True), tmp_path / "joiner")
+    assert joiner.sync.usable
+    joiner.journal.replace([], [story.first])
+    for number in (3, 4):
+        story.round(number, story.peers)
+    assert joiner.sync.run(story.donors(), discard=False) == ""
+    assert story.is_at_the_head(joiner)
+    assert joiner.replica.round == 4
+    assert not joiner.held.held
+
+
+def test_who_missed_little_goes_on_holding_what_it_held(story: Story) -> None:
+    """Who missed more does not: others have it, and give it in an exchange."""
+    late = story.peers[2]
+    story.round(1, story.peers)
+    held = late.held.held
+    for number in (2, 3):
+        story.round(number, story.peers[:2])
+    assert late.sync.run(story.donors(), discard=False) == ""
+    assert story.is_at_the_head(late)
+    assert late.held.held == held
+    for number in (4, 5, 6, 7):
+        story.round(number, story.peers[:2])
+    assert late.sync.run(story.donors(), discard=False) == ""
+    assert story.is_at_the_head(late)
+    assert not late.held.held
+
+
+def test_damaged_weights_are_fetched_and_what_is_held_stays(story: Story) -> None:
+    for number in (1, 2):
+        story.round(number, story.peers)
+    peer = story.peers[2]
+    held = peer.held.held
+    peer.replica.state_arenas()["master"][7] += 1.0
+    assert not story.is_at_the_head(peer)
+    assert peer.sync.run(story.donors(), discard=True) == ""
+    assert story.is_at_the_head(peer)
+    assert peer.held.held == held
