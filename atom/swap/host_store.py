@@ -87,7 +87,8 @@ class HostStore:
         others = {name: arena for name, arena in arenas.items() if name != moved}
         dtypes = {name: arena.dtype for name, arena in others.items()}
         held = None if parts is None else HeldState(parts, dtypes)
-        state = {moved: working[: layout.trained_elements]} if moved in arenas else {}
+        is_state = moved in arenas or held is not None
+        state = {moved: working[: layout.trained_elements]} if is_state else {}
         if held is None:
             state |= {n: allocate(arena.elements, arena.dtype) for n, arena in others.items()}
         sums = host_memory(layout.trained_elements, gradients)

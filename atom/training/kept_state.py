@@ -11,7 +11,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row, table_of
 from atom.training.exchange import InParts
 from atom.training.replica.replica import Replica
-from atom.training.round.holders import mask_of, parts_in, still_held
+from atom.training.round.holders import Parts, mask_of, parts_in, still_held
 from atom.training.storage.parts_results import PartsResult, PartsResults
 from atom.training.storage.results import AnyResults
 from atom.training.storage.run_storage import Snapshot
@@ -147,6 +147,7 @@ class StateInParts(KeptState):
         arenas = snapshot.checked(None)
         loaded = self._replica.state_arenas().keys()
         saved = PartsResult.of({n: each for n, each in arenas.items() if n not in loaded})
+        self._drop(self._held.held)
         self._replica.load_state(arenas, snapshot.round)
         self._results.rows = saved.rows
         for part, rest in saved.held.items():
@@ -161,9 +162,9 @@ class StateInParts(KeptState):
         """The state that a fetched result led to. What is held stays so if it is of that state."""
         result = self._results.of(digest)
         [name] = self._replica.state_arenas()
-        self._replica.load_state({name: result.all_loaded()}, round)
         self._results.rows = result.rows
-        self._drop_damaged()
+        self._drop_damaged()  # before what is loaded becomes what held master weights say
+        self._replica.load_state({name: result.all_loaded()}, round)
 
     def begin(self) -> None:
         for part in range(self._held.parts.count):
@@ -174,7 +175,7 @@ class StateInParts(KeptState):
         rest = {part: self._replica.parts.state(part)[1] for part in self._held.held}
         self._drop({part for part, each in rest.items() if state_digest(each) != rows[part].held})
 
-    def _drop(self, parts: "frozenset[int] | set[int]") -> None:
+    def _drop(self, parts: Parts) -> None:
         for part in parts:
             self._held.drop(part)
 

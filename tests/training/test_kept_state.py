@@ -134,8 +134,6 @@ def test_a_snapshot_brings_back_what_was_held(kept: list[Kept], tmp_path: Path) 
     held, before = peer.holds, {n: each.clone() for n, each in peer.held.of(1).items()}
     saved = write_snapshot(tmp_path, 1, b"h" * 32, *peer.saved(named))
     stepped(kept, 2)
-    for part in peer.held.held:
-        peer.held.drop(part)
     peer.load(saved, named)
     assert (peer.digest(), peer.holds, peer.replica.round) == (named, held, 1)
     assert all(torch.equal(peer.held.of(1)[name], each) for name, each in before.items())
@@ -165,3 +163,19 @@ def test_what_begins_anew_is_the_same_at_all_that_shall_hold_it(kept: list[Kept]
     result = stepped(kept, 2)
     assert {peer.goes_on(result, value) for peer in kept} == {result.digest}
     assert [0 in peer.held.held for peer in kept] == [False, True, True]
+
+
+def test_a_loaded_state_is_not_what_older_master_weights_say(
+    new_device: NewDevice, tmp_path: Path
+) -> None:
+    """Of parts that are held no more, being of another state."""
+    replicas = three(new_device, precision=torch.bfloat16)
+    late = Kept(replicas[2], MEMBERS[2], tmp_path)
+    result = step_in_parts(replicas[:2], mean_of(1, replicas[0].elements), 1, torch.bfloat16)
+    replicas[0].finish_step()
+    weights = [replicas[0].parts.state(p)[0].clone() for p in range(late.held.parts.count)]
+    whole = replace(result, loaded=dict(enumerate(weights)))
+    late.results.hold(result.digest, whole)
+    late.load_result(result.digest, 1)
+    assert late.digest() == result.digest
+    assert not late.held.held
