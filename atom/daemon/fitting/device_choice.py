@@ -163,7 +163,9 @@ def replica_arenas(
     codec = codec_named(run.swarm.codec)
     result_bytes = codec.wire_bytes(elements)
     if divided:
-        result_bytes = codec.wire_bytes(some) + precision.itemsize * elements
+        # means of what is held, and the weights of the rest and of what this peer owns of it
+        came = elements - some + some // run.update.holders
+        result_bytes = codec.wire_bytes(some) + precision.itemsize * came
     arenas += [
         ("what the device loads", beside_bytes(layout, precision, form)),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
