@@ -86,18 +86,13 @@ class HeldState:
     def take(self, part: int, arenas: Mapping[str, Tensor]) -> None:
         """Holds a part from now on, as these say. Raises: ValueError if they do not fit, and
         MemoryError: then it is not held."""
-        self.require(part, arenas)
+        size = self.parts.size(part)
+        fit = {name: each.dtype for name, each in arenas.items() if each.shape == (size,)}
+        if dict(self.dtypes) != fit:
+            raise ValueError(f"the state of part {part} does not fit this model")
         self.hold(part)
         for name, arena in self._arenas[part].items():
             arena.copy_(arenas[name])
-
-    def require(self, part: int, arenas: Mapping[str, Tensor]) -> None:
-        """Raises: ValueError unless they are what is held of the part."""
-        size = self.parts.size(part)
-        if dict(self.dtypes) != {
-            n: each.dtype for n, each in arenas.items() if each.shape == (size,)
-        }:
-            raise ValueError(f"the state of part {part} does not fit this model")
 
     def drop(self, part: int) -> None:
         """Its memory is free once nobody has a view of it."""
