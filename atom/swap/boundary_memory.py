@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program
+from atom.graph.ir import Program, SubModel
 from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing, ring_slots
 from atom.swap.device import Device
@@ -58,11 +58,7 @@ def crossings_of(program: Program) -> tuple[Crossing, ...]:
 
     Raises: ValueError for a program that does not say what its values look like.
     """
-    users: dict[str, list[int]] = {}
-    for part in program.sub_models:
-        for name in part.inputs:
-            users.setdefault(name, []).append(part.index)
-    found: list[Crossing] = []
+    users, found = users_of(program.sub_models), list[Crossing]()
     for part in program.sub_models:
         together: dict[str, list[str]] = {}
         for name in part.outputs:
@@ -77,3 +73,12 @@ def crossings_of(program: Program) -> tuple[Crossing, ...]:
             used_by = tuple(sorted({user for name in names for user in users[name]}))
             found.append(Crossing(part.index, used_by, size, 0, tuple(names)))
     return tuple(found)
+
+
+def users_of(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
+    """Per value those of them that take it, ascending."""
+    users: dict[str, list[int]] = {}
+    for sub_model in sub_models:
+        for name in sub_model.inputs:
+            users.setdefault(name, []).append(sub_model.index)
+    return users

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program, SubModel
+from atom.graph.ir import Program
 from atom.graph.segment import Computed, compute, push_back
+from atom.swap.boundary_memory import users_of
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
@@ -62,7 +63,7 @@ class Computation:
         single = slots.weights[0].dtype == torch.float32
         self._exact = single and not program.own_backwards
         shape = slots.shape_of(program)
-        users = _users([program.sub_models[s] for s in shape.mine])
+        users = users_of([program.sub_models[s] for s in shape.mine])
         self._first_used, self._last_used = _names_by_user(users, 0), _names_by_user(users, -1)
 
     def forward(self, part: BoundSubModel, current: RunningPass, micro_batch: int) -> None:
@@ -137,15 +138,6 @@ class Computation:
 
     def _weight(self, current: RunningPass, batch: MicroBatch) -> float:
         return 1.0 if self._exact else batch.sequences / current.loss_scale
-
-
-def _users(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
-    """Per value those of them that take it, ascending."""
-    users: dict[str, list[int]] = {}
-    for sub_model in sub_models:
-        for name in sub_model.inputs:
-            users.setdefault(name, []).append(sub_model.index)
-    return users
 
 
 def _names_by_user(

@@ -58,6 +58,35 @@ def ring_slots(micro_batches: int) -> int:
     return micro_batches + 1
 
 
+Hops = dict[tuple[int, int], list[Crossing]]
+"""From a sub-model to another one: what goes."""
+
+
+def hops(crossings: Iterable[Crossing], on: Sequence[int]) -> tuple[Hops, Hops]:
+    """What goes from device to device of a group (`on`: per sub-model, its device): values, then
+    gradients.
+
+    A value goes from its maker to the first user on each other device. Its gradient goes the way in
+    which one device sums it: from the last user to the one before, and on to the maker. So a
+    sub-model finds what it would find on one device, and the bits are the same. The state of random
+    numbers goes along from sub-model to sub-model, with values or alone.
+    """
+    values: Hops = {hop: [] for hop in pairwise(range(len(on)))}
+    gradients: Hops = {}
+    for each in crossings:
+        first = {on[user]: user for user in reversed(each.used_by)}
+        for user in first.values():
+            values.setdefault((each.made_by, user), []).append(each)
+        for earlier, later in pairwise((each.made_by, *each.used_by)):
+            if each.gradient_bytes:
+                gradients.setdefault((later, earlier), []).append(each)
+    return _apart(values, on), _apart(gradients, on)
+
+
+def _apart(found: Hops, on: Sequence[int]) -> Hops:
+    return {(start, end): what for (start, end), what in found.items() if on[start] != on[end]}
+
+
 def held_bytes(
     crossings: Sequence[Crossing],
     moving: frozenset[int],

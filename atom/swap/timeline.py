@@ -26,10 +26,10 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any, Literal
 
-from atom.swap.crossing import OUTGOING, Crossing
+from atom.swap.crossing import OUTGOING, hops
 from atom.swap.schedule import (
     GRADIENT_SLOTS,
     Backward,
@@ -257,25 +257,15 @@ class _Group:
         self.lanes = [
             _Lanes(_own(shape, on, device), durations, device) for device in sorted(set(self._on))
         ]
-        self._forward = defaultdict[int, list[tuple[float, list[int]]]](list)
-        """Per sub-model, seconds of what it sends when it is computed, and who there waits."""
-        self._backward = defaultdict[int, list[tuple[float, list[int]]]](list)
-        for earlier, later in pairwise(range(shape.sub_models)):  # where random numbers go
-            if self._on[earlier] != self._on[later]:
-                self._forward[earlier].append((0.0, [later]))
         byte_s = max(durations.value_in_s, durations.value_out_s)
-        for each in shape.crossings if on else ():
-            self._connect(each, byte_s)
-
-    def _connect(self, crossing: Crossing, byte_s: float) -> None:
-        chain = crossing.made_by, *crossing.used_by
-        for device in sorted({self._on[user] for user in crossing.used_by}):
-            if device != self._on[crossing.made_by]:
-                users = [user for user in crossing.used_by if self._on[user] == device]
-                self._forward[crossing.made_by].append((crossing.value_bytes * byte_s, users))
-        for earlier, later in pairwise(chain):
-            if crossing.gradient_bytes and self._on[earlier] != self._on[later]:
-                self._backward[later].append((crossing.gradient_bytes * byte_s, [earlier]))
+        values, gradients = hops(shape.crossings if on else (), self._on)
+        self._forward = defaultdict[int, list[tuple[float, int]]](list)
+        """Per sub-model, seconds of what it sends when it is computed, and to which one."""
+        self._backward = defaultdict[int, list[tuple[float, int]]](list)
+        for (start, end), what in values.items():
+            self._forward[start].append((sum(each.value_bytes for each in what) * byte_s, end))
+        for (start, end), what in gradients.items():
+            self._backward[start].append((sum(each.gradient_bytes for each in what) * byte_s, end))
 
     @property
     def durations(self) -> Durations:
@@ -290,20 +280,19 @@ class _Group:
         spans = sender.take(event)
         match event:
             case Forward(s, c):
-                for seconds, users in self._forward[s]:
-                    self._send(sender, seconds, [Forward(user, c) for user in users])
+                for seconds, user in self._forward[s]:
+                    self._send(sender, seconds, Forward(user, c))
             case Backward(s, c):
-                for seconds, users in self._backward[s]:
-                    self._send(sender, seconds, [Backward(user, c) for user in users])
+                for seconds, user in self._backward[s]:
+                    self._send(sender, seconds, Backward(user, c))
         return spans
 
-    def _send(self, sender: "_Lanes", seconds: float, waiting: Sequence[Event]) -> None:
+    def _send(self, sender: "_Lanes", seconds: float, waiting: Event) -> None:
         there_s = sender.device_s
         if seconds:
             there_s = sender.sent_s = max(sender.sent_s, there_s) + seconds
-        for event in waiting:
-            arrived_s = self.lanes[self._on[event.sub_model]].arrived_s
-            arrived_s[event] = max(arrived_s.get(event, 0.0), there_s)
+        arrived_s = self.lanes[self._on[waiting.sub_model]].arrived_s
+        arrived_s[waiting] = max(arrived_s.get(waiting, 0.0), there_s)
 
 
 def _own(shape: Shape, on: Sequence[int], device: int) -> Shape:
