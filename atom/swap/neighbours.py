@@ -82,7 +82,7 @@ class Neighbours:
 
 
 def _crossings(program: Program) -> list[Crossing]:
-    """All values, each by itself; what is the same in every micro-batch too. Sizes do not matter."""
+    """All values, each by itself, as no sizes matter; what is the same in all micro-batches too."""
     users, known = users_of(program.sub_models), program.values
     return [
         Crossing(part.index, tuple(users[name]), 1, int(known[name].needs_grad), (name,))
