@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -57,6 +57,8 @@ class Attempt:
     """Peers whose promise we wait for, even where there is a quorum without it."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
+    parts: int = 0
+    """Of the optimizer's state, where it is in parts."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     answered: dict[str, Voter] = field(default_factory=dict)
     """Who promised under which peer id: one process of each peer, the first that did."""
@@ -109,11 +111,13 @@ class Attempt:
         return owing - self.refused - {me.peer_id}
 
     def is_complete(self) -> bool:
-        """Whether to wait for no more promises: where there is a quorum, of those expected."""
+        """Whether to wait for no more promises: where there is a quorum, of those expected, if they
+        hold the whole state."""
         if len(self.answered) + len(self.refused) < len(self.expected):
             return False  # told soon: each of a thousand promises asks
         coming = self.invited - self.answered.keys() - self.refused
-        return not (coming & self.expected if self.decidable() else coming)
+        enough = self.decidable() and not self.lacking()
+        return not (coming & self.expected if enough else coming)
 
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))
@@ -124,16 +128,10 @@ class Attempt:
         """Who averages: all that promised work but those left out, in the order that `salt` deals;
         the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
         since a result that a slow line has to fetch may not be there in time to vote. Other idle
-        voters fetch it. Who holds parts of the state is in it as well; nobody is left out who alone
-        holds one. Of more than `most` members: those that counted most.
+        voters fetch it. Who holds parts of the state is in it as well. Of more than `most` members:
+        those that counted most.
         """
-        heeded = {v: p for v, p in self.promises.items() if v.peer_id not in left_out}
-        held = _held(heeded.values())
-        able = [
-            voter
-            for voter in standing(self.promises, salt)
-            if voter in heeded or self.promises[voter].holds & ~held
-        ]
+        able = [v for v in standing(self.promises, salt) if v.peer_id not in left_out]
         working = {v for v in able if self._has_a_part(v) or v.peer_id == me}
         members = working | self._idle_but_needed(working, able)
         parts = [
@@ -152,9 +150,10 @@ class Attempt:
         promise = self.promises[voter]
         return promise.sequences > 0 or promise.holds > 0
 
-    def lacking(self, parts: int) -> int:
-        """Of so many parts of the state, those that no member holds."""
-        return (1 << parts) - 1 & ~_held(self.members)
+    def lacking(self, left_out: AbstractSet[str] = frozenset()) -> frozenset[int]:
+        """Parts of the state that nobody holds who promised, but for those left out."""
+        heeded = (p.holds for v, p in self.promises.items() if v.peer_id not in left_out)
+        return parts_in((1 << self.parts) - 1 & ~reduce(or_, heeded, 0))
 
     def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
         needed = set[Voter]()
@@ -224,12 +223,11 @@ class Attempt:
         head: Head,
         hidden: AbstractSet[str],
         dead: AbstractSet[Voter],
-        parts: int,
         holders: int,
     ) -> PartHolders:
-        """Who shall hold what of so many parts, each of them so many times. A voter that is not in
-        this round may be back in the next."""
-        if not parts:
+        """Who shall hold what of the parts, each of them so many times. A voter that is not in this
+        round may be back in the next."""
+        if not self.parts:
             return ()
         members = [Voter(member.peer_id, member.incarnation) for member in self.members]
         here = {voter.peer_id for voter in (*members, *self.voters_next(members, dead))}
@@ -239,7 +237,7 @@ class Attempt:
         room = {voter.peer_id: promise.room for voter, promise in self.promises.items()}
         able = (given.keys() & here) - leaving - hidden
         rooms = {peer: room.get(peer, len(given[peer])) for peer in able}
-        told = holders_next(given, rooms, parts, holders)
+        told = holders_next(given, rooms, self.parts, holders)
         return tuple(PartHolder(peer, mask_of(told[peer])) for peer in sorted(told))
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
@@ -251,10 +249,6 @@ class Attempt:
         parts = [Voter(part.peer_id, part.incarnation) for part in value.contributions]
         voters = self.voters_next([voter for voter in parts if voter in survivors], dead)
         return replace(value, voters_next=voters, survivors=survivors)
-
-
-def _held(told: Iterable[Promise | MemberCount]) -> int:
-    return reduce(or_, (each.holds for each in told), 0)
 
 
 def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:

@@ -132,6 +132,7 @@ class Coordinator:
             ballot=ballot,
             invited=invited,
             expected=invited - aside,
+            parts=context.terms.parts,
         )
         context.tell(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
@@ -148,12 +149,13 @@ class Coordinator:
         if not attempt.is_complete() and context.now < attempt.deadline:
             return
         self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
-        attempt.leave_out(self.peers.aside)
         if not attempt.decidable() or context.me not in attempt.promises:
             self._give_up(Reason.NO_QUORUM)
             return
+        left_out = self._left_out(attempt)
+        attempt.leave_out(left_out)
         accepted = attempt.to_finish()
-        attempt.members = self._members(attempt)
+        attempt.members = self._members(attempt, left_out)
         counted = sum(member.sequences for member in attempt.members)
         if accepted is not None:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
@@ -162,22 +164,28 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
-            if self._lacks_holders(attempt):
-                self._give_up(Reason.NO_HOLDER, parts=sorted(context.state.lacking))
+            lacking = attempt.lacking(left_out) - parts_in(attempt.renewed)
+            if lacking:
+                self._give_up(Reason.NO_HOLDER, parts=sorted(lacking))
             else:
                 self._call_exchange(attempt)
 
-    def _lacks_holders(self, attempt: Attempt) -> bool:
-        """Whether no member holds some part of the state, and one that does may yet come. What was
-        lacking in every attempt since the grace time began begins anew."""
-        context, state = self._context, self._context.state
-        lacking = parts_in(attempt.lacking(context.terms.parts))
+    def _left_out(self, attempt: Attempt) -> AbstractSet[str]:
+        """Of those that promised, by peer id. Who is aside and alone holds a part of the state is
+        not, for the grace time. What nobody else held in all attempts since begins anew, unless one
+        that shall hold it is there and may yet come to this head."""
+        context, state, aside = self._context, self._context.state, self.peers.aside
+        lacking = attempt.lacking(aside)
         state.lacking = {part: state.lacking.get(part, context.now) for part in lacking}
-        latest = max(state.lacking.values(), default=-math.inf)
-        if context.terms.branches and context.now >= latest + context.patience.grace:
+        since = max(state.lacking.values(), default=math.inf)
+        coming = context.view.fresh.keys() - attempt.answered.keys()
+        told = (parts_in(each.parts) for each in context.head.holders if each.peer_id in coming)
+        late = state.overdue >= 1.0 or all(map(lacking.isdisjoint, told))
+        if context.terms.branches and late and context.now >= since + context.patience.grace:
             attempt.renewed = mask_of(lacking)
-            return False
-        return bool(lacking)
+            return aside
+        promises = attempt.promises.items()
+        return aside - {v.peer_id for v, p in promises if not lacking.isdisjoint(parts_in(p.holds))}
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         context = self._context
@@ -196,13 +204,12 @@ class Coordinator:
 
     # ---- ring
 
-    def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
+    def _members(self, attempt: Attempt, left_out: AbstractSet[str]) -> tuple[MemberCount, ...]:
         """Of an exchange of those that promised, in an order that is dealt anew by every head."""
         context = self._context
         ring_possible = context.terms.ring_possible and not context.terms.parts
         most = MOST_IN_A_RING if ring_possible else MOST_MEMBERS
-        aside = self.peers.aside
-        return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
+        return attempt.contributors(context.me.peer_id, left_out, context.head.digest, most)
 
     def _call_exchange(self, attempt: Attempt) -> None:
         context = self._context
@@ -255,7 +262,7 @@ class Coordinator:
         if attempt is not None:
             state, dead = self._context.state.state_digest, self._context.view.dead
             head, terms, hidden = self._context.head, self._context.terms, self._context.view.hidden
-            holders = attempt.holders_next(head, hidden, dead, terms.parts, terms.holders)
+            holders = attempt.holders_next(head, hidden, dead, terms.holders)
             value = attempt.averaged(head, state, digest, norm, dead, holders)
             self._propose(attempt, value)
 

@@ -120,7 +120,8 @@ class RoundState:
     promised: dict[Ballot, tuple[int, int]] = field(default_factory=dict)
     """How many sequences we offered to each ballot, and what we held then."""
     lacking: dict[int, float] = field(default_factory=dict)
-    """Parts of the state that no member held in our last attempt, and since when in all of them."""
+    """Parts of the state that nobody held in our last attempt but who was aside, and since when in
+    all of them."""
     averaged: dict[Ballot, bytes] = field(default_factory=dict)
     """Exchanges that we entered, none of them twice, and the digest of what each made here; empty:
     nothing."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from histories import drawn
+from simulated_ring import Trouble
 from simulation import Setting, Swarm
 
 PARTS = 8
@@ -80,6 +81,39 @@ def test_it_never_does_where_the_run_pauses_and_a_holder_that_comes_back_ends_th
     swarm.run(40.0)
     assert swarm.witness.rounds > rounds
     assert swarm.witness.renewed == 0
+
+
+def alone_with_a_part() -> tuple[Swarm, str]:
+    """Who holds some part, whose other holder died; one more than a quorum is left."""
+    swarm = settled(replace(ROOM, global_batch=12))
+    part = min(swarm["A"].held.parts)
+    gone, last = [process for process in swarm.living if part in process.held.parts]
+    gone.die()
+    return swarm, last.seat.name
+
+
+def test_who_alone_holds_a_part_is_asked_again_after_an_exchange_that_it_broke() -> None:
+    swarm, last = alone_with_a_part()
+    swarm.rings.troubled[swarm[last].peer_id] = Trouble.FROZEN
+    swarm.run(6.0)
+    swarm.rings.troubled.clear()
+    rounds = swarm.witness.rounds
+    swarm.run(30.0)
+    assert swarm.witness.rounds > rounds + 5
+    assert swarm.witness.renewed == 0
+
+
+def test_a_holder_that_shows_itself_and_is_late_is_waited_for_longer() -> None:
+    """And not for ever."""
+    for seconds, renewed in ((30.0, False), (90.0, True)):
+        swarm, last = alone_with_a_part()
+        swarm.cut(last, "ABCD".replace(last, ""))
+        swarm.run(seconds)
+        swarm.mend()
+        rounds = swarm.witness.rounds
+        swarm.run(30.0)
+        assert swarm.witness.rounds > rounds + 5
+        assert bool(swarm.witness.renewed) == renewed
 
 
 @pytest.mark.timeout(240)
