@@ -36,8 +36,8 @@ MAX_VOTERS = 9
 MAX_CONTRIBUTIONS = 4096
 MAX_SEQUENCES = 2**24
 """One peer's part in one round: as much as the largest global batch a run file may ask for."""
-MAX_PARTS, MAX_HOLDERS = 60, 64
-"""Of the optimizer's state, where it is in parts."""
+MAX_PARTS, MAX_HOLDERS = 60, 64 + MAX_VOTERS
+"""Of the optimizer's state, where it is in parts: members of a round, and voters that missed it."""
 MAX_LOSS = 1e15
 """Sum over a peer's sequences, nats: any sum of them stays finite."""
 MAX_COUNT = 2**40

@@ -141,7 +141,9 @@ class Coordinator:
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
         if attempt is None or sender.peer_id not in attempt.invited:
             return
-        if attempt.take(sender, message):
+        if message.holds >> attempt.parts:
+            self._context.offence(sender, Reason.MALFORMED)
+        elif attempt.take(sender, message):
             self._check_promises(attempt)
 
     def _check_promises(self, attempt: Attempt) -> None:

@@ -268,6 +268,9 @@ class Participant:
         state = self._context.state
         if value.parent_state_digest != state.state_digest:
             return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
+        told = value.renewed, *(holder.parts for holder in value.holders_next)
+        if any(mask >> self._context.terms.parts for mask in told):
+            return Reason.MALFORMED
         ours = state.averaged.get(value.origin)
         return Reason.DIGEST_MISMATCH if ours and ours != value.result_digest else None
 
