@@ -28,7 +28,7 @@ _BEAT_S = 1.0
 
 
 class PartsWork(Protocol):
-    """What is made of means. Called from one thread, but for `is_right`: from any."""
+    """What is made of means. Called from one thread, but for `problem_of`: from any."""
 
     made_bytes: int
     """Of what is made, for each element."""
@@ -51,11 +51,11 @@ class PartsWork(Protocol):
         """Flat, uint8; and the part's row. `whole`: for somebody who shall hold it, too; then it
         begins with what the others get."""
 
-    def is_right(
+    def problem_of(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
-    ) -> bool:
-        """Whether the row names what came of a part: its mean, if we hold it, else what was made,
-        whole or not."""
+    ) -> Reason | None:
+        """Why what came of a part is refused: its mean, if we hold it, else what was made, whole or
+        not."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def average_and_make(
     channels: Channels,
     cancelled: threading.Event | None = None,
 ) -> Made:
-    """As `all_reduce`, with a `holding` in the terms. Raises also: ExchangeBroken(HASH_MISMATCH):
-    what came is not what its owner says that it is; what `work` raises."""
+    """As `all_reduce`, with a `holding` in the terms. Raises also: ExchangeBroken(HASH_MISMATCH,
+    NOT_FINITE) for what an owner made; what `work` raises."""
     stepping = Stepping(terms, source, work)
     maker = Maker(stepping)
     if not channels.right:
@@ -272,9 +272,9 @@ class MakersReceiver(PartsReceiver):
         if not reduction.averaged.is_set():
             raise PeerRefused(Reason.MALFORMED, "a row before anything can be made")
         mean, made = reduction.means.get(part), reduction.made.get(part)
-        if not reduction.work.is_right(part, row, mean, made):
-            detail = f"what came of part {part}"
-            raise ExchangeBroken(self.channel.peer_id, Reason.HASH_MISMATCH, detail)
+        problem = reduction.work.problem_of(part, row, mean, made)
+        if problem is not None:
+            raise ExchangeBroken(self.channel.peer_id, problem, f"what came of part {part}")
         reduction.rows[part] = row
 
 

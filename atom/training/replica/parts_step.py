@@ -1,13 +1,20 @@
 """What an exchange makes of a round's means where the optimizer's state is in parts
 (`docs/decisions/state-in-parts.md`)."""
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from atom.optim.clipping import block_squares, norm_of_squares, starts_of_blocks
+from atom.base.reasons import Reason
+from atom.optim.clipping import (
+    block_squares,
+    norm_of_pieces,
+    norm_of_squares,
+    starts_of_blocks,
+)
 from atom.optim.optimizer import Optimizer, StepTerms
 from atom.optim.state_in_parts import PartsNumbers, step_aside
 from atom.swap.host_store import HostStore
@@ -69,17 +76,21 @@ class PartsStep:
         made = torch.cat([each.view(torch.uint8) for each in (aside.loaded, *rest)])
         return made, Row(state_digest(mean.arenas), loaded, held).raw
 
-    def is_right(
+    def problem_of(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
-    ) -> bool:
-        told = Row.of(row)
-        if mean is not None and state_digest(mean.arenas) != told.mean:
-            return False
-        if made is None:
-            return True
-        loaded, held = self.loaded(part, made), self.held(part, made)
-        is_loaded = state_digest({LOADED: loaded}) == told.loaded
-        return is_loaded and (not held or state_digest(held) == told.held)
+    ) -> Reason | None:
+        """Weights and moments that are not finite would never be so again, at any peer."""
+        told, came = Row.of(row), list[tuple[Mapping[str, Tensor], bytes]]()
+        if mean is not None:
+            came.append((mean.arenas, told.mean))
+        if made is not None:
+            came.append(({LOADED: self.loaded(part, made)}, told.loaded))
+            came += [(held, told.held)] if (held := self.held(part, made)) else []
+        if any(state_digest(arenas) != digest for arenas, digest in came):
+            return Reason.HASH_MISMATCH
+        numbers = (each for arenas, _ in came for each in arenas.values())
+        finite = math.isfinite(norm_of_pieces(each for each in numbers if each.is_floating_point()))
+        return None if finite else Reason.NOT_FINITE
 
     def loaded(self, part: int, made: Tensor) -> Tensor:
         """What was made of a part, in the numbers that are loaded."""

@@ -20,7 +20,7 @@ from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.part_rows import rows_of
+from atom.swarm.state.part_rows import LOADED, Row, rows_of
 from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult
@@ -43,6 +43,16 @@ class Dying(PartsStep):
             raise MemoryError("no room")
         self._left -= 1
         return super().make(part, mean, whole)
+
+
+class Broken(PartsStep):
+    """Its memory is."""
+
+    def make(self, part: int, mean: EncodedMean, whole: bool) -> tuple[Tensor, bytes]:
+        made, row = super().make(part, mean, whole)
+        self.loaded(part, made)[3] = float("nan")
+        loaded, told = self.loaded(part, made), Row.of(row)
+        return made, replace(told, loaded=state_digest({LOADED: loaded})).raw
 
 
 class Confused(PartsStep):
@@ -226,6 +236,21 @@ def test_who_says_something_else_than_it_made_is_named(rooms: list[Room], digest
             assert failure.suspect == room.swarm.order[2]
             assert failure.reason is Reason.HASH_MISMATCH
     assert all(map(room.has_the_bits, room.stores))
+
+
+@pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
+def test_weights_that_are_not_finite_are_refused(
+    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+) -> None:
+    """All peers would load them."""
+    rooms.append(Room(3, precision, form))
+    room, coded, given = rooms[0], codec_named(codec), sources(3, LAYOUT.trained_elements)
+    works = room.works(1, coded)
+    works[2] = Broken(ADAMW, room.stores[2], coded, partial(terms_of, 1))
+    ended = [each.exception(SOON) for each in room.attempt(room.holding, [*given], works, coded)]
+    for failure in ended[:2]:
+        assert isinstance(failure, ExchangeBroken)
+        assert (failure.suspect, failure.reason) == (room.swarm.order[2], Reason.NOT_FINITE)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
