@@ -27,15 +27,13 @@ def state_parts(layout: ParameterLayout) -> StateParts:
 
 
 def divides(optimizer: Optimizer, layout: ParameterLayout, form: StateForm) -> bool:
-    """Can its state lie in parts? Each element has a number of its own in all of it, if any."""
-    declared = (
-        (spec.shape, tensor)
-        for spec in layout.trained
-        for tensor in optimizer.state(spec, form).values()
-    )
-    return optimizer.elementwise and all(
-        tensor.block == 1 and tensor.shape == shape for shape, tensor in declared
-    )
+    """Can its state lie in parts? It has some, and each element a number of its own in all of
+    it."""
+    kept = [
+        (spec, tensor) for spec in layout.trained for tensor in optimizer.state(spec, form).values()
+    ]
+    own = (tensor.block == 1 and tensor.shape == spec.shape for spec, tensor in kept)
+    return optimizer.elementwise and bool(kept) and all(own)
 
 
 def stretches_of(

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.graph.ir import ParameterLayout
+from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim import clipping, optimizer, state_in_parts
 from atom.optim.adamw import AdamW, AdamW8Bit
 from atom.optim.clipping import gradient_norm
 from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import Muon
-from atom.optim.optimizer import Optimizer, StepTerms, store_bytes
+from atom.optim.optimizer import Optimizer, StateTensor, StepTerms, store_bytes
 from atom.optim.state_in_parts import (
     SteppedAside,
     divides,
@@ -202,9 +202,21 @@ def test_memory_is_as_reckoned(precision: torch.dtype, form: StateForm) -> None:
     assert not store.held.of(0)
 
 
+class Stateless(AdamW):
+    def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
+        return {}
+
+
 @pytest.mark.parametrize(
     ("optimizer", "fits"),
-    [(AdamW(), True), (AdamW8Bit(), False), (LAMB(), False), (LARS(), False), (Muon(), False)],
-)
+    [
+        (AdamW(), True),
+        (Stateless(), False),
+        (AdamW8Bit(), False),
+        (LAMB(), False),
+        (LARS(), False),
+        (Muon(), False),
+    ],
+)  # fmt: skip
 def test_whose_state_can_be_divided(optimizer: Optimizer, fits: bool) -> None:
     assert divides(optimizer, LAYOUT, StateForm.EXACT) == fits
