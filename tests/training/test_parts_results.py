@@ -177,4 +177,26 @@ def test_what_is_loaded_now_is_served_while_it_is_what_the_table_says(
     assert rows_of(there.served(state_digest(table_of(rows))) or {}) == rows
     assert state_digest(there.served(first) or {}) == first
     weights[0][0] += 1.0
+    assert state_digest(there.served(first) or {}) == first, "a copy, for who has begun to fetch it"
+    there.keep(frozenset())
     assert there.served(first) is None
+
+
+def test_what_is_loaded_is_not_hashed_anew_for_each_chunk_that_is_asked_for(
+    room: Room, tmp_path: Path
+) -> None:
+    """Nor are more copies kept than two."""
+    store, looked = room.stores[0], list[int]()
+    assert store.held is not None
+
+    def live(part: int) -> torch.Tensor:
+        looked.append(part)
+        return store.arenas_of(part)[store.loaded]
+
+    there, none = PartsResults(tmp_path, store.held, CODEC, live), bytes(32)
+    named = [state_digest({LOADED: live(part)}) for part in range(room.parts.count)]
+    there.rows = tuple(Row(none, each, none).raw for each in named)
+    looked.clear()
+    for part in (0, 0, 1, 0, 1, 2, 2, 1, 0):
+        assert state_digest(there.served(named[part]) or {}) == named[part]
+    assert looked == [0, 1, 2, 0]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from atom.training.storage.disk import read_tensors
 from atom.training.storage.results import KeptResults
 
 _MEAN, _HELD = "mean", "held"
+_COPIES = 2
+"""Of what is loaded of a part, kept while it is asked for, chunk by chunk."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class PartsResults(KeptResults[PartsResult]):
         """Of the state that is here; empty: it is the first. One writer; for any thread to read."""
         self._means: dict[bytes, EncodedMean] = {}
         """Of exchanges that broke."""
+        self._copies: dict[bytes, Content] = {}
 
     def _read(self, arenas: Content) -> PartsResult:
         return PartsResult.of(arenas)
@@ -156,7 +160,7 @@ class PartsResults(KeptResults[PartsResult]):
         super().keep(digests)
         if not digests:
             with self._lock:
-                self._means = {}
+                self._means, self._copies = {}, {}
 
     def numbers(self, digest: bytes) -> PartsNumbers:
         """What is installed by a peer that holds what this one does. Raises: PeerRefused."""
@@ -203,16 +207,20 @@ class PartsResults(KeptResults[PartsResult]):
         for part, row in enumerate(map(Row.of, rows)):
             if row.loaded == digest and (found := self._copied(part, digest)) is not None:
                 return found
-        for result in [*self._held.values(), *self._all_stored()]:
+        for result in chain(list(self._held.values()), self._all_stored()):
             if (content := result.served(digest)) is not None:
                 return content
         return None
 
     def _copied(self, part: int, digest: bytes) -> Content | None:
         """What is loaded of a part, unless a step has begun since."""
+        if (copy := self._copies.get(digest)) is not None:
+            return copy
         with suppress(StepFailed):
             copy = {LOADED: self._live(part).clone()}
             if state_digest(copy) == digest:
+                with self._lock:
+                    self._copies = dict([*self._copies.items(), (digest, copy)][-_COPIES:])
                 return copy
         return None
 
