@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,7 +30,7 @@ from atom.placement.memory import PLANNED_SHARE, Limits
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import staging_bytes, waiting_elements
 from atom.swap.host_store import beside_bytes, loaded_arena
-from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
+from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
@@ -147,33 +147,48 @@ def replica_arenas(
 ) -> list[tuple[str, int]]:
     """Host memory that a peer takes however it cuts the model: (what, bytes). `held`: so many parts
     of the optimizer's state, where it has parts; None: all."""
-    precision, form = getattr(torch, run.model.precision), state_form(run)
-    rule, parts, loaded = update_rule(run), state_parts(layout), loaded_arena(precision, form)
-    state, divided = replica_state(run, layout), run.update.holders > 0
-    some = parts.most_elements(parts.count if held is None else held)
-    arenas = [
-        (
-            WEIGHT_TITLES.get(name, f"optimizer's {name}"),
-            some * arena.dtype.itemsize if divided and name != loaded else arena.size_bytes,
-        )
-        for name, arena in state.items()
-    ]
+    precision, rule = getattr(torch, run.model.precision), update_rule(run)
+    state = kept_bytes(run, layout, replica_state(run, layout), held)
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    elements = layout.trained_elements
-    codec = codec_named(run.swarm.codec)
-    result_bytes = codec.wire_bytes(elements)
-    if divided:
-        # means of what is held, and the weights of the rest and of what this peer owns of it
-        came = elements - some + some // run.update.holders
-        result_bytes = codec.wire_bytes(some) + precision.itemsize * came
-    arenas += [
-        ("what the device loads", beside_bytes(layout, precision, form)),
-        (f"gradients{narrow}", gradients(run).itemsize * elements),
+    keeps_lost = codec_named(run.swarm.codec).given_back > 0
+    arenas = [
+        *((WEIGHT_TITLES.get(n, f"optimizer's {n}"), size) for n, size in state.items()),
+        ("what the device loads", beside_bytes(layout, precision, state_form(run))),
+        (f"gradients{narrow}", gradients(run).itemsize * layout.trained_elements),
         # the one voted on and the next
-        ("averages, as they travel", 2 * result_bytes),
-        ("update rule's own", rule.own_bytes(layout, keeps_lost=codec.given_back > 0)),
+        ("averages, as they travel", 2 * result_bytes(run, layout, held)),
+        ("update rule's own", rule.own_bytes(layout, keeps_lost=keeps_lost)),
     ]
     return [(what, size) for what, size in arenas if size > 0]
+
+
+def kept_bytes(
+    run: RunFile, layout: ParameterLayout, state: Mapping[str, StateArena], held: int | None
+) -> dict[str, int]:
+    """What a peer has of these arenas, by their names. `held`: as in `replica_arenas`."""
+    if not run.update.holders:
+        return {name: arena.size_bytes for name, arena in state.items()}
+    loaded = loaded_arena(getattr(torch, run.model.precision), state_form(run))
+    elements = {name: _elements(layout, held) for name in state} | {loaded: layout.trained_elements}
+    return {name: elements[name] * arena.dtype.itemsize for name, arena in state.items()}
+
+
+def result_bytes(run: RunFile, layout: ParameterLayout, held: int | None) -> int:
+    """Of what a peer has of a round's result: the mean; with the state in parts, of what it holds,
+    and the weights of the rest and of what it sums."""
+    codec, holders = codec_named(run.swarm.codec), run.update.holders
+    if not holders:
+        return codec.wire_bytes(layout.trained_elements)
+    some = _elements(layout, held)
+    weights = layout.trained_elements - some + some // holders
+    precision: torch.dtype = getattr(torch, run.model.precision)
+    return codec.wire_bytes(some) + weights * precision.itemsize
+
+
+def _elements(layout: ParameterLayout, held: int | None) -> int:
+    """Of so many parts of the optimizer's state; None: of all."""
+    parts = state_parts(layout)
+    return parts.most_elements(parts.count if held is None else held)
 
 
 def peer_bytes(run: RunFile, layout: ParameterLayout, held: int | None = None) -> int:

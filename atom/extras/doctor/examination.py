@@ -154,8 +154,9 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
         have = free_host_bytes(peer.host.memory_bytes)
-        need = peer_bytes(run, graph.layout, room_for(run, graph.layout, have))
-        room = disk_plan(run, graph, peer, folder, manifest.text)
+        held = room_for(run, graph.layout, have)
+        need = peer_bytes(run, graph.layout, held)
+        room = disk_plan(run, graph, peer, folder, manifest.text, held)
     except UserError as problem:  # it would end `atom join`, too
         return failure(topic, problem.message, problem.hint)
     takes = f"{format_bytes(need)} of host memory"

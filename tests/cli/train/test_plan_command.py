@@ -103,6 +103,21 @@ def test_the_rate_of_a_run_is_drawn(
     assert [row.strip() for row in drawn["endless"]] == ["rises to 0.004 over 20 rounds"]
 
 
+def test_a_state_in_parts_is_told_with_its_round(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    run, told = tmp_path / "run.toml", dict[str, str]()
+    for where in ("whole", "parts"):
+        run.write_text(Path(DEMO).read_text() + f'[update]\noptimizer_state = "{where}"\n')
+        assert main(["plan", str(run), *ASSUME, "--peers", "2"]) == ExitCode.OK
+        told[where] = capsys.readouterr().out
+    assert "in parts" not in told["whole"]
+    assert "steps 1/2 of the model for all; it keeps 2/2 of the optimizer's state" in told["parts"]
+    exchanges = [re.search(r"exchange .*  (\S+ MB up)", each) for each in told.values()]
+    assert len({each and each[1] for each in exchanges}) == 1, "both keep all: nothing else travels"
+
+
 def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(told) == {

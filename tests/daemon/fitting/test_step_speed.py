@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from atom.daemon.fitting import profiling
-from atom.daemon.fitting.profiling import REPEATS, step_elements_per_s
+from atom.daemon.fitting.profiling import REPEATS, made_per_s, step_elements_per_s
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import AdamW
+from atom.optim.clipping import BLOCK_ELEMENTS
 from atom.optim.muon import Muon
 from atom.swap.state_form import StateForm
 
@@ -32,6 +33,12 @@ def test_the_median_of_the_later_steps_counts() -> None:
 def test_it_is_really_run_in_half_precision_too() -> None:
     for form in StateForm:
         assert step_elements_per_s(AdamW(), LAYOUTS[0], torch.bfloat16, form) > 0
+        assert made_per_s(AdamW(), torch.bfloat16, form) > 0
+
+
+def test_a_step_for_others_is_a_part_s() -> None:
+    ticks = iter(range(2 * (REPEATS + 1)))
+    assert made_per_s(AdamW(), *EXACT, lambda: float(next(ticks))) == BLOCK_ELEMENTS
 
 
 def test_products_of_matrices_count_by_their_number() -> None:

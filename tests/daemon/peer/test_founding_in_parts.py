@@ -6,8 +6,10 @@ import pytest
 
 from atom.base.errors import ShortageError
 from atom.daemon.fitting import building
+from atom.daemon.fitting.device_choice import most_held, replica_arenas
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3
+from tests.training.replicas_in_parts import cut_fine
 
 IN_PARTS = '\n[update]\noptimizer_state = "parts"\n'
 
@@ -26,3 +28,33 @@ def test_a_founder_needs_room_for_all_and_a_joiner_for_none(
         with pytest.raises(ShortageError, match="the founder is alone at first") as refused:
             folder.found(GPT3, name="c", more=IN_PARTS)
         assert "larger machine" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("precision", "state"), [("float32", "exact"), ("bfloat16", "exact"), ("bfloat16", "split")]
+)
+def test_of_eight_peers_each_allocates_what_a_plan_reckons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, state: str
+) -> None:
+    """A quarter of the moments, with one copy of each."""
+    cut_fine(monkeypatch)
+    with folder_in(tmp_path) as folder:
+        model = f'{GPT3}\nprecision = "{precision}"'
+        member = folder.found(model, more=f'state = "{state}"{IN_PARTS}')
+        store, run = member.replica.engines.store, member.run
+        held = member.replica.parts.held
+        assert held.parts.count > 8
+        each = most_held(run, store.layout, 8)
+        assert each == -(-held.parts.count // 4)
+        for part in range(each):
+            held.hold(part)
+        kept = [*(a for part in held.held for a in held.of(part).values()), store.working]
+        allocated = sum(arena.nbytes for arena in (*kept, store.gradients))
+        reckoned = dict(replica_arenas(run, store.layout, each))
+        del reckoned["averages, as they travel"]
+        assert allocated == sum(reckoned.values())
+        whole = dict(replica_arenas(run, store.layout))
+        moments = [name for name in whole if name.startswith("optimizer's")]
+        assert len(moments) == 2
+        for name in moments:
+            assert reckoned[name] / whole[name] == pytest.approx(1 / 4, rel=0.15)

@@ -13,6 +13,8 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.placement.choice import HostStep
+from atom.placement.prediction import Parts, Work, exchange
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.codec import codec_named
@@ -258,12 +260,24 @@ def test_weights_that_are_not_finite_are_refused(
 def test_bytes_are_as_reckoned(
     rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
 ) -> None:
-    """As docs/decisions/state-in-parts.md says, all members together."""
+    """As `atom plan` foretells them, all members together."""
     rooms.append(Room(members, precision, form))
     room, coded = rooms[0], codec_named(codec)
     before = sum(each.bandwidth.sent_bytes for each in room.swarm.transports)
     room.round(room.holding, [*sources(members, LAYOUT.trained_elements)], 1, coded)
     sent = sum(each.bandwidth.sent_bytes for each in room.swarm.transports) - before
-    gradient, weights, copies = coded.element_bytes, precision.itemsize, 1
-    each_sends = (members - 1 + copies) * gradient + (members - 1 - copies) * weights
-    assert sent == pytest.approx(each_sends * room.parts.elements, rel=0.05)
+    parts = Parts(holders=2, weight_bytes=precision.itemsize, made_per_s=1.0)
+    work = Work(
+        parameters=room.parts.elements,
+        round_sequences=1,
+        micro_batch_sequences=1,
+        sequence_tokens=1,
+        peers=members,
+        inner_sequences=None,
+        step=HostStep(1.0, 1.0),
+        network_bytes_per_s=1.0,
+        gradient_element_bytes=coded.element_bytes,
+        steps_beside=True,
+        parts=parts,
+    )
+    assert sent == pytest.approx(members * exchange(work)[0], rel=0.05)
