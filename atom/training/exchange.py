@@ -67,8 +67,6 @@ class InParts:
     """Elements of each part."""
     step: Callable[[], PartsStep]
     """The work of the next round."""
-    hold: Callable[[PartsResult], None]
-    """Of an exchange that ended well."""
     keep: Callable[[Mapping[int, EncodedMean]], None]
     """By part, the means of one that broke: it may be committed all the same."""
 
@@ -184,12 +182,9 @@ class Exchange:
         source = self._offered(start.parent) if gives else None
         if self._in_parts is not None:
             return self._made(run, source, terms, channels)
-        elements, began = self._results.elements, self._clock.now()
-        wires = terms.mean_wires(elements)
+        wires, began = terms.mean_wires(self._results.elements), self._clock.now()
         all_reduce(source, wires, terms, channels, run.cancelled)
-        took_s = self._clock.now() - began
-        if channels.right:
-            self.speeds.finished(terms, channels, elements, took_s)
+        took_s = self._took_s(began, terms, channels)
         norm, result = gradient_norm(wires.numbers), wires.encoded()  # in this order
         finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
         self.seconds = {finished.digest: took_s}
@@ -208,11 +203,18 @@ class Exchange:
         except BaseException:
             self._in_parts.keep(work.means)
             raise
-        result = result_of(made, work)
+        result, took_s = result_of(made, work), self._took_s(began, terms, channels)
         finished = ExchangeFinished(run.ballot, result.digest, work.norm)
-        self.seconds = {finished.digest: self._clock.now() - began}
-        self._in_parts.hold(result)
+        self.seconds = {finished.digest: took_s}
+        self._results.hold(finished.digest, result)
         return finished
+
+    def _took_s(self, began: float, terms: Terms, channels: Channels) -> float:
+        """An exchange that ended well, as the next ones' pace and the ways' speeds are told."""
+        took_s = self._clock.now() - began
+        if channels.right:
+            self.speeds.finished(terms, channels, self._results.elements, took_s)
+        return took_s
 
     def _terms(self, start: StartExchange) -> Terms:
         """Raises: ExchangeBroken(BAD_WEIGHT, NO_HOLDER)."""

@@ -96,7 +96,6 @@ class StateInParts(KeptState):
         self.in_parts = InParts(
             tuple(map(parts.range, range(parts.count))),
             lambda: replica.parts.step(results.codec, replica.round + 1),
-            lambda result: results.hold(result.digest, result),
             results.keep_means,
         )
 

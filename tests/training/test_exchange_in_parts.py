@@ -16,12 +16,12 @@ from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder
 from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.stream.frames import SLOWEST_BYTES_PER_S
 from atom.training.exchange import Exchange, InParts, holding_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.round.holders import mask_of
-from atom.training.storage.parts_results import PartsResult
-from atom.training.storage.results import Results
+from atom.training.storage.parts_results import PartsResults
 from tests.swarm.threaded_ring import SOON, sources
 from tests.training.parts_room import ADAMW, LAYOUT, Room, cut_small, terms_of
 
@@ -42,15 +42,15 @@ def room() -> Iterator[Room]:
 
 class Member:
     def __init__(self, room: Room, rank: int, given: Tensor, folder: Path) -> None:
-        self.held: list[PartsResult] = []
         self.kept: list[Mapping[int, EncodedMean]] = []
         self.outcomes: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._store = room.stores[rank]
-        in_parts = InParts(room.ranges, self._step, self.held.append, self.kept.append)
-        results = Results(folder, LAYOUT.trained_elements, CODEC)
+        in_parts, held = InParts(room.ranges, self._step, self.kept.append), self._store.held
+        assert held is not None
+        self.results = PartsResults(folder, held, CODEC, lambda part: torch.empty(0))
         self.exchange = Exchange(
             room.swarm.transports[rank],
-            results,
+            self.results,
             lambda parent: Sums(given),
             self.outcomes.put,
             BootClock(),
@@ -97,18 +97,24 @@ def test_all_end_with_one_name_of_the_next_state(room: Room, members: list[Membe
     assert isinstance(first, ExchangeFinished)
     assert others == [first, first]
     for member, store in zip(members, room.stores, strict=True):
-        [result], held = member.held, store.held
+        result, held = member.results.of(first.digest), store.held
         assert held is not None
         assert (result.digest, result.lacking(held.held)) == (first.digest, {})
         assert member.kept == []
+        speeds = member.exchange.speeds
+        assert speeds.links(3).keys() == {*room.swarm.order} - {
+            room.swarm.order[members.index(member)]
+        }
+        assert speeds.pace().bytes_per_s > SLOWEST_BYTES_PER_S, "the next ones are held to it"
     assert all(map(room.has_the_bits, room.stores))
 
 
 def test_who_shall_hold_a_part_gets_all_of_it(room: Room, members: list[Member]) -> None:
     room.stores[1].held.drop(0)  # type: ignore[union-attr]
     told = (PartHolder(room.swarm.order[1], 1), PartHolder("a stranger", 1))
-    assert isinstance(ended(members, asked(room, told=told))[1], ExchangeFinished)
-    [result] = members[1].held
+    finished = ended(members, asked(room, told=told))[1]
+    assert isinstance(finished, ExchangeFinished)
+    result = members[1].results.of(finished.digest)
     assert 0 in result.held
     assert 0 in result.loaded
 
@@ -118,12 +124,13 @@ def test_what_began_anew_is_the_same_everywhere(room: Room, members: list[Member
     for store in room.stores:
         store.held.drop(2) if 2 in store.held.held else None  # type: ignore[union-attr]
     first, *others = ended(members, asked(room, renewed=1 << 2))
+    assert isinstance(first, ExchangeFinished)
     assert others == [first, first]
-    [owner] = [m for m in members if 2 in m.held[0].loaded]
-    assert all(2 in member.held[0].means for member in members)
+    results = [member.results.of(first.digest) for member in members]
+    assert sum(2 in result.loaded for result in results) == 1, "the owner's"
+    assert all(2 in result.means for result in results)
     low = room.stores[0].renewed(2)
     assert not any(arena.any() for arena in low.values())
-    assert owner.held[0].digest == members[0].held[0].digest
 
 
 def test_means_of_a_broken_exchange_are_kept(room: Room, members: list[Member]) -> None:
@@ -134,7 +141,7 @@ def test_means_of_a_broken_exchange_are_kept(room: Room, members: list[Member]) 
         [kept], held = member.kept, store.held
         assert held is not None
         assert kept.keys() == held.held
-        assert member.held == []
+        assert all(isinstance(each, ExchangeFailed) for each in outcomes)
 
 
 @pytest.mark.parametrize("holds", [0, (1 << 60) - 1])
