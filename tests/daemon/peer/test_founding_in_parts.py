@@ -1,14 +1,17 @@
 """A run whose optimizer's state is in parts begins with one peer, which has all of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atom.base.errors import ShortageError
 from atom.daemon.fitting import building
 from atom.daemon.fitting.device_choice import most_held, replica_arenas
+from atom.daemon.peer.lifecycle import Ending
 from tests.daemon.model.kept_runs import folder_in
-from tests.daemon.tiny_run import GPT3
+from tests.daemon.peer.small_peer import Notes, found_in, small_peer
+from tests.daemon.tiny_run import GPT3, TINY_RUN
 from tests.training.replicas_in_parts import cut_fine
 
 IN_PARTS = '\n[update]\noptimizer_state = "parts"\n'
@@ -58,3 +61,16 @@ def test_of_eight_peers_each_allocates_what_a_plan_reckons(
         assert len(moments) == 2
         for name in moments:
             assert reckoned[name] / whole[name] == pytest.approx(1 / 4, rel=0.15)
+
+
+def test_a_founder_alone_holds_all_parts_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_fine(monkeypatch)
+    member = found_in(tmp_path, TINY_RUN.replace("[run]", "[run]\nrounds = 2") + IN_PARTS)
+    count = member.replica.parts.held.parts.count
+    with small_peer(tmp_path / "state", member, Notes()) as peer:
+        assert peer.run() is Ending.ROUNDS_REACHED
+        directory: Any = peer._directory
+    told = directory.published[-1]
+    assert (told.round, told.parts, told.holds) == (2, count, (1 << count) - 1)
