@@ -241,6 +241,16 @@ def test_steps_on_an_h200_are_foretold_within_a_tenth(
     assert foretold_s == pytest.approx(step_s, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("passes", "passes_s", "step_s"), [(1, 1.617, 2.047), (2, 6.267, 6.704)], ids=["32k", "131k"]
+)
+def test_steps_with_the_norm_as_gradients_land(passes: int, passes_s: float, step_s: float) -> None:
+    """2.7B, 27 November 2026: passes as planned there, steps as measured."""
+    choice = on_an_h200("2.7b", 32, 1, passes_s / passes)
+    foretold_s = choice.passes_s(passes, HostStep(3.6e9, 28), norm=True)
+    assert foretold_s == pytest.approx(step_s, rel=0.06)
+
+
 # --- several devices ----------------------------------------------------------------------------
 
 
