@@ -1,7 +1,7 @@
 """The exchange of one ballot, on a thread of its own; one at a time touches the gradients."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,6 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.contribution import Contribution
-from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
@@ -67,8 +66,6 @@ class InParts:
     """Elements of each part."""
     step: Callable[[], PartsStep]
     """The work of the next round."""
-    keep: Callable[[Mapping[int, EncodedMean]], None]
-    """By part, the means of one that broke: it may be committed all the same."""
 
 
 def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Holding:
@@ -194,15 +191,10 @@ class Exchange:
     def _made(
         self, run: _Run, source: Contribution | None, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
-        """The same, with the state in parts. Whatever becomes of it, means of what we hold are kept
-        once all holders have theirs."""
+        """The same, with the state in parts."""
         assert self._in_parts is not None
         began, work = self._clock.now(), self._in_parts.step()
-        try:
-            made = average_and_make(source, work, terms, channels, run.cancelled)
-        except BaseException:
-            self._in_parts.keep(work.means)
-            raise
+        made = average_and_make(source, work, terms, channels, run.cancelled)
         result, took_s = result_of(made, work), self._took_s(began, terms, channels)
         finished = ExchangeFinished(run.ballot, result.digest, work.norm)
         self.seconds = {finished.digest: took_s}

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from atom.swarm.chain.commit import Value, Voter
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.part_rows import LOADED, Row, table_of
+from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
 from atom.training.exchange import InParts
 from atom.training.replica.replica import Replica
 from atom.training.round.holders import Parts, mask_of, parts_in, still_held
-from atom.training.storage.parts_results import PartsResult, PartsResults
+from atom.training.storage.parts_results import PartsResults
 from atom.training.storage.results import AnyResults
 from atom.training.storage.run_storage import Snapshot
 
@@ -95,8 +95,7 @@ class StateInParts(KeptState):
         self.room, parts = self._held.room, self._held.parts
         self.in_parts = InParts(
             tuple(map(parts.range, range(parts.count))),
-            lambda: replica.parts.step(results.codec, replica.round + 1),
-            results.keep_means,
+            lambda: replica.parts.step(results.codec, replica.round + 1, results.keep_means),
         )
 
     @property
@@ -136,21 +135,28 @@ class StateInParts(KeptState):
         return state_digest(table_of(rows) if rows and all(named) else arenas)
 
     def saved(self, digest: bytes) -> tuple[bytes, Arenas]:
-        held = {part: self._held.of(part) for part in self._held.held}
-        rest = PartsResult(self._results.rows, {}, {}, held).arenas
-        arenas = {**self._replica.state_arenas(), **rest}
+        held = {
+            f"{part}.{name}": arena
+            for part in self._held.held
+            for name, arena in self._held.of(part).items()
+        }
+        rows = table_of(self._results.rows)
+        arenas = {**self._replica.state_arenas(), **rows, **held}
         return state_digest(arenas), arenas
 
     def load(self, snapshot: Snapshot, certified: bytes | None) -> None:
         """The file's own digest is what there is to check it by: no other peer has the same."""
         arenas = snapshot.checked(None)
-        loaded = self._replica.state_arenas().keys()
-        saved = PartsResult.of({n: each for n, each in arenas.items() if n not in loaded})
+        held = dict[int, dict[str, Tensor]]()
+        for name, arena in arenas.items():
+            part, _, rest = name.partition(".")
+            if part.isdecimal():
+                held.setdefault(int(part), {})[rest] = arena
         self._drop(self._held.held)
         self._replica.load_state(arenas, snapshot.round)
-        self._results.rows = saved.rows
-        for part, rest in saved.held.items():
-            self._held.take(part, rest)
+        self._results.rows = rows_of(arenas)
+        for number, each in held.items():
+            self._held.take(number, each)
 
     def fetch(self, digest: bytes, ask: Callable[[bytes], Arenas]) -> None:
         """What `load_result` needs. Raises: PeerRefused; what `ask` does."""

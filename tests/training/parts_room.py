@@ -20,6 +20,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from atom.swarm.exchange.allreduce import Sums
 from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
 from atom.training.exchange import result_of
@@ -61,6 +62,8 @@ class Room:
         self.ranges = tuple(map(self.parts.range, range(self.parts.count)))
         self.whole = filled(allocate_store(ADAMW, LAYOUT, precision, form))
         self.stores = [self._store(rank, precision, form) for rank in range(members)]
+        self.kept = [dict[bytes, EncodedMean]() for _ in self.stores]
+        """The means that each kept, by digest, whatever became of its exchange."""
 
     def _store(self, rank: int, precision: torch.dtype, form: StateForm) -> HostStore:
         store = allocate_store(ADAMW, LAYOUT, precision, form, parts=self.parts)
@@ -78,8 +81,9 @@ class Room:
         return Holding(self.ranges, owners, holds, (frozenset(),) * len(holds))
 
     def works(self, step: int, codec: Codec) -> list[PartsStep]:
-        of_norm = partial(terms_of, step)
-        return [PartsStep(ADAMW, store, codec, of_norm) for store in self.stores]
+        given = codec, partial(terms_of, step)
+        kept = zip(self.stores, self.kept, strict=True)
+        return [PartsStep(ADAMW, store, *given, means.update) for store, means in kept]
 
     def attempt(
         self,
@@ -118,7 +122,7 @@ class Room:
             self.install(rank, each, work, step, codec)
 
     def lose(self, rank: int) -> None:
-        del self.stores[rank]
+        del self.stores[rank], self.kept[rank]
         self.swarm.transports.pop(rank).close()
         order = self.swarm.order
         self.swarm.order = order[:rank] + order[rank + 1 :]

@@ -45,11 +45,13 @@ def step_in_parts(
     under the step. What a peer has that holds all and needs nothing."""
     parts, works = (
         replicas[0].parts.held.parts,
-        [each.parts.step(EXACT, round) for each in replicas],
+        [each.parts.step(EXACT, round, lambda means: None) for each in replicas],
     )
     means = dict[int, EncodedMean]()
     for part, (start, stop) in enumerate(map(parts.range, range(parts.count))):
         means[part] = encoded(mean[start:stop])
+    for work in works:
+        work.averaged(means)
     sums = b"".join(works[0].sums_of(part, each) for part, each in means.items())
     for work in works:
         work.decide(sums)

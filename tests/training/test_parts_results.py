@@ -1,12 +1,13 @@
 """Results of which a peer has its part: on disk, to others, and put together again."""
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swap.held_state import HeldState, StateParts
 from atom.swap.state_form import StateForm
@@ -72,13 +73,18 @@ def test_a_restart_finds_what_it_had(
     for start, stop in room.ranges:
         assert torch.equal(after[start:stop], before[start:stop])
     there.keep(frozenset())
-    path = there.path(digest)
-    whole = path.read_bytes()
-    for damaged in (b"garbage", whole[:-40], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
-        path.write_bytes(damaged)
-        assert there.get(digest) is None
+    there.prune({digest})
+    part = min(held)
+    for path in (there.path(Row.of(results[1].rows[part]).mean), there.path(digest)):
+        whole = path.read_bytes()
+        for damaged in (b"garbage", whole[:-40], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+            path.write_bytes(damaged)
+            found = there.get(digest)
+            assert found is None or found.lacking(held).keys() == {part}
+        assert (found is None) == (path == there.path(digest))
+        path.write_bytes(whole)
     there.prune(frozenset())
-    assert not path.exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_results_of_another_cut_are_none(
@@ -88,7 +94,8 @@ def test_results_of_another_cut_are_none(
     stored(room, results[0], tmp_path)
     held = HeldState(StateParts(room.parts.elements, 4096), {})
     other = PartsResults(tmp_path, held, CODEC, lambda part: torch.empty(0))
-    assert other.get(digest) is None
+    with pytest.raises(PeerRefused, match="rows"):
+        other.get(digest)
 
 
 def test_a_peer_that_was_away_fetches_from_several_what_each_has(
@@ -115,42 +122,70 @@ def test_a_peer_that_was_away_fetches_from_several_what_each_has(
         ours.fetch(digest, ask)
         ours.check(digest)
         mine = ours.of(digest)
-        assert (mine.digest, mine.is_whole(), mine.lacking(held)) == (digest, True, {})
+        assert (mine.digest, mine.lacking(held)) == (digest, {})
         assert len(asked) == 1 + room.parts.count
         assert mine.means.keys() == held
         ours.fetch(digest, ask)
         assert len(asked) == 1 + room.parts.count, "it is all here"
         with pytest.raises(PeerRefused) as refused:
             ask(Row.of(mine.rows[0]).held)
-        assert refused.value.reason is Reason.NOT_FOUND, "a result does not have it"
+        assert refused.value.reason is Reason.NOT_FOUND, "nobody got it"
     finally:
         network.close()
 
 
-def test_means_of_an_exchange_that_broke_are_of_use_if_its_result_is_committed(
+def test_means_are_on_disk_before_anything_is_made_of_them(
     room: Room, results: list[PartsResult], tmp_path: Path
 ) -> None:
-    """Until the round is over; a part whose mean is nowhere then comes as what is loaded of it."""
-    there, held, digest = of_rank(room, 2, tmp_path), room.holding.holds[2], results[0].digest
+    """So a holder has those of a round that it knows nothing of, after a restart as well; until the
+    round is over. A part whose mean is nowhere then comes as what is loaded of it."""
+    held, digest, kept = room.holding.holds[2], results[0].digest, room.kept[2]
+    means = {Row.of(row).mean for row in results[0].rows}
 
     def ask(wanted: bytes) -> Mapping[str, torch.Tensor]:
         """No mean is anywhere."""
-        rows = [*map(Row.of, results[0].rows)]
-        given = (r.served(wanted) for r in results if wanted not in {row.mean for row in rows})
+        given = (r.contents.get(wanted) for r in results if wanted not in means)
         found = next((content for content in given if content is not None), None)
         if found is None:
             raise PeerRefused(Reason.NOT_FOUND, "a mean")
         return found
 
-    for kept, means in [
-        (frozenset({b"another that may be committed"}), held),
-        (frozenset(), {*()}),
-    ]:
-        there.keep_means(results[2].means)
-        there.keep(kept)
+    def fetched(there: PartsResults) -> AbstractSet[int]:
         there.fetch(digest, ask)
-        assert there.of(digest).means.keys() == means
-        assert there.of(digest).lacking(means) == {}
+        assert there.of(digest).lacking(there.of(digest).means.keys()) == {}
+        return there.of(digest).means.keys()
+
+    there = of_rank(room, 2, tmp_path)
+    there.keep_means(kept)
+    there.keep(frozenset({b"another that may be committed"}))
+    there.prune(frozenset())
+    assert fetched(there) == held
+    assert fetched(of_rank(room, 2, tmp_path)) == held
+    there.keep(frozenset())
+    assert fetched(of_rank(room, 2, tmp_path)) == frozenset()
+
+
+def test_a_mean_that_an_earlier_result_names_stays(
+    room: Room, results: list[PartsResult], tmp_path: Path
+) -> None:
+    """Zeros of what is not trained in two rounds have one name."""
+    there, held = stored(room, results[2], tmp_path, 2), room.holding.holds[2]
+    there.keep_means(room.kept[2])
+    there.keep(frozenset())
+    found = there.get(results[2].digest)
+    assert found is not None
+    assert found.means.keys() == held
+
+
+def test_a_full_disk_breaks_no_exchange(
+    room: Room, tmp_path: Path, results: list[PartsResult]
+) -> None:
+    there = of_rank(room, 2, tmp_path / "gone")
+    (tmp_path / "gone").touch()
+    there.keep_means(room.kept[2])
+    there.hold(results[2].digest, results[2])
+    with pytest.raises(StorageError):
+        there.save(results[2].digest)
 
 
 def test_weights_of_another_size_are_refused(
@@ -159,7 +194,8 @@ def test_weights_of_another_size_are_refused(
     there, digest = of_rank(room, 0, tmp_path), results[0].digest
     part = min(results[0].loaded)
     for wrong in (results[0].loaded[part][1:], results[0].loaded[part].float()):
-        there.hold(digest, results[0].with_content(part, {LOADED: wrong}))
+        name = Row.of(results[0].rows[part]).loaded
+        there.hold(digest, results[0].with_content(part, name, {LOADED: wrong}))
         with pytest.raises(PeerRefused, match="another size"):
             there.check(digest)
 

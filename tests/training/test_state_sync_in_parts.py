@@ -23,6 +23,7 @@ from atom.training.storage.run_storage import Journal, RunStorage
 from tests.event_list import EventList
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork
+from tests.swarm.means import encoded
 from tests.training.conftest import NewDevice
 from tests.training.replicas_in_parts import EXACT, cut_fine, step_in_parts, three
 from tests.training.small_replica import FIRST_VALUE, filled, program
@@ -34,7 +35,7 @@ class Peer:
     """A replica, its disk, and what it serves. It begins at the first state."""
 
     def __init__(self, replica: Replica, network: LocalNetwork, folder: Path, first: Head) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.replica, self.held, events = replica, replica.parts.held, EventList()
         live = lambda part: replica.parts.state(part)[0]  # noqa: E731
         self.results = PartsResults(folder / "results", self.held, EXACT, live)
@@ -47,6 +48,7 @@ class Peer:
         donors = PeerDonors(door, self.results.usual_bytes, 1 << 20, folder / "downloads", Watch())
         start = FirstState(state_digest(replica.state_arenas()), self._begin)
         self.sync = StateSync(me, replica, self.storage, donors, start, events)
+        self.storage.begin()
         self.sync.restore()
 
     def _begin(self) -> bool:
@@ -142,6 +144,25 @@ def test_who_missed_little_goes_on_holding_what_it_held(story: Story) -> None:
     assert late.sync.run(story.donors(), discard=False) == ""
     assert story.is_at_the_head(late)
     assert not late.held.held
+
+
+def test_who_knows_nothing_of_a_round_has_its_means_after_a_power_cut(
+    story: Story, new_device: NewDevice, tmp_path: Path
+) -> None:
+    """One peer went on with it, and that holds other parts."""
+    one, other, late = story.peers
+    story.round(1, story.peers)
+    late.storage.snapshot(*late.kept.saved(late.kept.digest()))
+    held, elements = late.held.held, one.replica.elements
+    mean = torch.randn(elements, generator=torch.Generator().manual_seed(2))
+    parts = [encoded(mean[slice(*late.held.parts.range(part))]) for part in held]
+    late.results.keep_means({state_digest(each.arenas): each for each in parts})
+    story.round(2, [one, other])
+    back = story.peer(filled(new_device(), program(), in_parts=True), tmp_path / "2")
+    assert back.journal.head.round == 1
+    assert back.sync.run([one.peer_id], discard=False) == ""
+    assert story.is_at_the_head(back)
+    assert back.held.held == held > one.held.held & held
 
 
 def test_damaged_weights_are_fetched_and_what_is_held_stays(story: Story) -> None:

@@ -37,7 +37,8 @@ class PartsWork(Protocol):
     row_bytes: int
 
     def averaged(self, means: Mapping[int, EncodedMean]) -> None:
-        """Those of all that is held here, whatever becomes of the exchange. Before all else."""
+        """Those of all that is held here, to be kept whatever becomes of the exchange. Before all
+        else: nobody makes anything before it returns at all members."""
 
     def sums_bytes(self, part: int) -> int: ...
 
@@ -143,7 +144,7 @@ class Stepping(Reduction):
         """The number that is there once we have the means of all that we hold."""
         self._averaging = len(terms.neighbours[0])
         self.averaged = threading.Event()
-        """Set when `means` are all there."""
+        """Set when `means` are all there, and kept."""
         self.sums = dict[int, bytes]()
         self.rows = dict[int, bytes]()
         self.means = dict[int, EncodedMean]()
@@ -293,8 +294,8 @@ class Maker(Half):
         owned = reduction.holding.owned(rank)
         self._wait(reduction.reduced)
         reduction.means = {part: each.encoded() for part, each in reduction.wires.parts.items()}
-        reduction.averaged.set()
         work.averaged(reduction.means)
+        reduction.averaged.set()
         for part in owned:
             reduction.sums[part] = work.sums_of(part, reduction.means[part])
         reduction.reached(plan.through(rank))

@@ -37,20 +37,24 @@ class PartsStep:
         store: HostStore,
         codec: Codec,
         terms: Callable[[float], StepTerms],
+        keep: Callable[[Mapping[bytes, EncodedMean]], None],
     ) -> None:
-        """`terms`: of the step on a mean of that norm. Raises: ValueError if it is not finite."""
+        """`terms`: of the step on a mean of that norm; raises ValueError if it is not finite.
+        `keep`: the means of what is held here, by digest, before anybody makes anything of them."""
         assert store.held is not None
-        self._optimizer, self._store, self._codec, self._terms_of = optimizer, store, codec, terms
+        self._optimizer, self._store, self._codec = optimizer, store, codec
+        self._terms_of, self._keep = terms, keep
         self._parts = store.held.parts
         self._held = store.held.dtypes
         self.made_bytes = store.working.itemsize
         self.whole_bytes = self.made_bytes + sum(each.itemsize for each in self._held.values())
         self.norm = 0.0
-        self.means: Mapping[int, EncodedMean] = {}
-        """Of what is held here: also if the exchange broke, after all holders had theirs."""
+        self._names = dict[int, bytes]()
+        """Digests of the means of what is held here."""
 
     def averaged(self, means: Mapping[int, EncodedMean]) -> None:
-        self.means = means
+        self._names = {part: state_digest(mean.arenas) for part, mean in means.items()}
+        self._keep({self._names[part]: mean for part, mean in means.items()})
 
     def sums_bytes(self, part: int) -> int:
         return _SUM.size * len(starts_of_blocks(self._parts.size(part)))
@@ -74,15 +78,15 @@ class PartsStep:
         loaded, held = state_digest({LOADED: aside.loaded}), state_digest(aside.held)
         rest = [aside.held[name] for name in self._held] if whole else []
         made = torch.cat([each.view(torch.uint8) for each in (aside.loaded, *rest)])
-        return made, Row(state_digest(mean.arenas), loaded, held).raw
+        return made, Row(self._names[part], loaded, held).raw
 
     def problem_of(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
     ) -> Reason | None:
         """Weights and moments that are not finite would never be so again, at any peer."""
         told, came = Row.of(row), list[tuple[Mapping[str, Tensor], bytes]]()
-        if mean is not None:
-            came.append((mean.arenas, told.mean))
+        if mean is not None and self._names[part] != told.mean:
+            return Reason.HASH_MISMATCH
         if made is not None:
             came.append(({LOADED: self.loaded(part, made)}, told.loaded))
             came += [(held, told.held)] if (held := self.held(part, made)) else []

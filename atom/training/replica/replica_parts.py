@@ -1,7 +1,7 @@
 """A replica whose optimizer's state is in parts: which of them it holds, and what is done with them
 beside the replica's own steps. Knows no peers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from atom.optim.stepper import Stepper
 from atom.swap.held_state import HeldState
 from atom.swap.host_store import HostStore
 from atom.swarm.exchange.codec import Codec
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.training.replica.parts_step import PartsStep
 from atom.training.replica.update_rule import UpdateRule
 
@@ -24,12 +25,14 @@ class ReplicaParts:
         self.held: HeldState = store.held
         self._optimizer, self._store, self._rule, self._stepper = optimizer, store, rule, stepper
 
-    def step(self, codec: Codec, number: int) -> PartsStep:
+    def step(
+        self, codec: Codec, number: int, keep: Callable[[Mapping[bytes, EncodedMean]], None]
+    ) -> PartsStep:
         """Of an exchange that leads to the round of that number. It reads the state while it is
-        used: no step is under way meanwhile. Raises: StepFailed."""
+        used: no step is under way meanwhile. `keep`: as in `PartsStep`. Raises: StepFailed."""
         self._stepper.wait()
         terms, store = self._rule.terms, self._store
-        return PartsStep(self._optimizer, store, codec, lambda norm: terms(norm, number))
+        return PartsStep(self._optimizer, store, codec, lambda norm: terms(norm, number), keep)
 
     def state(self, part: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         """What is loaded of a part, and what is held of it: flat, live. Waits for the end of a

@@ -1,16 +1,16 @@
 """What a peer has of the results of rounds, where the optimizer's state is in parts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from atom.base.errors import PeerRefused, StorageError
+from atom.base.files import remove_leftover
 from atom.base.reasons import Reason
 from atom.optim.state_in_parts import PartsNumbers
 from atom.swap.held_state import HeldState, StateParts
@@ -19,11 +19,10 @@ from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content
-from atom.swarm.state.part_rows import LOADED, ROWS, Row, rows_of, table_of
-from atom.training.storage.disk import read_tensors
+from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
+from atom.training.storage.disk import read_tensors, write_tensors
 from atom.training.storage.results import KeptResults
 
-_MEAN, _HELD = "mean", "held"
 _COPIES = 2
 """Of what is loaded of a part, kept while it is asked for, chunk by chunk."""
 
@@ -33,57 +32,27 @@ class PartsResult:
     """What a peer has of a round's result. Nobody writes into it any more."""
 
     rows: tuple[bytes, ...]
-    means: Mapping[int, EncodedMean]
-    loaded: Mapping[int, Tensor]
+    means: Mapping[int, EncodedMean] = field(default_factory=dict)
+    loaded: Mapping[int, Tensor] = field(default_factory=dict)
     """By part, flat, in the numbers that are loaded."""
     held: Mapping[int, Content] = field(default_factory=dict)
     """Of the parts that this peer is to hold from then on, the rest of their state."""
-
-    @classmethod
-    def of(cls, arenas: Content) -> "PartsResult":
-        """What a disk gave. Raises: PeerRefused(MALFORMED)."""
-        means, held = dict[int, dict[str, Tensor]](), dict[int, dict[str, Tensor]]()
-        loaded = dict[int, Tensor]()
-        for name, arena in arenas.items():
-            kind, _, rest = name.partition(".")
-            part, _, within = rest.partition(".")
-            if kind in (_MEAN, _HELD) and part.isdecimal():
-                (means if kind == _MEAN else held).setdefault(int(part), {})[within] = arena
-            elif kind == LOADED and part.isdecimal():
-                loaded[int(part)] = arena
-            elif name != ROWS:
-                raise PeerRefused(Reason.MALFORMED, f"a result of {sorted(arenas)[:4]}")
-        whole = {part: EncodedMean.of(each) for part, each in means.items()}
-        return cls(rows_of(arenas), whole, loaded, held)
-
-    @property
-    def arenas(self) -> Content:
-        """By name: as it is saved."""
-        means = {part: mean.arenas for part, mean in self.means.items()}
-        some = {
-            f"{kind}.{part}.{name}": arena
-            for kind, of in ((_MEAN, means), (_HELD, self.held))
-            for part, arenas in of.items()
-            for name, arena in arenas.items()
-        }
-        loaded = {f"{LOADED}.{part}": arena for part, arena in self.loaded.items()}
-        return {**table_of(self.rows), **some, **loaded}
 
     @property
     def digest(self) -> bytes:
         """Its name in a commit."""
         return state_digest(table_of(self.rows))
 
-    def served(self, digest: bytes) -> Content | None:
-        """What of it has that digest."""
-        if digest == self.digest:
-            return table_of(self.rows)
-        for part, row in enumerate(map(Row.of, self.rows)):
-            if digest == row.mean and part in self.means:
-                return self.means[part].arenas
-            if digest == row.loaded and part in self.loaded:
-                return {LOADED: self.loaded[part]}
-        return None
+    @property
+    def contents(self) -> dict[bytes, Content]:
+        """All of it, by digest."""
+        rows = [*map(Row.of, self.rows)]
+        return {
+            self.digest: table_of(self.rows),
+            **{rows[part].mean: mean.arenas for part, mean in self.means.items()},
+            **{rows[part].loaded: {LOADED: each} for part, each in self.loaded.items()},
+            **{rows[part].held: each for part, each in self.held.items()},
+        }
 
     def lacking(self, held: AbstractSet[int]) -> dict[int, bytes]:
         """By part the digest of what a peer that holds these needs to take the step."""
@@ -92,11 +61,16 @@ class PartsResult:
         others = set(range(len(rows))) - held - self.loaded.keys()
         return means | {part: rows[part].loaded for part in others}
 
-    def with_content(self, part: int, content: Content) -> "PartsResult":
-        """With what was fetched of a part. Raises: PeerRefused(MALFORMED)."""
-        if content.keys() == {LOADED}:
-            return replace(self, loaded={**self.loaded, part: content[LOADED]})
-        return replace(self, means={**self.means, part: EncodedMean.of(content)})
+    def with_content(self, part: int, digest: bytes, content: Content) -> "PartsResult":
+        """With what has that digest in the part's row. Raises: PeerRefused(MALFORMED)."""
+        row = Row.of(self.rows[part])
+        if digest == row.mean:
+            return replace(self, means={**self.means, part: EncodedMean.of(content)})
+        if digest == row.held:
+            return replace(self, held={**self.held, part: content})
+        if content.keys() != {LOADED}:
+            raise PeerRefused(Reason.MALFORMED, f"weights of {sorted(content)[:4]}")
+        return replace(self, loaded={**self.loaded, part: content[LOADED]})
 
     def numbers(self, codec: Codec, parts: StateParts, held: AbstractSet[int]) -> PartsNumbers:
         """What is installed by a peer that holds these. Raises: PeerRefused(MALFORMED)."""
@@ -108,19 +82,10 @@ class PartsResult:
         """What is loaded of all parts, one after the other; all of it is here."""
         return torch.cat([self.loaded[part] for part in range(len(self.rows))])
 
-    def is_whole(self) -> bool:
-        """Whether all that is here has the digests of its row."""
-        rows = [*map(Row.of, self.rows)]
-        told = [
-            *((mean.arenas, rows[part].mean) for part, mean in self.means.items()),
-            *(({LOADED: each}, rows[part].loaded) for part, each in self.loaded.items()),
-            *((arenas, rows[part].held) for part, arenas in self.held.items()),
-        ]
-        return all(state_digest(content) == digest for content, digest in told)
-
 
 class PartsResults(KeptResults[PartsResult]):
-    """Of each round as much as this peer needs, or has fetched."""
+    """Of each round as much as this peer needs, or has fetched. On disk a table, a mean, or what is
+    loaded or held of a part is a file of its own, named by its digest."""
 
     def __init__(
         self, folder: Path, held: HeldState, codec: Codec, live: Callable[[int], Tensor]
@@ -131,16 +96,9 @@ class PartsResults(KeptResults[PartsResult]):
         self._state, self.parts, self._live = held, held.parts, live
         self.rows: tuple[bytes, ...] = ()
         """Of the state that is here; empty: it is the first. One writer; for any thread to read."""
-        self._means: dict[bytes, EncodedMean] = {}
-        """Of exchanges that broke."""
+        self._undecided = set[bytes]()
+        """Means on disk that no result names yet."""
         self._copies: dict[bytes, Content] = {}
-
-    def _read(self, arenas: Content) -> PartsResult:
-        return PartsResult.of(arenas)
-
-    def _is(self, result: PartsResult, digest: bytes) -> bool:
-        fits = len(result.rows) == self.parts.count and result.digest == digest
-        return fits and result.is_whole()
 
     @property
     def usual_bytes(self) -> int:
@@ -150,17 +108,47 @@ class PartsResults(KeptResults[PartsResult]):
         """A held one."""
         return self._held[digest]
 
-    def keep_means(self, means: Mapping[int, EncodedMean]) -> None:
-        """Those of an exchange that broke, until `keep`: its result may be committed."""
-        named = {state_digest(mean.arenas): mean for mean in means.values()}
+    def get(self, digest: bytes) -> PartsResult | None:
+        """As far as it is here. Raises: PeerRefused(MALFORMED) for one of another model."""
+        if (held := self._held.get(digest)) is not None:
+            return held
+        table = self._saved(digest)
+        return None if table is None else self._with_saved(rows_of(table))
+
+    def keep_means(self, means: Mapping[bytes, EncodedMean]) -> None:
+        """Those of an exchange, by digest, on disk before anything is made of them: whoever commits
+        what is made, nobody has to give them. A full disk does not break an exchange."""
+        new = {name: mean for name, mean in means.items() if not self.path(name).exists()}
         with self._lock:
-            self._means |= named
+            self._undecided |= new.keys()
+        with suppress(StorageError):
+            for name, mean in new.items():
+                write_tensors(self.path(name), mean.arenas)
+
+    def save(self, digest: bytes) -> None:
+        contents = self.of(digest).contents
+        for name in contents.keys() - self._decided(contents.keys()):
+            write_tensors(self.path(name), contents[name])
 
     def keep(self, digests: AbstractSet[bytes]) -> None:
         super().keep(digests)
         if not digests:
+            self._decided(frozenset())
             with self._lock:
-                self._means, self._copies = {}, {}
+                self._copies = {}
+
+    def _decided(self, named: AbstractSet[bytes]) -> AbstractSet[bytes]:
+        """What is not named of the means that no result named before goes; returns the rest."""
+        with self._lock:
+            means, self._undecided = self._undecided, set()
+        for name in means - named:
+            remove_leftover(self.path(name))
+        return means & named
+
+    def prune(self, keep: AbstractSet[bytes]) -> None:
+        rows = (row for digest in keep for row in rows_of(self._saved(digest) or table_of(())))
+        named = {name for row in map(Row.of, rows) for name in (row.mean, row.loaded, row.held)}
+        super().prune(keep | named | self._undecided)
 
     def numbers(self, digest: bytes) -> PartsNumbers:
         """What is installed by a peer that holds what this one does. Raises: PeerRefused."""
@@ -186,30 +174,29 @@ class PartsResults(KeptResults[PartsResult]):
     def _fetch(
         self, digest: bytes, ask: Callable[[bytes], Content], held: AbstractSet[int]
     ) -> None:
-        result = self.get(digest) or PartsResult(rows_of(ask(digest)), {}, {})
-        if len(result.rows) != self.parts.count:
-            raise PeerRefused(Reason.MALFORMED, f"a table of {len(result.rows)} rows")
+        result = self.get(digest) or self._with_saved(rows_of(ask(digest)))
         for part, wanted in result.lacking(held).items():
             loaded = Row.of(result.rows[part]).loaded
-            mean = self._means.get(wanted)
             with suppress(*(() if wanted == loaded else (PeerRefused, OSError))):
-                result = result.with_content(part, mean.arenas if mean else ask(wanted))
+                result = result.with_content(part, wanted, ask(wanted))
                 continue
             if part not in result.loaded:
-                result = result.with_content(part, ask(loaded))
+                result = result.with_content(part, loaded, ask(loaded))
         self.hold(digest, result)
 
     def served(self, digest: bytes) -> Content | None:
-        """A table, a mean or what is loaded of a part: from memory, else from disk."""
+        """A table, or some of a part: from memory, else from disk."""
         rows = self.rows
         if rows and digest == state_digest(table_of(rows)):
             return table_of(rows)
         for part, row in enumerate(map(Row.of, rows)):
             if row.loaded == digest and (found := self._copied(part, digest)) is not None:
                 return found
-        for result in chain(list(self._held.values()), self._all_stored()):
-            if (content := result.served(digest)) is not None:
+        for result in tuple(self._held.values()):
+            if (content := result.contents.get(digest)) is not None:
                 return content
+        with suppress(StorageError):
+            return read_tensors(self.path(digest))
         return None
 
     def _copied(self, part: int, digest: bytes) -> Content | None:
@@ -224,7 +211,21 @@ class PartsResults(KeptResults[PartsResult]):
                 return copy
         return None
 
-    def _all_stored(self) -> Iterator[PartsResult]:
-        for path in self.folder.glob("*.safetensors"):
-            with suppress(StorageError, PeerRefused):
-                yield PartsResult.of(read_tensors(path))
+    def _with_saved(self, rows: tuple[bytes, ...]) -> PartsResult:
+        """What is on disk of a result. Raises: PeerRefused(MALFORMED)."""
+        if len(rows) != self.parts.count:
+            raise PeerRefused(Reason.MALFORMED, f"a table of {len(rows)} rows")
+        result = PartsResult(rows)
+        for part, row in enumerate(map(Row.of, rows)):
+            for name in (row.mean, row.loaded, row.held):
+                if (content := self._saved(name)) is not None:
+                    result = result.with_content(part, name, content)
+        return result
+
+    def _saved(self, digest: bytes) -> Content | None:
+        """What the disk has under that name, if it is that."""
+        with suppress(StorageError):
+            content = read_tensors(self.path(digest))
+            if state_digest(content) == digest:
+                return content
+        return None

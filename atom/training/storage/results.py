@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover
@@ -21,14 +21,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content
 from atom.training.storage.disk import read_tensors, write_tensors
 
-
-class Result(Protocol):
-    @property
-    def arenas(self) -> Content:
-        """By name: as it is saved."""
-
-
-R = TypeVar("R", bound=Result)
+R = TypeVar("R")
 
 
 class KeptResults(ABC, Generic[R]):
@@ -39,14 +32,6 @@ class KeptResults(ABC, Generic[R]):
         self.folder, self.elements, self.codec = folder, elements, codec
         self._lock = threading.Lock()
         self._held: dict[bytes, R] = {}
-
-    @abstractmethod
-    def _read(self, arenas: Content) -> R:
-        """What a disk gave. Raises: PeerRefused."""
-
-    @abstractmethod
-    def _is(self, result: R, digest: bytes) -> bool:
-        """Whether the result, which a disk gave, has that name."""
 
     @property
     @abstractmethod
@@ -76,22 +61,14 @@ class KeptResults(ABC, Generic[R]):
         with self._lock:
             self._held[digest] = result
 
+    @abstractmethod
     def get(self, digest: bytes) -> R | None:
         """From memory, else from disk; None if it is in neither (or not under its own digest)."""
-        found, held = self.unchecked(digest), self._held.get(digest)
-        if found is None or found is held:
-            return found
-        return found if self._is(found, digest) else None
 
-    def unchecked(self, digest: bytes) -> R | None:
-        """As `get`, but who reads it has to see whether the disk gave what it was given."""
-        held = self._held.get(digest)
-        return self._stored(digest) if held is None else held
-
+    @abstractmethod
     def save(self, digest: bytes) -> None:
         """Puts a held one on disk; a power cut within the next half minute may take it. Raises:
         StorageError when the disk is full or gone."""
-        write_tensors(self.path(digest), self._held[digest].arenas)
 
     def keep(self, digests: Set[bytes]) -> None:
         """Forgets all others that are in memory."""
@@ -108,24 +85,12 @@ class KeptResults(ABC, Generic[R]):
     def path(self, digest: bytes) -> Path:
         return self.folder / f"{digest.hex()}.safetensors"
 
-    def _stored(self, digest: bytes) -> R | None:
-        try:
-            return self._read(read_tensors(self.path(digest)))
-        except (StorageError, PeerRefused):
-            return None
-
 
 AnyResults = KeptResults[Any]
 
 
 class Results(KeptResults[EncodedMean]):
     """Means of all elements."""
-
-    def _read(self, arenas: Content) -> EncodedMean:
-        return EncodedMean.of(arenas)
-
-    def _is(self, result: EncodedMean, digest: bytes) -> bool:
-        return state_digest(result.arenas) == digest
 
     @property
     def usual_bytes(self) -> int:
@@ -143,3 +108,23 @@ class Results(KeptResults[EncodedMean]):
     def served(self, digest: bytes) -> Content | None:
         found = self.unchecked(digest)
         return None if found is None else found.arenas
+
+    def get(self, digest: bytes) -> EncodedMean | None:
+        found, held = self.unchecked(digest), self._held.get(digest)
+        if found is None or found is held:
+            return found
+        return found if state_digest(found.arenas) == digest else None
+
+    def unchecked(self, digest: bytes) -> EncodedMean | None:
+        """As `get`, but who reads it has to see whether the disk gave what it was given."""
+        held = self._held.get(digest)
+        return self._stored(digest) if held is None else held
+
+    def save(self, digest: bytes) -> None:
+        write_tensors(self.path(digest), self._held[digest].arenas)
+
+    def _stored(self, digest: bytes) -> EncodedMean | None:
+        try:
+            return EncodedMean.of(read_tensors(self.path(digest)))
+        except (StorageError, PeerRefused):
+            return None

@@ -214,11 +214,11 @@ class RunStorage:
         self._given = given
 
     def begin(self) -> None:
-        """Removes what a crash left half-written, and snapshots beyond as many as are kept."""
+        """Removes what a crash left half-written. The rest stays until the next snapshot: means of
+        a round that others know to be decided may be among it."""
         for folder in (self.results.folder, self._folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
-        self._prune(self._keep)
 
     def snapshots(self) -> list[Snapshot]:
         """Those of our chain, newest first. From any thread."""

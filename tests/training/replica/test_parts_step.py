@@ -35,6 +35,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch)
 
 
+def ignored(means: Mapping[bytes, EncodedMean]) -> None: ...
+
+
 class Dying(PartsStep):
     def __init__(self, *given: Any) -> None:
         *usual, self._left = given
@@ -127,7 +130,7 @@ def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
     room, coded = rooms[0], codec_named("bfloat16")
     given, dead = list[Tensor | None](sources(members, LAYOUT.trained_elements)), 1
     works = room.works(1, coded)
-    works[dead] = Dying(ADAMW, room.stores[dead], coded, partial(terms_of, 1), when)
+    works[dead] = Dying(ADAMW, room.stores[dead], coded, partial(terms_of, 1), ignored, when)
     ended = room.attempt(room.holding, given, works, coded)
     for rank, each in enumerate(ended):
         failure = each.exception(SOON)
@@ -136,7 +139,7 @@ def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
             assert failure.suspect == room.swarm.order[dead]
             store = room.stores[rank]
             assert store.held is not None
-            assert works[rank].means.keys() == store.held.held
+            assert len(room.kept[rank]) == len(store.held.held)
     assert all(map(room.has_the_bits, room.stores))
     room.lose(dead)
     del given[dead]
@@ -162,8 +165,7 @@ def test_a_newcomer_gets_the_whole_of_a_part_in_the_exchange(
         made = room.round(replace(holding, gets=gets), given, step, coded)
         result = result_of(*made[2])
         assert (part in result.held, part in result.means) == (step == 1, step == 2)
-        assert result.is_whole()
-        assert PartsResult.of(result.arenas).held.keys() == result.held.keys()
+        assert all(state_digest(each) == name for name, each in result.contents.items())
         room.commit(made, room.mean([each for each, _ in made], coded), step, coded)
         assert part in newcomer.held
         assert all(map(room.has_the_bits, room.stores))
@@ -184,13 +186,13 @@ def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
     assert owners is not None
     given: list[Tensor | None] = [*sources(3, LAYOUT.trained_elements), None]
     made = room.round(replace(holding, owners=owners), given, 1, coded)
-    results = [PartsResult.of(result_of(each, work).arenas) for each, work in made[:late]]
+    results = [result_of(each, work) for each, work in made[:late]]
     assert all(each.digest == results[0].digest for each in results)
-    mine = PartsResult(rows_of(served(results, results[0].digest)), {}, {})
+    mine = PartsResult(rows_of(served(results, results[0].digest)))
     for part, digest in mine.lacking(holding.holds[late]).items():
         found = served(results, digest)
         assert state_digest(found) == digest
-        mine = mine.with_content(part, found)
+        mine = mine.with_content(part, digest, found)
     assert mine.lacking(holding.holds[late]) == {}
     made[late] = (
         Made(mine.rows, mine.means, {p: t.view(torch.uint8) for p, t in mine.loaded.items()}),
@@ -201,19 +203,24 @@ def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
 
 
 def served(results: list[PartsResult], digest: bytes) -> Mapping[str, Tensor]:
-    found = (each.served(digest) for each in results)
+    found = (each.contents.get(digest) for each in results)
     return next(content for content in found if content is not None)
 
 
 @pytest.mark.parametrize(
     "arenas",
-    [{}, {"rows": torch.zeros(95, dtype=torch.uint8)}, {"rows": torch.zeros(96)},
-     {"rows": torch.zeros(96, dtype=torch.uint8), "mean.0.wires": torch.zeros(4)},
-     {"rows": torch.zeros(96, dtype=torch.uint8), "else": torch.zeros(4)}],
-)  # fmt: skip
-def test_what_is_no_result_is_refused(arenas: dict[str, Tensor]) -> None:
+    [{}, {"rows": torch.zeros(95, dtype=torch.uint8)}, {"rows": torch.zeros(96)}],
+)
+def test_what_is_no_table_is_refused(arenas: dict[str, Tensor]) -> None:
     with pytest.raises(PeerRefused, match="malformed"):
-        PartsResult.of(arenas)
+        rows_of(arenas)
+
+
+def test_what_is_no_part_of_a_result_is_refused() -> None:
+    row = Row(b"m" * 32, b"l" * 32, b"h" * 32)
+    for name in (row.mean, row.loaded):
+        with pytest.raises(PeerRefused, match="malformed"):
+            PartsResult((row.raw,)).with_content(0, name, {"else": torch.zeros(4)})
 
 
 def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
@@ -230,7 +237,7 @@ def test_who_says_something_else_than_it_made_is_named(rooms: list[Room], digest
     rooms.append(Room(3, torch.float32, StateForm.EXACT))
     room, coded, given = rooms[0], codec_named("float32"), sources(3, LAYOUT.trained_elements)
     works = room.works(1, coded)
-    works[2] = Confused(ADAMW, room.stores[2], coded, partial(terms_of, 1), digest)
+    works[2] = Confused(ADAMW, room.stores[2], coded, partial(terms_of, 1), ignored, digest)
     for rank, each in enumerate(room.attempt(room.holding, [*given], works, coded)):
         failure = each.exception(SOON)
         assert isinstance(failure, ExchangeBroken)
@@ -248,7 +255,7 @@ def test_weights_that_are_not_finite_are_refused(
     rooms.append(Room(3, precision, form))
     room, coded, given = rooms[0], codec_named(codec), sources(3, LAYOUT.trained_elements)
     works = room.works(1, coded)
-    works[2] = Broken(ADAMW, room.stores[2], coded, partial(terms_of, 1))
+    works[2] = Broken(ADAMW, room.stores[2], coded, partial(terms_of, 1), ignored)
     ended = [each.exception(SOON) for each in room.attempt(room.holding, [*given], works, coded)]
     for failure in ended[:2]:
         assert isinstance(failure, ExchangeBroken)
