@@ -116,7 +116,8 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     fetcher = ChainFetcher(manifest, identity_in(asked.state) or listed_peer(manifest))
     try:
         fetcher.know(swarm.leases)
-        states = swarm.ledger.states(manifest.initial_state_digest)
+        ledger, first = swarm.ledger, manifest.initial_state_digest
+        states = ledger.newest_state() if run.update.holders else ledger.states(first)
         peers = swarm.alive
         tokenizer = tokenizer_of(manifest, run, fetcher.transport, peers)
         fetching = partial(console.progress, "fetching the weights")
