@@ -69,9 +69,9 @@ class InParts:
 
 
 def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Holding:
-    """All members say the same. What begins anew everybody has. Raises: ExchangeBroken(NO_HOLDER):
-    not what a coordinator calls for."""
-    holds = tuple(parts_in(member.holds | start.renewed) for member in start.members)
+    """All members say the same. Raises: ExchangeBroken(NO_HOLDER): not what a coordinator calls
+    for."""
+    holds = tuple(parts_in(member.holds) for member in start.members)
     every = frozenset(range(len(ranges)))
     told = {each.peer_id: parts_in(each.parts) & every for each in start.told}
     owners = owners_of(holds, ranges)

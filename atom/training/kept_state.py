@@ -103,11 +103,11 @@ class StateInParts(KeptState):
         return mask_of(self._held.held)
 
     def ready(self, value: Value) -> None:
-        """What began anew is held by all; a part whose mean is nowhere is held no more."""
+        """What began anew begins here; a part whose mean is nowhere is held no more."""
         self._replica.finish_step()
-        for part in parts_in(value.renewed):
-            self._replica.parts.renew(part)
         result = self._results.of(value.result_digest)
+        for part in parts_in(value.renewed) & result.means.keys():
+            self._replica.parts.renew(part)
         self._drop(self._held.held - result.means.keys())
         assert not result.lacking(self._held.held), "it was fetched for what is held"
 
@@ -120,7 +120,7 @@ class StateInParts(KeptState):
             self._held.take(part, arenas)
         self._results.rows = result.rows
         self._drop_damaged()
-        holds = {m.peer_id: parts_in(m.holds | value.renewed) for m in value.contributions}
+        holds = {m.peer_id: parts_in(m.holds) for m in value.contributions}
         holds[self._me.peer_id] = self._held.held
         told = {each.peer_id: parts_in(each.parts) for each in value.holders_next}
         self._drop(self._held.held - still_held(self._me.peer_id, told, holds))

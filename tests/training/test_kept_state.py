@@ -154,7 +154,8 @@ def test_what_begins_anew_is_the_same_at_all_that_shall_hold_it(kept: list[Kept]
     value = replace(value_of(kept), renewed=1, result_digest=first.digest)
     one, two, three_ = value.holders_next
     told = one, replace(two, parts=two.parts | 1), replace(three_, parts=three_.parts | 1)
-    value = replace(value, holders_next=told)
+    counts = tuple(replace(m, holds=m.holds | 1) for m in value.contributions)
+    value = replace(value, holders_next=told, contributions=counts)
     for peer in kept:
         peer.ready(value)
         loaded, held = peer.replica.parts.state(0)

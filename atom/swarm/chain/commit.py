@@ -127,7 +127,8 @@ class Value:
     holders_next: PartHolders = ()
     """Where the optimizer's state is in parts."""
     renewed: Parts = 0
-    """What nobody had any more: it began anew in this round, at what follows from the weights."""
+    """What nobody had any more: it began anew in this round, at what follows from the weights, at
+    the contributors that hold it."""
 
     @property
     def sequences(self) -> int:

@@ -108,7 +108,7 @@ class Ring:
     """Of each member, how large the part is that it sums, relative to others; empty: a ring, unless
     the members hold parts of the state."""
     renewed: Parts = 0
-    """As in `Value`."""
+    """As in `Value`. Members that hold some of it have not promised that."""
 
 
 @dataclass(frozen=True)

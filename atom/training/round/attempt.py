@@ -232,13 +232,29 @@ class Attempt:
         members = [Voter(member.peer_id, member.incarnation) for member in self.members]
         here = {voter.peer_id for voter in (*members, *self.voters_next(members, dead))}
         leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
-        given = {m.peer_id: parts_in(m.holds | self.renewed) for m in self.members}
+        given = {m.peer_id: parts_in(m.holds) for m in self.members}
         given |= {each.peer_id: parts_in(each.parts) for each in head.holders}
-        room = {voter.peer_id: promise.room for voter, promise in self.promises.items()}
         able = (given.keys() & here) - leaving - hidden
-        rooms = {peer: room.get(peer, len(given[peer])) for peer in able}
+        rooms = {peer: self._room.get(peer, len(given[peer])) for peer in able}
         told = holders_next(given, rooms, self.parts, holders)
         return tuple(PartHolder(peer, mask_of(told[peer])) for peer in sorted(told))
+
+    def begin_anew(self, holders: int) -> None:
+        """Members that have room for what is `renewed` hold it from now on: so many each part, or
+        fewer. What none has room for is not renewed."""
+        if not self.renewed:
+            return
+        given = {member.peer_id: parts_in(member.holds) for member in self.members}
+        told = holders_next(given, {peer: self._room[peer] for peer in given}, self.parts, holders)
+        self.renewed &= mask_of(frozenset[int]().union(*told.values()))
+        self.members = tuple(
+            replace(each, holds=each.holds | mask_of(told[each.peer_id]) & self.renewed)
+            for each in self.members
+        )
+
+    @property
+    def _room(self) -> dict[str, int]:
+        return {voter.peer_id: promise.room for voter, promise in self.promises.items()}
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
         """What was accepted, as these electors may decide it: survivors sign it as their branch.

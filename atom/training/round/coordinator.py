@@ -166,6 +166,7 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
+            attempt.begin_anew(context.terms.holders)
             lacking = attempt.lacking(left_out) - parts_in(attempt.renewed)
             if lacking:
                 self._give_up(Reason.NO_HOLDER, parts=sorted(lacking))

@@ -203,8 +203,6 @@ class StartExchange:
     shares: tuple[int, ...] = ()
     told: PartHolders = ()
     """Who is to get what of each part, beside its holders."""
-    renewed: int = 0
-    """As in `Value`."""
     keep: frozenset[bytes] | None = None
     """Before it: of results in memory nothing else is waited for here. None: all of them stay."""
 

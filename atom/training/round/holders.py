@@ -4,8 +4,10 @@ Whoever leads a round says so in its value, so nobody has to agree on who is the
 stays as long as the members do: a part that somebody fetches is not given to another one meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import product
 
 Parts = AbstractSet[int]
 
@@ -16,7 +18,8 @@ def holders_next(
     """What each shall hold that has `room`, by peer id.
 
     Few parts change hands, so that each has so many `holders`, or as many as have room, and nobody
-    two parts more than another that has room for more.
+    two parts more than another that has room for more. None has a second holder before all that
+    anybody has room for have one.
 
     Args:
         given: what each was to hold before; at first, what it holds.
@@ -24,8 +27,10 @@ def holders_next(
         count: of parts.
     """
     told = {peer: set(sorted(given.get(peer, ()))[: room[peer]]) for peer in sorted(room)}
+    for wanted, part in product(range(1, holders + 1), range(count)):
+        _deal(part, told, room, wanted)
     for part in range(count):
-        _deal(part, told, room, holders)
+        _withdraw(part, told, holders)
     while _level(told, room):
         pass
     return {peer: frozenset(parts) for peer, parts in told.items()}
@@ -47,13 +52,30 @@ def _all_have(part: int, peers: Collection[str], holds: Mapping[str, Parts]) -> 
 
 
 def _deal(part: int, told: dict[str, set[int]], room: Mapping[str, int], wanted: int) -> None:
-    """Gives the part to who has least, or takes it from who has most."""
+    """Gives the part to who has least, if fewer than `wanted` have it."""
+    having = sum(part in parts for parts in told.values())
+    lacking = [peer for peer in _with_room(told, room) if part not in told[peer]]
+    if not lacking and not having:
+        lacking = _with_less(told)
+    if lacking and having < wanted:
+        told[min(lacking, key=lambda peer: len(told[peer]))].add(part)
+
+
+def _with_less(told: dict[str, set[int]]) -> list[str]:
+    """One gives up a part that another has, too; who."""
+    counted = Counter(part for parts in told.values() for part in parts)
+    for peer in sorted(told, key=lambda peer: -len(told[peer])):
+        for part in sorted(told[peer]):
+            if counted[part] > 1:
+                told[peer].remove(part)
+                return [peer]
+    return []
+
+
+def _withdraw(part: int, told: dict[str, set[int]], wanted: int) -> None:
+    """Takes the part from who has most."""
     having = [peer for peer, parts in told.items() if part in parts]
-    lacking = [peer for peer in _with_room(told, room) if peer not in having]
-    lacking.sort(key=lambda peer: len(told[peer]))
     having.sort(key=lambda peer: -len(told[peer]))
-    for peer in lacking[: max(wanted - len(having), 0)]:
-        told[peer].add(part)
     for peer in having[: max(len(having) - wanted, 0)]:
         told[peer].remove(part)
 

@@ -198,7 +198,11 @@ class Participant:
             return
         if message.ballot in state.averaged:
             return  # frames of its first run may still be about
-        ours = [(m.sequences, m.holds) for m in message.members if m.peer_id == context.me.peer_id]
+        ours = [
+            (m.sequences, m.holds & ~message.renewed)
+            for m in message.members
+            if m.peer_id == context.me.peer_id
+        ]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
@@ -206,8 +210,7 @@ class Participant:
         context.enter_phase(Phase.REDUCING)
         state.averaged[message.ballot] = b""
         given = message.parent, message.ballot, message.members, message.shares
-        told = context.head.holders
-        context.out.append(StartExchange(*given, told, message.renewed, keep))
+        context.out.append(StartExchange(*given, context.head.holders, keep))
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state

@@ -27,8 +27,8 @@ class HeldParts:
     def step(self, value: Value) -> None:
         """Who was in the exchange has its means, and what it was to hold from then on; others fetch
         means from those that have them."""
-        us, renewed = self._process.me, parts_in(value.renewed)
-        holds = {m.peer_id: parts_in(m.holds) | renewed for m in value.contributions}
+        us = self._process.me
+        holds = {m.peer_id: parts_in(m.holds) for m in value.contributions}
         told = {each.peer_id: parts_in(each.parts) for each in value.holders_next}
         mine = [m.incarnation for m in value.contributions if m.peer_id == us.peer_id]
         if mine == [us.incarnation]:

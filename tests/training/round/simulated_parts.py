@@ -120,8 +120,8 @@ class Gradients:
         self.frozen, self.offered = True, tuple(self.works)
         self._stands = not (self._overlaps and freeze.goes_on)
         held = mask_of(process.held.parts)
-        room = process.swarm.setting.parts
-        event = Frozen(freeze.ballot, self.sequences, float(self.sequences), held, room)
+        counted = self.sequences, float(self.sequences)
+        event = Frozen(freeze.ballot, *counted, held, process.seat.room)
         process.later(process.dice.uniform(0.0, 0.05), lambda: process.handle(event))
         self.start_pass()
 

@@ -62,6 +62,8 @@ class Seat:
     pass_sequences: int = 4
     pass_seconds: float = 1.0
     step_seconds: float = 0.2
+    room: int = 0
+    """For so many parts of the optimizer's state."""
     hidden: bool = False
     """Its lease says that nobody can dial it."""
     process: "Process | None" = None

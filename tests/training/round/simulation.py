@@ -66,6 +66,9 @@ class Setting:
     """Passes go on under an exchange, and what no round has taken counts for the next."""
     parts: int = 0
     """Of the optimizer's state; each has two holders."""
+    room: tuple[int, ...] = ()
+    """Parts that the first peer has room for, the second, …, and from the first again; empty: all
+    of them."""
 
 
 class Swarm:
@@ -106,13 +109,14 @@ class Swarm:
 
     def _seat(self, key: int) -> Seat:
         number = len(self.seats)
-        paces = self.setting.pass_seconds
+        paces, room = self.setting.pass_seconds, self.setting.room or (self.setting.parts,)
         seat = Seat(
             NAMES[number],
             identity(key),
             self.start,
             clock_offset_s=self.dice.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S),
             pass_seconds=paces[number % len(paces)],
+            room=room[number % len(room)],
         )
         self.seats.append(seat)
         self._seat_of[seat.peer_id] = seat

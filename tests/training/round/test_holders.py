@@ -75,12 +75,13 @@ def test_what_is_being_fetched_is_not_given_to_another() -> None:
 def test_nobody_is_told_more_than_it_has_room_for(
     before: dict[str, frozenset[int]], room: dict[str, int], holders: int
 ) -> None:
-    """Together they hold as much as goes."""
+    """Together they hold as much as goes, and nothing twice while they lack something."""
     told = holders_next(before, room, COUNT, holders)
     assert all(len(parts) <= room[peer] for peer, parts in told.items())
     lacking = {p for p in range(COUNT) if sum(p in each for each in told.values()) < holders}
     free = [peer for peer, parts in told.items() if len(parts) < room[peer]]
     assert all(lacking <= told[peer] for peer in free)
+    assert len(frozenset[int]().union(*told.values())) == min(COUNT, sum(room.values()))
 
 
 @pytest.mark.parametrize(("peers", "most"), [(3, 40), (4, 40), (5, 25), (8, 17)])

@@ -65,6 +65,25 @@ def test_a_part_that_nobody_has_begins_anew_after_the_grace_time() -> None:
     assert any(r.fields["reason"] == "no-holder" and r.fields["parts"] for r in told)
 
 
+def test_what_begins_anew_is_held_by_those_that_have_room_for_it() -> None:
+    """And if nobody has, the rounds wait for somebody who has."""
+    for room, goes_on in ((5, True), (3, False)):
+        swarm = Swarm(3, replace(ROOM, room=(8, room, room, room)))
+        swarm.run(40.0)
+        part = min(swarm["A"].held.parts)
+        for process in [p for p in swarm.living if part in p.held.parts]:
+            process.die()
+        rounds = swarm.witness.rounds
+        for _ in range(600):
+            swarm.run(0.1)
+            assert all(len(process.held.parts) <= room for process in swarm.living)
+        assert (swarm.witness.rounds > rounds + 5) == goes_on
+        swarm.join()
+        swarm.run(60.0)
+        assert swarm.witness.rounds > rounds + 5
+        assert swarm.witness.renewed == 1
+
+
 def test_it_never_does_where_the_run_pauses_and_a_holder_that_comes_back_ends_that() -> None:
     swarm = settled(replace(ROOM, branches=False, peers=5, global_batch=20), 4)
     part = min(swarm["A"].held.parts)
