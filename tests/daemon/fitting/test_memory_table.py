@@ -77,12 +77,19 @@ def test_seven_billion_train_in_eighty_gigabytes_or_with_local_steps_in_114() ->
 PARTS = '{ optimizer_state = "parts" }'
 
 
-def in_parts(optimizer: str = "adamw") -> RunFile:
-    return parse_run_text(
-        RUN.format(
-            optimizer=optimizer, state="split", gradients="bfloat16", update=PARTS, codec="bfloat16"
-        )
-    )
+def in_parts(optimizer: str = "adamw", state: str = "split", update: str = PARTS) -> RunFile:
+    numbers = {"gradients": "bfloat16", "codec": "bfloat16"}
+    return parse_run_text(RUN.format(optimizer=optimizer, state=state, update=update, **numbers))
+
+
+@pytest.mark.parametrize("state", ["exact", "split", "half"])
+def test_the_page_says_what_parts_take(state: str) -> None:
+    """Of an undivided run, and of 2, 4, 8 and 16 peers."""
+    of_peers = [(EVERY, 1), *((PARTS, peers) for peers in (2, 4, 8, 16))]
+    runs = [(in_parts(state=state, update=update), peers) for update, peers in of_peers]
+    sizes = [peer_bytes(run, layout(), most_held(run, layout(), peers)) for run, peers in runs]
+    cells = [f"{size / layout().total_elements:.1f}: {size / 1e9:.0f} GB" for size in sizes]
+    assert f"| `{state}` in parts | {' | '.join(cells)} |" in PAGE.read_text().splitlines()
 
 
 def test_of_eight_peers_each_has_a_quarter_of_the_moments() -> None:
