@@ -124,7 +124,7 @@ def terms_of(
         flops_per_s=options.useful_tflops * 1e12,
     )
     passes_a_round = (options.passes or options.inner_steps) if is_local else 1
-    elements = elements_of(options.model_dim)
+    elements = elements_of(options.model_dim, options.tokens)
     terms = Terms(
         peers=peers,
         undialled=options.undialled,
@@ -133,6 +133,7 @@ def terms_of(
         rule=options.rule,
         codec=options.codec,
         model_dim=options.model_dim,
+        tokens=options.tokens,
         small=small_round(real, elements, passes_a_round, options.round_seconds),
     )
     os.environ["ATOM_REAL_SEQUENCE_S"] = str(terms.small.pass_s)
@@ -314,6 +315,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, default=2, help="that are measured")
     parser.add_argument("--round-seconds", type=float, default=30.0)
     parser.add_argument("--model-dim", type=positive, default=512, help="of the small model")
+    parser.add_argument("--tokens", type=positive, default=8, help="of a sequence of it")
     return parser.parse_args()
 
 

@@ -26,7 +26,7 @@ from atom.swarm.exchange.codec import Codec
 
 HERE = str(Path(__file__).parent)
 PROGRAM = ("-c", f"import sys; sys.path.append({HERE!r}); import real_peer; real_peer.main()")
-LAYERS, HEADS, TOKENS, VOCABULARY = 2, 2, 8, 257
+LAYERS, HEADS, VOCABULARY = 2, 2, 257
 PORT = 7707
 """Of gradients, states, votes; the DHT has another."""
 READ_S = 1.0
@@ -52,13 +52,14 @@ precision = "float32"
 source = "python-stdlib"
 tokenizer = "bytes"
 max_bytes = "1 MB"
+validation_fraction = 0.05
 
 [batch]
 global_sequences = {batch}
 micro_batch_sequences = 1
 
 [optimizer]
-learning_rate = 1e-4
+learning_rate = 1e-3
 clip_norm = 1.0
 
 {update}
@@ -68,11 +69,15 @@ codec = "{codec}"
 
 [snapshot]
 every_rounds = 5
-"""
+{validation}"""
 LOCAL_STEPS = """\
 [update]
 rule = "local-steps"
 inner_sequences = 1
+"""
+VALIDATION = """
+[validation]
+every_rounds = 1
 """
 
 
@@ -90,29 +95,34 @@ class Terms:
     rule: str
     codec: str
     model_dim: int
+    tokens: int
+    """Of a sequence of the small model."""
     small: SmallRound
+    validates: bool = False
+    """After each round."""
 
     def run_text(self, name: str, peers: int) -> str:
         return RUN.format(
             name=name,
             layers=LAYERS,
             heads=HEADS,
-            tokens=TOKENS,
+            tokens=self.tokens,
             model_dim=self.model_dim,
             batch=self.small.passes * peers,
             codec=self.codec,
             update=LOCAL_STEPS if self.rule == "local-steps" else "",
+            validation=VALIDATION if self.validates else "",
         )
 
 
-def elements_of(model_dim: int) -> int:
+def elements_of(model_dim: int, tokens: int) -> int:
     """Numbers of the small model, as they are exchanged."""
     config = GPT3Config.build(
         vocabulary_size=VOCABULARY,
         layers=LAYERS,
         heads=HEADS,
         model_dim=model_dim,
-        sequence_tokens=TOKENS,
+        sequence_tokens=tokens,
     )
     return ParameterLayout.of(parameter_shapes(config)).total_elements
 

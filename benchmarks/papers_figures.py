@@ -1,10 +1,10 @@
-"""A pipeline in small, what its steps come to, and what killed nodes cost. Pure.
+"""A pipeline in small, what its steps come to, and losses over time. Pure.
 
 A real second is `Scale.seconds` here, and so on: passes and the lines' queues shrink with seconds,
 what is sent with bytes, and lines with the quotient, so that each takes the same share of a step.
 """
 
-import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,39 +112,11 @@ def found(trials: Sequence[Trial], scale: Scale, steps: Sequence[Sequence[Step]]
     return told
 
 
-Progress = Sequence[tuple[float, float]]
-"""Unix seconds, and the tokens whose work is in the model since then."""
+Curve = Sequence[tuple[float, float]]
+"""Unix seconds, and the loss since then."""
 
 
-@dataclass(frozen=True)
-class Fate:
-    """Of a training of which nodes are killed and come back. Shares of the speed before."""
-
-    away: float
-    """Until they are started again. Less than nothing: what no checkpoint had is lost."""
-    back: float
-    """After that."""
-    still_s: float
-    """The longest time without more than ever before."""
-
-    @classmethod
-    def of(cls, progress: Progress, moments: Sequence[float]) -> "Fate":
-        """`moments`: from when on it is watched, the kill, the return, the end."""
-        before, away, back = itertools.starmap(
-            lambda start, stop: _speed(progress, start, stop), itertools.pairwise(moments)
-        )
-        most = itertools.accumulate((tokens for _, tokens in progress), max)
-        records = [at for (at, tokens), best in zip(progress, most, strict=True) if tokens == best]
-        watched = [at for at in (*records, moments[-1]) if at >= moments[0]]
-        pauses = (later - sooner for sooner, later in itertools.pairwise(watched))
-        return cls(away / before, back / before, max(pauses))
-
-
-def _speed(progress: Progress, start: float, stop: float) -> float:
-    return (_tokens_at(progress, stop) - _tokens_at(progress, start)) / (stop - start)
-
-
-def _tokens_at(progress: Progress, moment: float) -> float:
-    """Before what happens at that moment."""
-    place = bisect_left(progress, moment, key=lambda each: each[0])
-    return progress[place - 1][1] if place else 0.0
+def loss_at(curve: Curve, moment: float) -> float:
+    """NaN: there is none yet."""
+    place = bisect_left(curve, moment, key=lambda each: each[0])
+    return curve[place - 1][1] if place else math.nan

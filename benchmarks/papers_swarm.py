@@ -12,26 +12,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from home_scale import PARAMETERS
-from home_swarm import BOUND_S, one_row, terms_of
-from home_world import Terms, after_rounds, standing
+from home_swarm import one_row, terms_of
+from home_world import Terms, standing
 from papers_figures import (
     SEQUENCE_TOKENS,
-    STEP_TOKENS,
-    Fate,
+    Curve,
     Found,
     Pipeline,
-    Progress,
     Scale,
     Trial,
     found,
+    loss_at,
 )
 from papers_pipeline import SCHEDULES, running
 from ring_links import Seat, shaped
+from swarm_of_processes import swarm_in
 
 MODEL_DIMS = {"125M": 768, "1.3B": 2048, "2.7B": 2560, "6.7B": 4096}
 """GPT-3, table 2.1."""
@@ -47,7 +47,9 @@ CASES = (
 )  # fmt: skip
 PIPELINES, ATOM = "46.3 and 18.3 % busy", "up to 20 x, 91.9 % busy"
 NODES, VICTIMS = 9, 3
-CALM_S, AWAY_S, BACK_S = 60.0, 60.0, 120.0
+CALM_S, AWAY_S, BACK_S = 120.0, 120.0, 240.0
+LOOKS_S = 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0
+"""From the beginning."""
 CHECKPOINT_STEPS = 5
 PATIENCE_S = 300.0
 
@@ -91,25 +93,20 @@ def every_step(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def killed(_: argparse.Namespace) -> Iterator[dict[str, Any]]:
     _need_root()
-    atom = _atom("local-steps", "int4", round_seconds=10.0)
-    round_, terms = terms_of(NODES, 400.0, "1.3B", atom)
-    pipeline = _real("1.3B", NODES, 400.0)
-    sides = {
-        "GPipe": lambda: _killed_pipeline(pipeline, Scale(10.0, 64.0)),
-        "Atom, local steps": lambda: _killed_swarm(
-            terms, round_.steps * STEP_TOKENS / terms.small.passes
-        ),
-    }
-    for side, run in sides.items():
-        progress, killed_at = run()
-        back_at = killed_at + AWAY_S
-        fate = Fate.of(progress, (killed_at - CALM_S, killed_at, back_at, back_at + BACK_S))
+    small = {"passes": 30, "round_seconds": 40.0, "model_dim": 128, "tokens": 256}
+    round_, terms = terms_of(NODES, 400.0, "1.3B", _atom("local-steps", "int4", **small))
+    assert terms.small.passes == round_.steps  # a sequence stands for a step, here and there
+    terms = replace(terms, validates=True)
+    for side, run in {"GPipe": _killed_pipeline, "Atom, local steps": _killed_swarm}.items():
+        began, curve = run(terms)
+        losses = (
+            f"{loss_at(curve, began + seconds):.2f} at {seconds:.0f} s" for seconds in LOOKS_S
+        )
         yield {
             "case": f"1.3B, {VICTIMS} of {NODES} nodes killed and back, 400 Mbit/s, {side}",
-            "ours": f"{fate.away:.0%} of the speed before for {AWAY_S:.0f} s without them, "
-            f"{fate.back:.0%} in the next {BACK_S:.0f} s, {fate.still_s:.0f} s without progress",
-            "theirs": "not given here", **asdict(fate), "progress": progress,
-            "killed_at": killed_at, "load": os.getloadavg()[0],
+            "ours": f"loss {', '.join(losses)}; killed at {CALM_S:.0f} s for {AWAY_S:.0f} s",
+            "theirs": "not given here", "began": began, "curve": curve,
+            "real_seconds": terms.small.real_seconds, "load": os.getloadavg()[0],
         }  # fmt: skip
 
 
@@ -137,7 +134,7 @@ def _atom(rule: str, codec: str, **more: Any) -> argparse.Namespace:
     usual = {
         "rule": rule, "codec": codec, "inner_steps": 30, "passes": 10, "rounds": 4,
         "useful_tflops": SWAPPED_TFLOPS, "faults": [], "undialled": 0, "delay_ms": 0.0,
-        "round_seconds": 20.0, "model_dim": 256,
+        "round_seconds": 20.0, "model_dim": 256, "tokens": 8,
     }  # fmt: skip
     return argparse.Namespace(**(usual | more))
 
@@ -181,14 +178,20 @@ def _lines(real: Pipeline, scale: Scale) -> Iterator[tuple[Sequence[Seat], Path]
         yield seats, Path(folder)
 
 
-def _killed_pipeline(real: Pipeline, scale: Scale) -> tuple[Progress, float]:
+Told = tuple[float, Curve]
+"""When it began, and the loss on text that is held back."""
+
+
+def _killed_pipeline(terms: Terms) -> Told:
     """No stage can be done without: the others end, all meet again when it is back, and go on from
     the last checkpoint. To start a process and to load a checkpoint costs nothing here."""
+    real, scale = _real("1.3B", NODES, 400.0), Scale(terms.small.real_seconds, 64.0)
     trial = Trial.of(real, scale, "GPipe", max(MICRO_BATCHES), 10**6)
     with _lines(real, scale) as (seats, folder):
         with running(seats, folder, [trial]) as stages:
             stages.hear(time.time() + PATIENCE_S, lambda: stages.steps[0])
-            killed_at = time.time() + CALM_S  # that step is over, and no part of the speed before
+            began = stages.steps[0][0].began
+            killed_at = began + CALM_S
             stages.hear(killed_at)
             for process in stages.processes[-VICTIMS:]:
                 process.kill()
@@ -204,27 +207,40 @@ def _killed_pipeline(real: Pipeline, scale: Scale) -> tuple[Progress, float]:
         (saved, max(killed_at, before[-1])),
         *enumerate(after, saved + 1),
     ]
-    return [(at, number * float(STEP_TOKENS)) for number, at in steps], killed_at
+    learned = _losses_of_one(terms, max(number for number, _ in steps))
+    return began, [(at, learned[number]) for number, at in steps if number]
 
 
-def _killed_swarm(terms: Terms, sequence_tokens: float) -> tuple[Progress, float]:
+def _losses_of_one(terms: Terms, steps: int) -> dict[int, float]:
+    """By step, of one process that takes them with the swarm's model and text: so a pipeline would,
+    however it is cut."""
+    of_one = replace(
+        terms, rule="every-step", codec="float32", small=replace(terms.small, passes=1)
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="atom-papers-") as folder,
+        swarm_in(Path(folder), of_one.run_text("one", 1), ["one"], "auto") as swarm,
+    ):
+        swarm.found()
+        swarm.until(lambda: swarm.founder.last_round >= steps, f"{steps} steps", PATIENCE_S)
+        return {event["round"]: event["validation_loss"] for event in swarm.founder.rounds}
+
+
+def _killed_swarm(terms: Terms) -> Told:
     with standing(terms) as world:
         peers = world.swarm.peers
         for peer in peers:
             peer.ask("resume")
-        after_rounds(world, peers, 1, 3 * BOUND_S)
-        _sleep_until(time.time() + CALM_S)
-        killed_at = time.time()
+        began = time.time()
+        _sleep_until(began + CALM_S)
         for peer in peers[-VICTIMS:]:
             peer.kill()
-        _sleep_until(killed_at + AWAY_S)
+        _sleep_until(began + CALM_S + AWAY_S)
         for peer in peers[-VICTIMS:]:
             peer.start()
-        _sleep_until(killed_at + AWAY_S + BACK_S)
+        _sleep_until(began + CALM_S + AWAY_S + BACK_S)
         rounds = world.swarm.founder.rounds
-    counts = itertools.accumulate(event["sequences"] for event in rounds)
-    times = [event["time"] for event in rounds]
-    return [(at, n * sequence_tokens) for at, n in zip(times, counts, strict=True)], killed_at
+    return began, [(event["time"], event["validation_loss"]) for event in rounds]
 
 
 def _sleep_until(moment: float) -> None:

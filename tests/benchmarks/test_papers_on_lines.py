@@ -1,11 +1,12 @@
-"""The papers' pipelines in small: the same shares of a step, what steps come to, killed nodes."""
+"""The papers' pipelines in small: the same shares of a step, what steps come to, losses."""
 
+import math
 from pathlib import Path
 
 import papers_figures as figures
 import papers_pipeline
 import pytest
-from papers_figures import STEP_TOKENS, Fate, Pipeline, Scale, Step, Trial
+from papers_figures import STEP_TOKENS, Pipeline, Scale, Step, Trial
 from ring_links import loopback
 
 REAL = Pipeline(1.3e9, model_dim=2048, nodes=4, flops_per_s=117.6e12, line_bytes_per_s=50e6)
@@ -41,14 +42,10 @@ def test_speed_is_the_first_stages_and_busy_the_mean() -> None:
     assert told.late == pytest.approx(7.0 / 6.0)
 
 
-def test_what_no_checkpoint_had_is_lost() -> None:
-    """A step of 10 tokens a second; at 20 it goes back to 150, and on again at 35."""
-    before = [(float(second), 10.0 * second) for second in range(1, 20)]
-    progress = [*before, (20.0, 150.0), (35.0, 160.0), (37.0, 180.0), (40.0, 200.0)]
-    fate = Fate.of(progress, (0.0, 20.0, 30.0, 41.0))
-    assert fate.away == pytest.approx((150 - 190) / 10 / (190 / 20))
-    assert fate.back == pytest.approx((200 - 150) / 11 / (190 / 20))
-    assert fate.still_s == pytest.approx(40 - 19)
+def test_a_loss_holds_until_the_next_one() -> None:
+    curve = [(10.0, 5.0), (20.0, 4.0)]
+    assert [figures.loss_at(curve, at) for at in (15.0, 20.0, 99.0)] == [5.0, 5.0, 4.0]
+    assert math.isnan(figures.loss_at(curve, 10.0))
 
 
 def test_torchs_schedules_over_stages_that_sleep(tmp_path: Path) -> None:
