@@ -300,6 +300,8 @@ class StateSync:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
         if isinstance(self._kept, StateInParts):
+            with contextlib.suppress(PeerRefused, OSError):
+                return self._go_back(chain, peers)
             return self._begin_at_newest(self._kept, chain, peers)
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, peers[0])
@@ -348,6 +350,19 @@ class StateSync:
         self._replica.load_state(found, head.round)
         self._storage.replace_chain(chain.commits, chain.heads, head.round)
         self.usable = True
+
+    def _go_back(self, chain: _Chain, peers: Sequence[str]) -> None:
+        """To where the chain leaves ours, from our own disk, and on from there: what is held there
+        may be held nowhere else. Raises: PeerRefused, OSError."""
+        pairs = zip(chain.heads, self._journal.heads, strict=False)
+        shared = max(head.round for head, ours in pairs if head == ours)
+        if shared == self._journal.head.round or len(chain.commits) - shared > MOST_IN_PARTS:
+            raise OSError("others have what we held")
+        self._storage.replace_chain(chain.commits, chain.heads, shared)
+        self.restore()
+        if not self.usable or self._journal.head.round < shared:
+            raise OSError("our own disk does not have it")
+        self._replay_rest(chain, peers)
 
     def _begin_at_newest(self, kept: StateInParts, chain: _Chain, peers: Sequence[str]) -> None:
         """Loads the state that the chain's end names. Raises: PeerRefused, OSError."""

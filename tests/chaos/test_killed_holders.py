@@ -1,16 +1,19 @@
 """Real daemons that each hold parts of the optimizer's state: holders are killed, and come back."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from swarm_history import all_end_on_one_chain, read_chain
-from swarm_of_processes import IN_PARTS, START_S, Peer, endless, gather, swarm_in
+from swarm_of_processes import IN_PARTS, START_S, Peer, Swarm, endless, gather, swarm_in
 
 from atom.swarm.chain.commit import Commit
 from atom.training.round.holders import parts_in
 
 pytestmark = pytest.mark.timeout(6 * START_S)
 
+POWER_CUTS = 2
 RUN, NAMES = "parts", ("red", "green", "blue")
 TEXT = endless(RUN, START_S, 3, rule=IN_PARTS, model_dim=384, sequences=12)
 
@@ -43,18 +46,33 @@ def test_killed_holders_are_replaced_and_all_of_them_come_back_from_their_disks(
         assert not any(c.value.renewed or c.survivors for c in rest), swarm.story()
         victim.start()
         swarm.until(lambda: holds(red, victim), "the victim holds parts again", START_S)
-        mark = red.last_round
-        for peer in swarm.peers:
-            assert not peer.kill()
-        for peer in swarm.peers:
-            peer.start()
-
-        def all_went_on() -> bool:
-            return all(peer.last_round >= mark + 3 for peer in swarm.peers)
-
-        swarm.until(all_went_on, "rounds after a power cut", START_S)
+        for _ in range(POWER_CUTS):
+            cut_power(swarm)
         all_end_on_one_chain(swarm, RUN)
         assert not any(c.value.renewed for c in read_chain(red.state, RUN)[0])
+
+
+def cut_power(swarm: Swarm) -> None:
+    """Of all, as soon as one of them has committed. They go on."""
+    mark = max(newest(peer).value.round for peer in swarm.peers)
+
+    def one_committed() -> bool:
+        return any(newest(peer).value.round > mark for peer in swarm.peers)
+
+    swarm.until(one_committed, "another round", START_S)
+    for peer in swarm.peers:
+        os.kill(peer.pid, signal.SIGKILL)
+    for peer in swarm.peers:
+        peer.wait()
+    swarm.founder.start()
+    swarm.until(swarm.founder.info, "the founder, by whose address others join", START_S)
+    for peer in swarm.joiners:
+        peer.start()
+
+    def all_went_on() -> bool:
+        return all(newest(peer).value.round >= mark + 4 for peer in swarm.peers)
+
+    swarm.until(all_went_on, "rounds after a power cut", START_S)
 
 
 def holds(peer: Peer, other: Peer) -> bool:

@@ -56,6 +56,10 @@ class Peer:
         return True
 
 
+def mean_of(number: int, elements: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(number))
+
+
 class Story:
     """Three peers of two holders a part, and rounds of the first two."""
 
@@ -71,7 +75,7 @@ class Story:
         """Each keeps of the result what it needs of it; a part's owner is the first that
         holds it."""
         elements = peers[0].replica.elements
-        mean = torch.randn(elements, generator=torch.Generator().manual_seed(number))
+        mean = mean_of(number, elements)
         state = peers[0].kept.digest()
         result = step_in_parts([p.replica for p in peers], mean, number, torch.float32)
         commit = a_commit(
@@ -146,23 +150,53 @@ def test_who_missed_little_goes_on_holding_what_it_held(story: Story) -> None:
     assert not late.held.held
 
 
+def after_a_power_cut(story: Story, new_device: NewDevice, tmp_path: Path) -> Peer:
+    """The third peer, which has the means of round 2 and knows nothing else of it; others decided
+    that."""
+    *others, late = story.peers
+    story.round(1, story.peers)
+    late.storage.snapshot(*late.kept.saved(late.kept.digest()))
+    mean = mean_of(2, late.replica.elements)
+    parts = [encoded(mean[slice(*late.held.parts.range(part))]) for part in late.held.held]
+    late.results.keep_means({state_digest(each.arenas): each for each in parts})
+    story.round(2, others)
+    return story.peer(filled(new_device(), program(), in_parts=True), tmp_path / "2")
+
+
 def test_who_knows_nothing_of_a_round_has_its_means_after_a_power_cut(
     story: Story, new_device: NewDevice, tmp_path: Path
 ) -> None:
     """One peer went on with it, and that holds other parts."""
-    one, other, late = story.peers
-    story.round(1, story.peers)
-    late.storage.snapshot(*late.kept.saved(late.kept.digest()))
-    held, elements = late.held.held, one.replica.elements
-    mean = torch.randn(elements, generator=torch.Generator().manual_seed(2))
-    parts = [encoded(mean[slice(*late.held.parts.range(part))]) for part in held]
-    late.results.keep_means({state_digest(each.arenas): each for each in parts})
-    story.round(2, [one, other])
-    back = story.peer(filled(new_device(), program(), in_parts=True), tmp_path / "2")
+    back, one = after_a_power_cut(story, new_device, tmp_path), story.peers[0]
     assert back.journal.head.round == 1
     assert back.sync.run([one.peer_id], discard=False) == ""
     assert story.is_at_the_head(back)
-    assert back.held.held == held > one.held.held & held
+    assert back.held.held == story.peers[2].held.held
+    assert back.held.held - one.held.held
+
+
+def test_who_leaves_a_branch_holds_what_it_held_where_it_began(
+    story: Story, new_device: NewDevice, tmp_path: Path
+) -> None:
+    """All restarted, and the one that had committed came last."""
+    back, one = after_a_power_cut(story, new_device, tmp_path), story.peers[0]
+    twins = three(new_device)
+    step_in_parts(twins, mean_of(1, back.replica.elements), 1, torch.float32)
+    result = step_in_parts(twins, mean_of(9, back.replica.elements), 2, torch.float32)
+    branch = a_commit(
+        back.journal.head, {FOUNDER: 1}, [FOUNDER], survivors=[FOUNDER],
+        result_digest=result.digest, gradient_norm=1.0,
+    )  # fmt: skip
+    back.results.hold(result.digest, result)
+    decided = back.results.numbers(result.digest)
+    back.storage.record(branch)
+    back.replica.begin_step(decided, gradient_norm(mean_of(9, back.replica.elements)), 2)
+    back.replica.reset_gradients()
+    assert back.kept.settled(branch.value) == result.digest
+    back.results.keep(frozenset())
+    assert back.sync.run([one.peer_id], discard=False) == ""
+    assert story.is_at_the_head(back)
+    assert back.held.held == story.peers[2].held.held
 
 
 def test_damaged_weights_are_fetched_and_what_is_held_stays(story: Story) -> None:
