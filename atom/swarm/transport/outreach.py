@@ -80,8 +80,11 @@ class Outreach:
                     answers[witness] = answer
         finally:
             self._answers = dict([*answers.items()][-WITNESSES:])
-            settled = len(self._answers) >= min(WITNESSES, len(others))
-            self._ask_at = self._clock.now() + (AGAIN_S if settled else SETTLE_S)
+            enough = len(self._answers) >= min(WITNESSES, len(others))
+            # At first others may still dial the address of an earlier life of ours.
+            doubtful = self._asked < 2 * WITNESSES and self.reached is Reached.NO
+            rests = enough and not doubtful
+            self._ask_at = self._clock.now() + (AGAIN_S if rests else SETTLE_S)
         if self.reached is not before:
             self._events.emit(
                 "reachability", reachable=self.reached.value, asked=len(self._answers)

@@ -92,9 +92,19 @@ def test_questions_become_rare_and_the_verdict_follows_the_latest_answers() -> N
     assert stage.read(WITNESSES * SETTLE_S) == ("abc", YES, "")
     stage.answers = dict.fromkeys("abcd", NO)
     assert stage.read(AGAIN_S - SETTLE_S) == ("abc", YES, "")
-    assert stage.read(2 * AGAIN_S) == ("abcda", NO, "abcd")
+    assert stage.read(2 * AGAIN_S) == ("abcdab", NO, "abcd")
     told = [(e["reachable"], e["asked"]) for e in stage.events.events]
     assert told == [("yes", 1), ("no", 3)]
+
+
+def test_a_first_no_is_doubted_for_a_while() -> None:
+    """Others may know the address of an earlier life alone."""
+    stage = Stage(answer=NO)
+    del stage.leases["c"], stage.leases["d"]
+    assert stage.read(2 * SETTLE_S) == ("ab", NO, "ab")
+    stage.answers = dict.fromkeys("ab", YES)
+    assert stage.read(2 * SETTLE_S) == ("abab", YES, "")
+    assert stage.read(AGAIN_S - SETTLE_S)[0] == "abab"
 
 
 def test_who_cannot_be_asked_is_no_witness() -> None:
