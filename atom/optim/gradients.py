@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atom.swap.device_state import DeviceState
 from atom.swap.host_kernels import GRADIENT_FORMATS
+from atom.swap.voided import PassVoided
 
 
 class FlatNumbers(Protocol):
@@ -68,9 +69,14 @@ class GradientArena:
 
     @property
     def sums(self) -> torch.Tensor:
-        """The gradients, on the host. Waits until they are there; raises what `landed` does. Who
-        changes them calls `changed`."""
-        self.landed()
+        """The gradients, on the host. Waits until they are there; raises what `landed` does. What
+        was unspent counts no more after a PassVoided. Who changes them calls `changed`."""
+        try:
+            self.landed()
+        except PassVoided as void:
+            if not self.void:  # else it is nothing to us
+                void.sequences_lost = self.lose()
+                raise
         if self.void:
             self.flat.zero_()
             self.changed()
@@ -94,8 +100,7 @@ class GradientArena:
             yield
         except BaseException:
             if touched():
-                self.taken(self.unspent, self.unspent_loss_sum)
-                self.spend()
+                self.lose()
             raise
         self.void = False
 
@@ -116,6 +121,13 @@ class GradientArena:
     def spent(self) -> tuple[int, float]:
         """Sequences that own steps have used, of those counted, and their loss sum."""
         return self.sequences - self.unspent, self.loss_sum - self.unspent_loss_sum
+
+    def lose(self) -> int:
+        """What is unspent is no more, and counts for nothing. How many sequences that were."""
+        lost = self.unspent
+        self.taken(lost, self.unspent_loss_sum)
+        self.spend()
+        return lost
 
     def taken(self, sequences: int, loss_sum: float) -> None:
         """So many of those that were counted are in a round, or lost; the others stay counted."""

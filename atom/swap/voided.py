@@ -26,6 +26,8 @@ class Cause(StrEnum):
     GRADIENTS = "gradients-not-finite"
     """With a finite loss. In float16 an overflow; the loss scale decides how often."""
     MEMORY = "out-of-memory"
+    DEVICE = "device-failed"
+    """One of several, with gradients of earlier passes on their way. It is left out."""
 
 
 class PassVoided(AtomError):

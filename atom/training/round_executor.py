@@ -172,15 +172,22 @@ class RoundExecutor:
     # ---- counting
 
     def _report_frozen(self, ballot: Ballot) -> None:
-        """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
-        if replica.sequences:
-            self._offer = replica.contribution()
-            if not self._offer.is_finite():
-                self._events.emit("gradients-dropped", reason="not-finite")
-                replica.drop_contribution()
+        try:
+            self._make_offer()
+        except PassVoided as void:  # of what was counted, something did not land
+            self.voided(void)
+            self._make_offer()
         kept, counted = self._kept, (replica.sequences, replica.loss_sum)
         self._post(Frozen(ballot, *counted, kept.holds, kept.room))
+
+    def _make_offer(self) -> None:
+        """Sums that have overflowed are dropped: every result with them would be void."""
+        if self._replica.sequences:
+            self._offer = self._replica.contribution()
+            if not self._offer.is_finite():
+                self._events.emit("gradients-dropped", reason="not-finite")
+                self._replica.drop_contribution()
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
         """At one go: nothing else uses the replica between the two."""

@@ -18,6 +18,7 @@ from atom.base.reasons import Reason
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Head, MemberCount
 from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
@@ -161,6 +162,23 @@ def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: floa
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
     assert stage.replica.gradients_tag == stage.start.digest
+
+
+def test_gradients_that_were_lost_on_their_way_count_no_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.train()
+
+    def lost() -> Contribution:
+        monkeypatch.undo()
+        stage.replica.drop_contribution()
+        raise PassVoided(Cause.DEVICE, "scripted", sequences_lost=8)
+
+    monkeypatch.setattr(stage.replica, "contribution", lost)
+    stage.executor.carry_out(Freeze(BALLOT))
+    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
+    (told,) = stage.events.events
+    assert (told["reason"], told["sequences_lost"]) == ("device-failed", 8)
 
 
 # ---- a step

@@ -62,7 +62,12 @@ def test_void_passes_are_counted_by_cause_and_in_a_row() -> None:
     stats.pass_counted()
     assert (stats.void_in_a_row, stats.void_cause) == (0, "")
     assert stats.voided(PassVoided(Cause.MEMORY, "no room")), "the first of this cause"
-    counts = {"loss-not-finite": 9, "gradients-not-finite": 0, "out-of-memory": 1}
+    counts = {
+        "loss-not-finite": 9,
+        "gradients-not-finite": 0,
+        "out-of-memory": 1,
+        "device-failed": 0,
+    }
     assert (stats.void_passes, stats.void_in_a_row) == (counts, 1)
 
 

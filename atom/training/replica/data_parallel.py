@@ -9,7 +9,7 @@ the others.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_sums import HostSum
 from atom.swap.landing_order import LandingOrder, LandingStopped
-from atom.swap.voided import is_out_of_memory, voided_by_memory
+from atom.swap.voided import Cause, PassVoided, is_out_of_memory, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.work_sharing import (
     LeftOut,
@@ -141,12 +141,10 @@ class DataParallel:
         return [loss for number in self._passes for loss in losses[number]]
 
     def landed(self) -> None:
-        """As `Engine.landed`, whatever has become of the devices."""
-        for each in self._devices:
-            each.training.forget()
+        """As `Engine.landed`, whatever has become of the devices. Raises: as `_void`."""
+        late = self._forget()
         if not self._has_landed(self._next - 1):
-            assert self._order.failure is not None, "else it has landed by now"
-            raise self._order.failure
+            self._void(late)
 
     def _stop(self) -> None:
         """What was counted before the latest call goes on landing."""
@@ -156,23 +154,36 @@ class DataParallel:
         self, failures: Mapping[int, BaseException], first: bool, should_stop: Stop
     ) -> None:
         """What is missing may be computed then. Raises: the failure that keeps all from it."""
-        late = {n: each.training.forget() for n, each in enumerate(self._devices)}
+        late = self._forget()
         if self._order.is_torn or not (first or self._has_landed(self._passes.start - 1)):
             self._lost = True
-            with voided_by_memory():
-                raise self._order.failure or next(iter(failures.values()))
+            self._void({**failures, **late})
         self._leave_out(failures)
-        self._leave_out({n: failure for n, failure in late.items() if failure is not None})
+        self._leave_out(late)
         if should_stop():  # asked again: something may have landed since
             raise PassCancelled("the pass was cancelled")
         self._order.go_on()
+
+    def _forget(self) -> dict[int, BaseException]:
+        """Whatever is on its way has landed then, or never will. The devices that kept it from
+        that."""
+        late = ((number, each.training.forget()) for number, each in enumerate(self._devices))
+        return {number: failure for number, failure in late if failure is not None}
+
+    def _void(self, failures: Mapping[int, BaseException]) -> NoReturn:
+        """What was counted has not landed, and is lost: it says so until a pass is the first again.
+        Raises: PassVoided; what keeps the other devices from going on."""
+        failure = self._order.failure
+        assert failure is not None, "else it has landed by now"
+        with voided_by_memory():
+            self._leave_out(failures)
+        raise PassVoided(Cause.DEVICE, left_out(failure, None, 0.0).why) from failure
 
     def _break_off(self, number: int) -> None:
         """Nothing of passes before `number` lands any more."""
         self._lost |= self._landed_any()
         self._stop()
-        for each in self._devices:
-            each.training.forget()
+        self._forget()
         self._order.go_on(number)
         self._passes = range(number, number)
 

@@ -80,6 +80,8 @@ class PassLimits:
         """
         if void.cause is Cause.MEMORY:
             return self._with_less(void, micro_batches)
+        if void.cause is Cause.DEVICE:
+            return self, "the other devices go on"
         if void.cause is Cause.GRADIENTS and self.exponent is not None:
             less = replace(self, exponent=max(self.exponent - 1, LEAST_EXPONENT), sound_passes=0)
             if less.exponent == self.exponent:

@@ -237,7 +237,8 @@ class Replica:
 
     def contribution(self) -> Contribution:
         """What this peer gives to the round, times `sequences`. Between two passes; it holds as
-        `UpdateRule.contribution` says."""
+        `UpdateRule.contribution` says. Raises: PassVoided if gradients that were counted did not
+        land: they count no more, and what is left can be asked for."""
         if self._arena.void:
             self._stepper.rest()  # it may be at work on sums that are to be cleared
         return self._rule.contribution()

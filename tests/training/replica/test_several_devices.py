@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_sums import Gate, HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.engines import DeviceTaken
+from atom.training.replica.local_steps import LocalSteps
 from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S, left_out, shared_out
 from tests.training.small_replica import batches
 
@@ -68,7 +70,7 @@ def test_what_a_device_leaves_the_others_do(
         whole = twin(new_rig, rig, [6, 6], **changes)
         assert loss == whole.replica.loss_sum
         if moody.has_slots:  # it may still fail, when all is counted
-            with suppress(torch.OutOfMemoryError):
+            with suppress(PassVoided):
                 assert alike(rig, whole)
             continue
         assert alike(rig, whole)
@@ -79,10 +81,15 @@ def test_what_a_device_leaves_the_others_do(
     assert failed
 
 
-def test_what_was_counted_and_does_not_land_counts_no_more(new_rig: NewRig) -> None:
-    """The next call hears of it, and the one after begins anew."""
+@pytest.mark.parametrize("asks", ["a pass", "a round"])
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError])
+def test_what_was_counted_and_does_not_land_counts_no_more(
+    new_rig: NewRig, failure: type[Exception], asks: str
+) -> None:
+    """Who comes next hears of it, and the call after that begins anew, on the other device."""
     rig = new_rig(2)
     moody = rig.devices[1]
+    moody.failure = failure("the card is gone")
     moves = []
     for _ in range(2):
         rig.train(4)
@@ -92,16 +99,31 @@ def test_what_was_counted_and_does_not_land_counts_no_more(new_rig: NewRig) -> N
     rig.train(2)  # of the other one
     moody.fails_at = moody.moves + second - first - 1
     rig.train(4)
-    moody.fails_at = float("inf")
-    with pytest.raises(PassVoided):
-        rig.train(4)
+    with pytest.raises(PassVoided, match="device-failed: the card is gone") as void:
+        rig.train(4) if asks == "a pass" else rig.replica.contribution()
+    assert void.value.sequences_lost == 2 * (4 + 4 + 2 + 4)
     assert rig.replica.sequences == 0
+    assert list(rig.replica.engines.left_out) == ["cpu (2)"]
     one = new_rig(1)
     one.replica._seeds.set_state(rig.replica._seeds.get_state())
-    for some in batches(4, rig.done):  # one at a time, since memory ran out
-        one.replica.run_pass([some])
+    for some in in_passes(4, rig.done):
+        one.replica.run_pass(some)
     rig.train(4)
     assert torch.equal(rig.replica.gradient_sums(), one.replica.gradient_sums())
+
+
+def test_a_step_of_the_peers_own_is_not_taken_on_what_did_not_land(new_rig: NewRig) -> None:
+    """Steps before it stay, and their sequences count."""
+    rule = partial(LocalSteps, inner_sequences=8, outer_rate=0.9, outer_momentum=0.8)
+    rig = new_rig(2, update_rule=rule)
+    rig.train(4)
+    rig.devices[1].gradients_out = failing(rig.devices[1])  # type: ignore[method-assign]
+    with pytest.raises(PassVoided, match="device-failed") as void:
+        rig.train(4)
+    assert void.value.sequences_lost == rig.replica.sequences == 8
+    rig.train(4)
+    assert rig.replica.sequences == 16
+    assert rig.replica.contribution().is_finite()
 
 
 def test_it_comes_back(new_rig: NewRig) -> None:
