@@ -6,7 +6,6 @@ nothing but itself. So their bits are those of a step on an undivided state.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,30 +57,26 @@ def stretches_of(
             yield Part(spec, start, upto, state, stored)
 
 
-@dataclass(frozen=True)
-class SteppedAside:
-    """What a part will be, if the step is taken: flat tensors of its elements, new memory."""
-
-    loaded: Tensor
-    """What a device loads."""
-    held: Mapping[str, Tensor]
-    """The rest, by name."""
-
-
 @torch.no_grad()
 def step_aside(
-    optimizer: Optimizer, store: HostStore, part: int, mean: FlatNumbers, terms: StepTerms
-) -> SteppedAside:
+    optimizer: Optimizer,
+    store: HostStore,
+    part: int,
+    mean: FlatNumbers,
+    terms: StepTerms,
+    aside: Mapping[str, Tensor],
+) -> None:
     """Takes the step of a part on copies: of what is held of it, or, if it is not held, of what it
-    is where it begins anew. `mean`: of all elements; read where the part is."""
+    is where it begins anew. `mean`: of all elements; read where the part is. `aside`: room for the
+    copies, flat tensors like `HostStore.arenas_of` a held part."""
     assert store.held is not None
-    arenas = {name: arena.clone() for name, arena in store.arenas_of(part).items()}
+    arenas = store.arenas_of(part)
     if part not in store.held.held:
         arenas |= store.renewed(part)
-    for stretch in stretches_of(optimizer, store, part, arenas):
+    for name, arena in arenas.items():
+        aside[name].copy_(arena)
+    for stretch in stretches_of(optimizer, store, part, aside):
         optimizer.update(stretch, stretch.of(mean), terms)
-    loaded = arenas.pop(store.loaded)
-    return SteppedAside(loaded, arenas)
 
 
 def install(optimizer: Optimizer, stretch: Part, decided: Tensor, terms: StepTerms) -> None:

@@ -4,6 +4,7 @@
 import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from atom.optim.clipping import (
 )
 from atom.optim.optimizer import Optimizer, StepTerms
 from atom.optim.state_in_parts import PartsNumbers, step_aside
+from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean
@@ -74,11 +76,21 @@ class PartsStep:
         numbers = PartsNumbers(
             self._parts, {part: mean.numbers(self._codec, self._parts.size(part))}
         )
-        aside = step_aside(self._optimizer, self._store, part, numbers, self._terms)
-        loaded, held = state_digest({LOADED: aside.loaded}), state_digest(aside.held)
-        rest = [aside.held[name] for name in self._held] if whole else []
-        made = torch.cat([each.view(torch.uint8) for each in (aside.loaded, *rest)])
-        return made, Row(self._names[part], loaded, held).raw
+        size, of_loaded = self._parts.size(part), self._parts.size(part) * self.made_bytes
+        made = allocate_host_memory(size * self.whole_bytes if whole else of_loaded, torch.uint8)
+        loaded, held = self.loaded(part, made), {n: a[:size] for n, a in self._scratch.items()}
+        aside = {self._store.loaded: loaded, **held}
+        step_aside(self._optimizer, self._store, part, numbers, self._terms, aside)
+        if whole:
+            torch.cat([each.view(torch.uint8) for each in held.values()], out=made[of_loaded:])
+        row = Row(self._names[part], state_digest({LOADED: loaded}), state_digest(held))
+        return made, row.raw
+
+    @cached_property
+    def _scratch(self) -> dict[str, Tensor]:
+        """Room for what is held of a part, whichever."""
+        most = self._parts.most_elements(1)
+        return {name: allocate_host_memory(most, dtype) for name, dtype in self._held.items()}
 
     def problem_of(
         self, part: int, row: bytes, mean: EncodedMean | None, made: Tensor | None
