@@ -52,9 +52,9 @@ gpu-bench: $(TOOLS)
 # restarts with damaged disks, parts that went on alone, wires in trouble; and those again with local steps.
 chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
-	ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest tests/chaos/test_faults.py -s
-	ATOM_CHAOS_RULE=local-steps ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
-		tests/chaos/test_faults.py -s
+	for rule in every-step local-steps parts; do \
+		ATOM_CHAOS_RULE=$$rule ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
+			tests/chaos/test_faults.py -s || exit 1; done
 
 # The round protocol as a small model, every state within the long bounds; about six minutes of one core.
 model: $(TOOLS)

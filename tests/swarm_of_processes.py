@@ -117,10 +117,10 @@ def endless(
     return RUN.format(**locals())
 
 
-def ending(name: str, rounds: int) -> str:
+def ending(name: str, rounds: int, rule: str = RULE, model_dim: int = 32) -> str:
     """A run file with a last round, warmup and decay; the last round is a snapshot's."""
     schedule = 'warmup_rounds = 4\ndecay = "cosine"'
-    return endless(name, 2, rounds, 1e-4, f"rounds = {rounds}", schedule)
+    return endless(name, 2, rounds, 1e-4, f"rounds = {rounds}", schedule, rule, model_dim)
 
 
 class Peer:
