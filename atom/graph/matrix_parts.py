@@ -114,6 +114,8 @@ class _InParts:
         self._before: dict[int, list[fx.Node]] = {}
         """By position, what is computed right before the call there."""
         self._mode = FakeTensorMode()
+        self._fresh: dict[tuple[Any, ...], torch.Tensor] = {}
+        """What calls give that take what looks alike, where it lies in memory of its own."""
         for node, name in graph.parameters.items():
             if name in parts:
                 self._cut(node, parts[name])
@@ -214,13 +216,18 @@ class _InParts:
     def _call(self, use: fx.Node, target: Any, *args: Any) -> fx.Node:
         """A new call, made where the use was."""
         node = self._fx.create_node("call_function", target, args)
-        given = {each: self._specs[each] for each in arguments_of(node)}
-        with self._mode, torch.enable_grad():
-            fakes = {each: spec.empty() for each, spec in given.items()}
-            result = target(*map_arg(args, fakes.__getitem__))
-        memories = {storage_of(fake): given[each].memory for each, fake in fakes.items()}
+        given: dict[fx.Node, Any] = {each: self._specs[each] for each in arguments_of(node)}
+        alike, memory = (target, map_arg(node.args, given.__getitem__)), node.name
+        if (result := self._fresh.get(alike)) is None:
+            with self._mode, torch.enable_grad():
+                fakes = {each: spec.empty() for each, spec in given.items()}
+                result = target(*map_arg(args, fakes.__getitem__))
+            memories = {storage_of(fake): given[each].memory for each, fake in fakes.items()}
+            memory = memories.get(storage_of(result), node.name)
+            if memory == node.name:
+                self._fresh[alike] = result
         node.meta = use.meta | {"val": result}
-        self._specs[node] = spec_of(result, {storage_of(result): node.name, **memories})
+        self._specs[node] = spec_of(result, {storage_of(result): memory})
         return node
 
 
