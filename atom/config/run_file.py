@@ -272,9 +272,6 @@ class RunFile(Section):
                 f'the codec "{codec}" gives back what it lost: not with optimizer_state = "parts"'
             )
             refuse("swarm.codec", what, 'set it to "bfloat16" or "float32"')
-        if self.update.holders and self.model.weights is not None:
-            what = f'"{self.model.weights}" does not go with optimizer_state = "{IN_PARTS}"'
-            refuse("model.weights", what, "every peer must be able to make the first weights")
 
     def _check_data(self) -> None:
         if self.validation and not self.data.held_back:

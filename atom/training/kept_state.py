@@ -135,13 +135,7 @@ class StateInParts(KeptState):
         return state_digest(table_of(rows) if rows and all(named) else arenas)
 
     def saved(self, digest: bytes) -> tuple[bytes, Arenas]:
-        held = {
-            f"{part}.{name}": arena
-            for part in self._held.held
-            for name, arena in self._held.of(part).items()
-        }
-        rows = table_of(self._results.rows)
-        arenas = {**self._replica.state_arenas(), **rows, **held}
+        arenas = saved_in_parts(self._replica, self._results.rows)
         return state_digest(arenas), arenas
 
     def load(self, snapshot: Snapshot, certified: bytes | None) -> None:
@@ -172,8 +166,7 @@ class StateInParts(KeptState):
         self._replica.load_state({name: result.all_loaded()}, round)
 
     def begin(self) -> None:
-        for part in range(self._held.parts.count):
-            self._held.hold(part)
+        self._replica.parts.hold_all()
 
     def _drop_damaged(self) -> None:
         rows = [*map(Row.of, self._results.rows)]
@@ -183,6 +176,13 @@ class StateInParts(KeptState):
     def _drop(self, parts: Parts) -> None:
         for part in parts:
             self._held.drop(part)
+
+
+def saved_in_parts(replica: Replica, rows: tuple[bytes, ...] = ()) -> Arenas:
+    """What a snapshot holds of a state in parts, live. `rows`: of the table that led to it."""
+    of_part = {part: replica.parts.held.of(part) for part in replica.parts.held.held}
+    held = {f"{part}.{name}": a for part, each in of_part.items() for name, a in each.items()}
+    return {**replica.state_arenas(), **table_of(rows), **held}
 
 
 def kept_state(replica: Replica, results: AnyResults, me: Voter) -> KeptState:

@@ -104,11 +104,6 @@ def with_keys(**keys: str) -> RunFile:
             "gives back what it lost",
             "bfloat16",
         ),
-        (
-            {"update__optimizer_state": '"parts"', "model__weights": '"given"'},
-            r"model\.weights",
-            "first weights",
-        ),
         *(
             (
                 {"optimizer__gradients": '"bfloat16"', "model__precision": '"bfloat16"',

@@ -49,8 +49,7 @@ class HeldWeights:
     """What no step changes; None: all is trained."""
 
     def value(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As a device that computes in `dtype` loads it: a view, or new memory. Raises: ConfigError
-        where the run's peers have 16 bits of it, and nobody all others."""
+        """As a device that computes in `dtype` loads it: a view, or new memory."""
         spec = self.layout.by_name[name]
         if spec.frozen:
             assert self.frozen is not None, "its digest is in the manifest"
@@ -59,15 +58,8 @@ class HeldWeights:
         if MASTER in self.arenas:
             return self.layout.view(self.arenas[MASTER], name).to(dtype)
         high = self.layout.view(self.arenas[HIGH if HIGH in self.arenas else WORKING], name)
-        if dtype == high.dtype:
-            return high
-        if LOW not in self.arenas:
-            precision = str(high.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"no peer has all weights in other numbers than {precision}: the optimizer's state"
-                " lies in parts",
-                f"ask for --precision {precision}",
-            )
+        if dtype == high.dtype or LOW not in self.arenas:
+            return high.to(dtype)
         return joined(high, self.layout.view(self.arenas[LOW], name)).to(dtype)
 
 

@@ -60,6 +60,7 @@ from atom.swarm.records.manifest import (
 )
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.piece_store import PieceStore
+from atom.training.kept_state import saved_in_parts
 from atom.training.replica.replica import Replica
 from atom.training.replica.round_texts import Prompts
 from atom.training.storage.disk import write_tensors
@@ -200,6 +201,8 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
             " into its memory",
             "found the run on a larger machine; it gives parts away as others join",
         )
+    if replica.in_parts:
+        replica.parts.hold_all()
     given = None
     if recipe.run.model.weights == "hub":
         weights = _weights_of_hub(recipe, box.console)
@@ -225,8 +228,9 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
     record = encode_manifest(manifest, box.identity)
     if weights is not None:
         # Nobody could make this state again: it is on disk before the run is.
-        digest = manifest.initial_state_digest
-        write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
+        kept = saved_in_parts(replica) if replica.in_parts else state
+        digest = state_digest(kept) if replica.in_parts else manifest.initial_state_digest
+        write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, kept)
     if frozen:
         write_tensors(box.state.snapshots / STILL, frozen, synced=True)
     write_atomically(box.state.manifest, record)

@@ -41,6 +41,11 @@ class ReplicaParts:
         arenas = self._store.arenas_of(part)
         return arenas.pop(self._store.loaded), arenas
 
+    def hold_all(self) -> None:
+        """Zeros where it was not held. Raises: MemoryError."""
+        for part in range(self.held.parts.count):
+            self.held.hold(part)
+
     def renew(self, part: int) -> None:
         """Holds a part from now on, as it is where it begins anew. Raises: MemoryError."""
         self.held.take(part, self._store.renewed(part))
