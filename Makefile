@@ -48,8 +48,8 @@ gpu: $(TOOLS)
 gpu-bench: $(TOOLS)
 	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
-# The model's long bounds, 200,000 simulated rounds, then two hundred faults of real daemons: kills, freezes,
-# restarts with damaged disks, parts that went on alone, wires in trouble; and those again with local steps.
+# The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
+# restarts with damaged disks, sides that went on alone, wires in trouble; again with local steps, and in parts.
 chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
 	for rule in every-step local-steps parts; do \
