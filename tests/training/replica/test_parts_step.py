@@ -12,6 +12,8 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.config.load import parse_run_text
+from atom.daemon.fitting.device_choice import result_bytes
 from atom.optim.clipping import gradient_norm
 from atom.placement.choice import HostStep
 from atom.placement.prediction import Parts, Work, exchange
@@ -26,6 +28,7 @@ from atom.swarm.state.part_rows import LOADED, Row, rows_of
 from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult
+from tests.cli.good_run import GOOD_RUN
 from tests.swarm.threaded_ring import SOON, sources
 from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, terms_of
 
@@ -267,11 +270,11 @@ def test_weights_that_are_not_finite_are_refused(
 def test_bytes_are_as_reckoned(
     rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
 ) -> None:
-    """As `atom plan` foretells them, all members together."""
+    """As `atom plan` foretells them: sent by all members together, and kept by each."""
     rooms.append(Room(members, precision, form))
     room, coded = rooms[0], codec_named(codec)
     before = sum(each.bandwidth.sent_bytes for each in room.swarm.transports)
-    room.round(room.holding, [*sources(members, LAYOUT.trained_elements)], 1, coded)
+    made = room.round(room.holding, [*sources(members, LAYOUT.trained_elements)], 1, coded)
     sent = sum(each.bandwidth.sent_bytes for each in room.swarm.transports) - before
     parts = Parts(holders=2, weight_bytes=precision.itemsize, made_per_s=1.0)
     work = Work(
@@ -288,3 +291,11 @@ def test_bytes_are_as_reckoned(
         parts=parts,
     )
     assert sent == pytest.approx(members * exchange(work)[0], rel=0.05)
+    model = f'[model]\nprecision = "{str(precision).removeprefix("torch.")}"'
+    text = GOOD_RUN.replace("[model]", model)
+    run = parse_run_text(f'{text}[swarm]\ncodec = "{codec}"\n[update]\noptimizer_state = "parts"')
+    for rank, (each, its) in enumerate(made):
+        contents = result_of(each, its).contents.values()
+        kept = sum(arena.nbytes for content in contents for arena in content.values())
+        held = len(room.holding.holds[rank])
+        assert kept == pytest.approx(result_bytes(run, LAYOUT, held), rel=0.1)
