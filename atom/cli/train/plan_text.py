@@ -149,6 +149,9 @@ def _fit(plan: Plan) -> RenderableType:
     if disk.joiners_bytes:
         kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, where there is room"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
+    if host.shared_bytes:
+        most = format_bytes(host.total_bytes + host.shared_bytes)
+        lines.append(Text(f"on the host of a founder, until others join: {most}", "quiet"))
     if plan.choice.host_bytes:
         count = len(plan.choice.waiting)
         waiting = (

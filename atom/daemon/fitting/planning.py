@@ -91,6 +91,8 @@ class HostPlan:
     """(what, bytes)."""
     have_bytes: int
     """The peer file's word, or what is free now."""
+    shared_bytes: int = 0
+    """More of a founder, which has all parts of the optimizer's state until others join."""
 
     @property
     def total_bytes(self) -> int:
@@ -203,6 +205,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     ways = choose_each(asked)
     choice = fastest(ways.values())
     program = choice.program(graph)
+    shared_bytes = peer_bytes(run, graph.layout) - sum(size for _, size in arenas)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)
     return Plan(
@@ -212,7 +215,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         parameters=sum(spec.numel for spec in graph.layout.specs),
         program=program,
         profile=profile,
-        host=HostPlan(tuple(arenas), have_bytes),
+        host=HostPlan(tuple(arenas), have_bytes, shared_bytes),
         disk=disk_plan(run, graph, peer, _root(run, peer), request.text, held),
         device=device,
         schedule=rate_settings(run),
