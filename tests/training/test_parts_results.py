@@ -177,6 +177,21 @@ def test_a_mean_that_an_earlier_result_names_stays(
     assert found.means.keys() == held
 
 
+def test_means_that_come_while_others_go_stay(
+    room: Room, results: list[PartsResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next exchange runs while a snapshot ends."""
+    there, look = of_rank(room, 2, tmp_path), Path.glob
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        there.keep_means(room.kept[2])
+        return look(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    there.prune(frozenset())
+    assert {path.stem for path in tmp_path.iterdir()} == {name.hex() for name in room.kept[2]}
+
+
 def test_a_full_disk_breaks_no_exchange(
     room: Room, tmp_path: Path, results: list[PartsResult]
 ) -> None:

@@ -145,10 +145,11 @@ class PartsResults(KeptResults[PartsResult]):
             remove_leftover(self.path(name))
         return means & named
 
-    def prune(self, keep: AbstractSet[bytes]) -> None:
-        rows = (row for digest in keep for row in rows_of(self._saved(digest) or table_of(())))
-        named = {name for row in map(Row.of, rows) for name in (row.mean, row.loaded, row.held)}
-        super().prune(keep | named | self._undecided)
+    def named_with(self, digests: AbstractSet[bytes]) -> AbstractSet[bytes]:
+        tables = (self._saved(digest) or table_of(()) for digest in digests)
+        rows = (Row.of(row) for table in tables for row in rows_of(table))
+        named = {name for row in rows for name in (row.mean, row.loaded, row.held)}
+        return digests | named | self._undecided
 
     def numbers(self, digest: bytes) -> PartsNumbers:
         """What is installed by a peer that holds what this one does. Raises: PeerRefused."""

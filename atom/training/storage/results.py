@@ -77,10 +77,15 @@ class KeptResults(ABC, Generic[R]):
 
     def prune(self, keep: Set[bytes]) -> None:
         """Deletes stored results but those named."""
-        names = {digest.hex() for digest in keep}
-        for path in self.folder.glob("*.safetensors"):
+        there = [*self.folder.glob("*.safetensors")]  # first: what comes meanwhile stays
+        names = {digest.hex() for digest in self.named_with(keep)}
+        for path in there:
             if path.stem not in names:
                 remove_leftover(path)
+
+    def named_with(self, digests: Set[bytes]) -> Set[bytes]:
+        """Names of all files that belong to these results, or may yet."""
+        return digests
 
     def path(self, digest: bytes) -> Path:
         return self.folder / f"{digest.hex()}.safetensors"
