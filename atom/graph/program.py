@@ -4,7 +4,6 @@ import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,16 +56,13 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
     )
 
 
-def load(
-    program: Program, device: torch.device | str, directory: Path | None = None
-) -> list[Callable[[], nn.Module]]:
+def load(program: Program, device: torch.device | str) -> list[Callable[[], nn.Module]]:
     """One factory per sub-model. Each call builds a new module: parameters on `meta`, to be
     bound by whoever runs it; constants on `device`.
 
-    Runs the program's source, so only give it programs that this process generated. With
-    `directory`, the source is written there as well, to be read.
+    Runs the program's source, so only give it programs that this process generated.
     """
-    classes = _execute(program, torch.device(device), directory)
+    classes = _execute(program, torch.device(device))
     return [partial(_Layers, sub_model, classes) for sub_model in program.sub_models]
 
 
@@ -93,29 +89,9 @@ class _Layers(nn.ModuleList):
         return tuple(values[number] for number in self._gives)
 
 
-def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Puts tensors in the place of the module's `meta` parameters; no copy.
-
-    `parameters` is keyed by names in the layout. A tied one is one parameter. Whether it trains
-    stays as generated.
-    """
-    bound: dict[str, nn.Parameter] = {}
-    for path, name in sub_model.parameters:
-        owner_path, _, attribute = path.rpartition(".")
-        owner = module.get_submodule(owner_path)
-        trains = owner.get_parameter(attribute).requires_grad
-        if name not in bound:
-            bound[name] = nn.Parameter(parameters[name], requires_grad=trains)
-        setattr(owner, attribute, bound[name])
-
-
-def _execute(program: Program, device: torch.device, directory: Path | None) -> dict[str, Any]:
+def _execute(program: Program, device: torch.device) -> dict[str, Any]:
     name = f"sub_models_{hashlib.sha256(program.source.encode()).hexdigest()[:12]}"
     filename = f"<{name}>"
-    if directory is not None:
-        path = directory / f"{name}.py"
-        path.write_text(program.source, encoding="utf-8")
-        filename = str(path)
     lines = program.source.splitlines(keepends=True)
     # Without a modification time the entry is never checked against a file: tracebacks show it.
     linecache.cache[filename] = (len(program.source), None, lines, filename)

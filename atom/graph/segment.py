@@ -21,6 +21,22 @@ from torch import Tensor, nn
 from atom.graph.ir import SubModel
 
 
+def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, Tensor]) -> None:
+    """Puts tensors in the place of the module's `meta` parameters; no copy.
+
+    `parameters` is keyed by names in the layout. A tied one is one parameter. Whether it trains
+    stays as generated.
+    """
+    bound: dict[str, nn.Parameter] = {}
+    for path, name in sub_model.parameters:
+        owner_path, _, attribute = path.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        trains = owner.get_parameter(attribute).requires_grad
+        if name not in bound:
+            bound[name] = nn.Parameter(parameters[name], requires_grad=trains)
+        setattr(owner, attribute, bound[name])
+
+
 @dataclass(frozen=True)
 class Computed:
     """A sub-model's graph on one micro-batch: its inputs as leaves, and what came of them."""

@@ -13,8 +13,8 @@ from torch import nn
 from atom.base.errors import ModelError
 from atom.base.units import format_bytes
 from atom.graph.ir import ParameterLayout, Program, require_fit
-from atom.graph.program import bind, load
-from atom.graph.segment import compute, push_back
+from atom.graph.program import load
+from atom.graph.segment import bind, compute, push_back
 from atom.graph.tracing.guards import (
     masks_whatever_the_values,
     mode_of_use,

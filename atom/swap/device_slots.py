@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
+from atom.graph.segment import bind as bind_parameters
 from atom.swap.arrangement import Arrangement
 from atom.swap.boundary_memory import BoundaryMemory, shape_of
 from atom.swap.device import Copy, Device
@@ -287,7 +288,7 @@ def bind(
     slots were not made for.
     """
     shape = slots.shape_of(program)
-    modules: dict[object, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
+    modules: dict[object, nn.Module] = {}
     bound = []
     for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.mine):
         slot = shape.slot_of(sub_model.index)
@@ -295,9 +296,10 @@ def bind(
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
         key = (sub_model.layers, sub_model.gives, slot, places)
         if key not in modules:
-            modules[key] = _build(factory, sub_model, program, layout, slots.weights[slot])
-        module, by_path = modules[key]
-        parameters = {name: by_path[path] for path, name in sub_model.parameters}
+            views = _views(sub_model, program, layout, slots.weights[slot])
+            bind_parameters(modules.setdefault(key, factory()), sub_model, views)
+        module = modules[key]
+        parameters = {name: module.get_parameter(path) for path, name in sub_model.parameters}
         copies = tuple(
             Copy(slots.weights[slot][at : at + source.numel()], source)
             for run in layout.runs
@@ -308,26 +310,10 @@ def bind(
     return bound
 
 
-def _build(
-    factory: Factory,
-    sub_model: SubModel,
-    program: Program,
-    layout: SlotLayout,
-    slot: torch.Tensor,
-) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """The module and its parameters by attribute path; a tied parameter is one."""
-    module = factory()
-    # By name, not by offset: a parameter without elements begins where its neighbour does.
-    by_name: dict[str, nn.Parameter] = {}
-    by_path: dict[str, nn.Parameter] = {}
-    for path, name in sub_model.parameters:
-        spec, offset = program.layout.by_name[name], layout.offsets[name]
-        view = slot[offset : offset + spec.numel].view(spec.shape)
-        owner_path, _, attribute = path.rpartition(".")
-        owner = module.get_submodule(owner_path)
-        needs_grad = owner.get_parameter(attribute).requires_grad
-        if name not in by_name:
-            by_name[name] = nn.Parameter(view, requires_grad=needs_grad)
-        setattr(owner, attribute, by_name[name])
-        by_path[path] = by_name[name]
-    return module, by_path
+def _views(
+    sub_model: SubModel, program: Program, layout: SlotLayout, slot: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Of a slot, by name: the sub-model's parameters."""
+    specs = (program.layout.by_name[name] for name in sub_model.parameter_names)
+    places = ((spec, layout.offsets[spec.name]) for spec in specs)
+    return {spec.name: slot[at : at + spec.numel].view(spec.shape) for spec, at in places}

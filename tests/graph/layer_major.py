@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atom.graph.ir import Program, SubModel, require_fit
-from atom.graph.program import bind
+from atom.graph.segment import bind
 from atom.graph.verify import RandomState, random_state, set_random_state
 
 

@@ -12,7 +12,8 @@ from atom.graph.costs import call_cost
 from atom.graph.costs.operations import operation_costs
 from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
-from atom.graph.program import bind, build_program, load
+from atom.graph.program import build_program, load
+from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3
 

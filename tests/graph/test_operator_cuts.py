@@ -24,7 +24,8 @@ from traced_modules import (
 
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import bind, build_program, load
+from atom.graph.program import build_program, load
+from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager

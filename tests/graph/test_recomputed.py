@@ -12,7 +12,8 @@ from atom.base.errors import ModelError
 from atom.graph.costs import call_cost
 from atom.graph.costs.operations import operation_costs
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import bind, build_program, load
+from atom.graph.program import build_program, load
+from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, is_getitem
 from atom.graph.verify import verify_against_eager

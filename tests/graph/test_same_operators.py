@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from traced_modules import ZOO, TiedGPT, hidden_states, tokens_and_targets
 
-from atom.graph.program import bind, build_program, load
+from atom.graph.program import build_program, load
+from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 

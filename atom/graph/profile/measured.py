@@ -30,7 +30,8 @@ from atom.graph.chain import ADDED, Machine, Seconds
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
 from atom.graph.profile.seconds import Profile, measured_graph
-from atom.graph.program import bind, build_program, load
+from atom.graph.program import build_program, load
+from atom.graph.segment import bind
 from atom.graph.traced import Graph
 from atom.graph.traced import bind as arguments
 
