@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
-import torch
 from torch import Tensor
 
 from atom.base.clock import Clock
-from atom.base.errors import AtomError
 from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_sums import HostSum
 from atom.swap.landing_order import LandingOrder, LandingStopped
-from atom.swap.voided import Cause, PassVoided, is_out_of_memory, voided_by_memory
+from atom.swap.voided import Cause, PassVoided, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.work_sharing import (
     LeftOut,
@@ -60,8 +58,6 @@ class DataParallel:
         """Of the latest call."""
         self._begun = set[int]()
         """Devices whose engines have begun a pass of it."""
-        self._latest = dict[int, int]()
-        """The piece of work that each device took last."""
         self._lost = False
         """What was counted before it did not land."""
 
@@ -106,7 +102,6 @@ class DataParallel:
         self._next = self._passes.stop
 
         def job(device: int, number: int, broken: Stop) -> tuple[list[float], float]:
-            self._latest[device] = number
             place = number - self._passes.start
             some = slice(starts[place], starts[place] + at_once)
             engine = self._devices[device].training
@@ -198,7 +193,6 @@ class DataParallel:
         starts = range(0, len(batches), at_once)
 
         def job(device: int, place: int, broken: Stop) -> tuple[list[Read], float]:
-            self._latest[device] = place
             some = batches[starts[place] : starts[place] + at_once]
             return of(self._devices[device])(some, lambda: broken() or should_stop()), 0.0
 
@@ -218,21 +212,9 @@ class DataParallel:
         for number, failure in failures.items():
             if number in self.left_out or isinstance(failure, PassCancelled | LandingStopped):
                 continue
-            the_models = not is_the_devices(failure) or self._has_failed_alike(number, failure)
-            if the_models or self.at_work == [number]:
+            if not is_the_devices(failure) or self.at_work == [number]:
                 raise failure
             self.fail(number, failure)
-
-    def _has_failed_alike(self, number: int, failure: BaseException) -> bool:
-        """Has another device failed at the same work with the same words, and neither for want of
-        memory, nor as devices do that are gone?"""
-        if isinstance(failure, AtomError | torch.AcceleratorError) or is_out_of_memory(failure):
-            return False
-        why = left_out(failure, None, 0.0).why
-        return any(
-            out.why == why and self._latest.get(other, -1) == self._latest.get(number)
-            for other, out in self.left_out.items()
-        )
 
     def fail(self, number: int, failure: BaseException) -> None:
         """This device is left out for a time."""
