@@ -42,13 +42,13 @@ class RunningPass:
     def training(self) -> bool:
         return self.gate is not None
 
-    def losses(self) -> list[float]:
-        """Those known so far. Waits for the device."""
-        return [float(batch.loss) for batch in self.batches if batch.loss is not None]
-
     def results(self) -> list[Tensor]:
-        """The same of a program that gives something else: float32, on the host."""
-        return [batch.loss.float().cpu() for batch in self.batches if batch.loss is not None]
+        """What the program gives, most often the loss, of each micro-batch that has it by now; on
+        the host. Waits for the device."""
+        return [batch.loss.cpu() for batch in self.batches if batch.loss is not None]
+
+    def losses(self) -> list[float]:
+        return [float(loss) for loss in self.results()]
 
 
 class Computation:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,10 +48,6 @@ class Observer(Protocol):
         """Told of each event that takes time (drops do not) when it began and ended, in seconds of
         the device's clock, and of the optimizer's work on what they wait for; from several threads,
         in no order, all of a pass before the pass returns. `device`: of a group."""
-
-
-_Read = TypeVar("_Read")
-"""What is read of each micro-batch at the end of a pass."""
 
 
 class PassCancelled(AtomError):
@@ -163,45 +159,23 @@ class Engine:
                 raise
             current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
-            return self._run(schedule, current, should_stop, RunningPass.losses)
+            return [float(loss) for loss in self._run(schedule, current, should_stop)]
 
     def evaluate(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
         handoff: Handoff | None = None,
-    ) -> list[float]:
-        """Mean loss of each micro-batch, finite or not, without gradients. Raises: as `run_pass`.
+    ) -> list[Tensor]:
+        """What the program gives of each micro-batch, most often its mean loss: finite or not, on
+        the host. Without gradients. Raises: as `run_pass`.
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
-        return self._forward(micro_batches, should_stop, RunningPass.losses, handoff)
-
-    def results(
-        self,
-        micro_batches: Sequence[Mapping[str, Tensor]],
-        should_stop: Callable[[], bool] = lambda: False,
-        handoff: Handoff | None = None,
-    ) -> list[Tensor]:
-        """What a program that gives something else than a loss says of each micro-batch: float32,
-        on the host. Raises: as `run_pass`."""
-        found = self._forward(micro_batches, should_stop, RunningPass.results, handoff)
-        for number, each in enumerate(found):
-            if not torch.isfinite(each).all():
-                raise PassVoided(Cause.LOSS, f"what micro-batch {number} gives is not finite")
-        return found
-
-    def _forward(
-        self,
-        micro_batches: Sequence[Mapping[str, Tensor]],
-        should_stop: Callable[[], bool],
-        read: Callable[[RunningPass], list[_Read]],
-        handoff: Handoff | None,
-    ) -> list[_Read]:
         with self._voided_by_memory():
             current = self._begin(micro_batches, [0] * len(micro_batches), None, handoff)
             schedule = evaluation_pass(current.shape, self.loaded())
-            return self._run(schedule, current, should_stop, read)
+            return self._run(schedule, current, should_stop)
 
     @contextmanager
     def _voided_by_memory(self) -> Iterator[None]:
@@ -265,12 +239,8 @@ class Engine:
         return part.sub_model.index, part.layout.runs, self._store.version
 
     def _run(
-        self,
-        schedule: Sequence[Event],
-        current: RunningPass,
-        should_stop: Callable[[], bool],
-        read: Callable[[RunningPass], list[_Read]],
-    ) -> list[_Read]:
+        self, schedule: Sequence[Event], current: RunningPass, should_stop: Callable[[], bool]
+    ) -> list[Tensor]:
         random_outside = self._device.random_state()
         try:
             with self._device.computing():
@@ -278,7 +248,7 @@ class Engine:
                     if should_stop():
                         raise PassCancelled("the pass was cancelled")
                     self._carry_out(event, current)
-                found = read(current)
+                found = current.results()
                 if current.gate is None or self.observer is not None:
                     self._device.drain()
                 else:

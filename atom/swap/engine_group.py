@@ -74,15 +74,8 @@ class EngineGroup:
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> list[float]:
-        return self._together(lambda e, *rest: e.evaluate(micro_batches, *rest), should_stop)
-
-    def results(
-        self,
-        micro_batches: Sequence[Mapping[str, Tensor]],
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> list[Tensor]:
-        return self._together(lambda e, *rest: e.results(micro_batches, *rest), should_stop)
+        return self._together(lambda e, *rest: e.evaluate(micro_batches, *rest), should_stop)
 
     def _together(self, job: Job[_Read], should_stop: Callable[[], bool]) -> list[_Read]:
         """What the engine with the last sub-model gives. Raises: what went wrong on one of them,

@@ -69,3 +69,11 @@ def not_finite(losses: Sequence[float]) -> PassVoided:
         if not math.isfinite(loss):
             return PassVoided(Cause.LOSS, f"{loss} in micro-batch {index}")
     return PassVoided(Cause.GRADIENTS, "though the loss is finite")
+
+
+def finite_answers(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a program gave that gives no loss, in float32. Raises: PassVoided."""
+    for number, each in enumerate(found):
+        if not torch.isfinite(each).all():
+            raise PassVoided(Cause.LOSS, f"what micro-batch {number} gives is not finite")
+    return [each.float() for each in found]

@@ -23,7 +23,7 @@ from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
-from atom.swap.voided import Cause, PassVoided
+from atom.swap.voided import Cause, PassVoided, finite_answers
 
 Progress = Callable[[int, int], None]
 
@@ -76,7 +76,7 @@ def _weights(
 def _answered(engine: Engine, questions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
     """Raises: ModelError for weights that give no numbers; DeviceError."""
     try:
-        return engine.results(questions)
+        return finite_answers(engine.evaluate(questions))
     except PassVoided as void:
         if void.cause is Cause.MEMORY:
             what, hint = f"memory ran out: {void.detail}", "fewer prompts, or --device cpu"

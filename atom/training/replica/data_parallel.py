@@ -9,7 +9,7 @@ the others.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -27,10 +27,8 @@ from atom.training.replica.work_sharing import (
     left_out,
 )
 
-Read = TypeVar("Read")
 Batch = Mapping[str, Tensor]
 Stop = Callable[[], bool]
-Forward = Callable[[Sequence[Batch], Stop], list[Read]]
 
 
 class DataParallel:
@@ -182,21 +180,18 @@ class DataParallel:
         self._order.go_on(number)
         self._passes = range(number, number)
 
-    def forward(
-        self,
-        batches: Sequence[Batch],
-        at_once: int,
-        should_stop: Stop,
-        of: Callable[[DeviceEngines], Forward[Read]],
-    ) -> list[Read]:
-        """What engines `of` the devices give for all of them, `at_once` together."""
+    def evaluate(
+        self, batches: Sequence[Batch], at_once: int, should_stop: Stop, answers: bool
+    ) -> list[Tensor]:
+        """As `ReplicaEngines.evaluate`."""
         starts = range(0, len(batches), at_once)
 
-        def job(device: int, place: int, broken: Stop) -> tuple[list[Read], float]:
+        def job(device: int, place: int, broken: Stop) -> tuple[list[Tensor], float]:
             some = batches[starts[place] : starts[place] + at_once]
-            return of(self._devices[device])(some, lambda: broken() or should_stop()), 0.0
+            engine = self._devices[device].evaluating(answers)
+            return engine.evaluate(some, lambda: broken() or should_stop()), 0.0
 
-        found = dict[int, list[Read]]()
+        found = dict[int, list[Tensor]]()
         while missing := [n for n in range(len(starts)) if n not in found]:
             more, failures = self._sharing.run(self.at_work, missing, job)
             found |= more

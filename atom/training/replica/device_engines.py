@@ -19,12 +19,6 @@ from atom.training.replica.settings import ReplicaSettings
 class DeviceEngines:
     """They use the same slots, in turn."""
 
-    training: Engine | EngineGroup
-    evaluation: Engine | EngineGroup
-    """The training one, if there is no program for it."""
-    answering: Engine | EngineGroup | None
-    """Of a program that gives something else than the loss, if there is one."""
-
     def __init__(
         self,
         programs: Sequence[Program],
@@ -57,8 +51,15 @@ class DeviceEngines:
             self._engine(each, store, its_order)
             for each, its_order in zip(programs, orders, strict=False)
         ]
-        self.answering = engines.pop() if answers else None
-        self.training, self.evaluation = engines[0], engines[-1]
+        self._answering = engines.pop() if answers else None
+        self.training, self._evaluation = engines[0], engines[-1]
+
+    def evaluating(self, answers: bool) -> Engine | EngineGroup:
+        """For passes without gradients: of the program for evaluation or, if there is none, for
+        training; or of the one that `answers`."""
+        engine = self._answering if answers else self._evaluation
+        assert engine is not None, "there is a program for it"
+        return engine
 
     def _engine(
         self, program: Program, store: HostStore, order: LandingOrder | None

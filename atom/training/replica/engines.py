@@ -25,7 +25,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.host_sums import HostSum
 from atom.swap.landing_order import LandingOrder
 from atom.swap.voided import is_out_of_memory
-from atom.training.replica.data_parallel import DataParallel, Forward, Read
+from atom.training.replica.data_parallel import DataParallel
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.settings import ReplicaSettings
 
@@ -122,34 +122,12 @@ class ReplicaEngines:
         batches: Sequence[Mapping[str, Tensor]],
         at_once: int,
         should_stop: Callable[[], bool],
-    ) -> list[float]:
-        """As `Engine.evaluate`."""
-        return self._forward(batches, at_once, should_stop, lambda each: each.evaluation.evaluate)
-
-    def results(
-        self,
-        batches: Sequence[Mapping[str, Tensor]],
-        at_once: int,
-        should_stop: Callable[[], bool],
+        answers: bool = False,
     ) -> list[Tensor]:
-        """As `Engine.results`, of the answering program."""
-
-        def answering(each: DeviceEngines) -> Forward[Tensor]:
-            assert each.answering is not None, "there is a program for it"
-            return each.answering.results
-
-        return self._forward(batches, at_once, should_stop, answering)
-
-    def _forward(
-        self,
-        batches: Sequence[Mapping[str, Tensor]],
-        at_once: int,
-        should_stop: Callable[[], bool],
-        of: Callable[[DeviceEngines], Forward[Read]],
-    ) -> list[Read]:
+        """As `Engine.evaluate`; `answers`: by the program that gives them."""
         if self._parallel is None:
-            return of(self._each[0])(batches, should_stop)
-        return self._parallel.forward(batches, at_once, should_stop, of)
+            return self._each[0].evaluating(answers).evaluate(batches, should_stop)
+        return self._parallel.evaluate(batches, at_once, should_stop, answers)
 
     @property
     def touched(self) -> bool:

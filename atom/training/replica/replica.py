@@ -22,7 +22,7 @@ from atom.swap.device import Device
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import StateArena
-from atom.swap.voided import PassVoided
+from atom.swap.voided import PassVoided, finite_answers
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
 from atom.training.replica.passes import PassLimits, PassWatch
@@ -302,15 +302,15 @@ class Replica:
         `run_pass`.
         """
         self._stepper.require_whole()
-        losses = list[float]()
+        losses = list[Tensor]()
         with self._rule.shared_weights():
             while len(losses) < len(batches):
                 some = batches[len(losses) : len(losses) + self.micro_batches]
                 losses += self._evaluated(some, should_stop)
-        sequences, loss_sum = self._summed(losses)
+        sequences, loss_sum = self._summed(list(map(float, losses)))
         return loss_sum / sequences
 
-    def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[float]:
+    def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[Tensor]:
         try:
             with self.engines.using(self._stepper.rest):
                 return self.engines.evaluate(batches, self._limits.micro_batches, should_stop)
@@ -322,7 +322,8 @@ class Replica:
         gives the loss. Touches as little. What is void here says nothing of training passes."""
         self._stepper.require_whole()
         with self._rule.shared_weights(), self.engines.using(self._stepper.rest):
-            return self.engines.results(questions, self._limits.micro_batches, should_stop)
+            at_once = self._limits.micro_batches
+            return finite_answers(self.engines.evaluate(questions, at_once, should_stop, True))
 
     # --- stepping -----------------------------------------------------------------------------
 
