@@ -185,9 +185,9 @@ def _add(part: HostSum) -> None:
         add_rounded(part.destination, part.source, part.first, part.noise_key)
 
 
-def add(total: Tensor, addend: Tensor, threads: int | None = None) -> None:
+def add(total: Tensor, addend: Tensor) -> None:
     """`total` [n] float32 += `addend` [n], float32 or bfloat16; flat, on the host. On as many
-    threads as PyTorch may use, unless told; they do not show in the bits.
+    threads as PyTorch may use; they do not show in the bits.
 
     Raises: MismatchError when the kernel has not been compiled.
     """
@@ -196,16 +196,10 @@ def add(total: Tensor, addend: Tensor, threads: int | None = None) -> None:
     def add_piece(start: int, stop: int) -> None:
         kernels.add(total[start:stop], addend[start:stop])
 
-    _in_pieces(add_piece, total.numel(), threads)
+    _in_pieces(add_piece, total.numel())
 
 
-def add_rounded(
-    total: Tensor,
-    addend: Tensor,
-    first: int,
-    noise_key: int,
-    threads: int | None = None,
-) -> None:
+def add_rounded(total: Tensor, addend: Tensor, first: int, noise_key: int) -> None:
     """`total` [n] += `addend` [n], both bfloat16; flat, on the host: the exact sum, rounded up or
     down with such probabilities that it is right in the mean. Rounded to nearest, a sum that has
     become 256 times its addends would stay where it is.
@@ -218,12 +212,11 @@ def add_rounded(
     def add_piece(start: int, stop: int) -> None:
         kernels.add_rounded(total[start:stop], addend[start:stop], first + start, noise_key)
 
-    _in_pieces(add_piece, total.numel(), threads)
+    _in_pieces(add_piece, total.numel())
 
 
-def _in_pieces(add_piece: Callable[[int, int], None], elements: int, threads: int | None) -> None:
-    starts = range(0, elements, PIECE_ELEMENTS)
-    threads = threads or torch.get_num_threads()
+def _in_pieces(add_piece: Callable[[int, int], None], elements: int) -> None:
+    starts, threads = range(0, elements, PIECE_ELEMENTS), torch.get_num_threads()
     if threads <= 1 or len(starts) <= 1:
         add_piece(0, elements)
         return

@@ -36,7 +36,7 @@ from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.optimizer import Part, StepTerms
 from atom.optim.rate import RateSettings, learning_rate
-from atom.optim.stepper import Stepper, Update
+from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore, weights_of
 from atom.swap.state_form import MASTER, WEIGHTS, StateArena, round_to_bfloat16
@@ -228,11 +228,11 @@ class LocalSteps(UpdateRule):
         if not (self.gradients.sequences or self._apart):
             yield  # they are the shared ones; a step that is under way may go on
             return
-        self._in_all_parts(self._swap)
+        self._swap_all()
         try:
             yield
         finally:
-            self._in_all_parts(self._swap)
+            self._swap_all()
 
     def _swap(self, part: Part, theta: Tensor, step: StepTerms) -> None:
         with part.weights() as weights:
@@ -240,9 +240,8 @@ class LocalSteps(UpdateRule):
             weights.copy_(theta)
             theta.copy_(own)
 
-    def _in_all_parts(self, update: Update) -> None:
-        """Also given to `update`: the part's θ."""
-        self.stepper.begin(self._theta, self._outer_rate, self._round + 1, update=update)
+    def _swap_all(self) -> None:
+        self.stepper.begin(self._theta, self._outer_rate, self._round + 1, update=self._swap)
         self.stepper.wait()
 
     # ---- rounds
