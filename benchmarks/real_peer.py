@@ -67,7 +67,7 @@ def _watch() -> None:
     def slow_pass(self: Replica, batches: Any, should_stop: Callable[[], bool]) -> Any:
         began, device_s = time.time(), PASS_S
         if SEQUENCE_S:
-            sequences = sum(map(self.engines.training.sequences_of, batches))
+            sequences = len(batches) * self._sequences
             device_s = SEQUENCE_S * sequences - statistics.median(computing_s)
         _sleep(device_s, should_stop)
         started = time.monotonic()

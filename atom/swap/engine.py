@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
@@ -59,7 +58,8 @@ class Engine:
 
     Several engines (training, evaluation) may share store, slots and device, taking turns.
     `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
-    needs it, choose a power of two. It and `observer` may be changed between passes.
+    needs it, choose a power of two. In float32 it stays 1. It and `observer` are set between
+    passes.
 
     A pass returns when all is computed and found finite; its last gradients may still be on their
     way then, under the next pass. Whoever reads the gradient arena calls `landed` first. A pass
@@ -78,7 +78,7 @@ class Engine:
     Forward and backward are observed without what they waited for, so that the gaps between them
     are the device's idle time.
 
-    Raises: ValueError for a loss scale with float32, or a program the slots were not made for.
+    Raises: ValueError for a program the slots were not made for.
     """
 
     def __init__(
@@ -88,21 +88,17 @@ class Engine:
         store: HostStore,
         slots: DeviceSlots,
         device: Device,
-        loss_scale: float = 1.0,
-        observer: Observer | None = None,
         order: LandingOrder | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
         """`order`: in which passes land, if engines on other devices fill the same store.
         `neighbours`: in a group, whose engines run each pass together."""
-        if loss_scale != 1.0 and store.precision == torch.float32:
-            raise ValueError("float32 needs no loss scale")
         self._program = program
         self._store = store
         self._slots = slots
         self._device = device
-        self.loss_scale = loss_scale
-        self.observer = observer
+        self.loss_scale = 1.0
+        self.observer: Observer | None = None
         self._order = order
         self._before, self._gate = Gate(), Gate()
         """Of the latest training pass, and of the one before it."""
@@ -226,10 +222,6 @@ class Engine:
         """Have gradients of the latest training pass been sent to the arena?"""
         return self._gate.expects
 
-    def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
-        """How many sequences a micro-batch has: the first dimension of its first entry."""
-        return micro_batch[self._program.batch_inputs[0]].shape[0]
-
     def loaded(self) -> list[int]:
         """Sub-models whose slot holds their current parameters."""
         tags = self._slots.tags
@@ -307,7 +299,8 @@ class Engine:
                     name: entries[name].to(self._device.torch_device)
                     for name in self._program.batch_inputs
                 }
-            batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
+            sequences = entries[self._program.batch_inputs[0]].shape[0]
+            batches.append(MicroBatch(values, sequences, self._device.seed(seed)))
         shape = replace(self._shape, micro_batches=len(batches))
         return RunningPass(batches, shape, self.loss_scale, gate, handoff=handoff or Handoff())
 

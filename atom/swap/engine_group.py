@@ -29,25 +29,9 @@ class EngineGroup:
     def __init__(self, engines: Sequence[Engine], device: Device) -> None:
         """`device`: one of theirs."""
         self._engines, self._device = engines, device
+        self.loss_scale = 1.0
+        self.observer: Observer | None = None
         self._pool = ThreadPoolExecutor(len(engines), "atom-group")
-
-    @property
-    def loss_scale(self) -> float:
-        return self._engines[0].loss_scale
-
-    @loss_scale.setter
-    def loss_scale(self, scale: float) -> None:
-        for engine in self._engines:
-            engine.loss_scale = scale
-
-    @property
-    def observer(self) -> Observer | None:
-        return self._engines[0].observer
-
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
-        for place, engine in enumerate(self._engines):
-            engine.observer = None if observer is None else _of_device(observer, place)
 
     def run_pass(
         self,
@@ -59,6 +43,9 @@ class EngineGroup:
         number: int = 0,
     ) -> list[float]:
         """`should_stop` and `landed`: called by several threads."""
+        for place, engine in enumerate(self._engines):
+            engine.loss_scale = self.loss_scale
+            engine.observer = self.observer and _of_device(self.observer, place)
 
         def job(engine: Engine, stop: Callable[[], bool], handoff: Handoff) -> list[float]:
             return engine.run_pass(micro_batches, seeds, stop, first, landed, number, handoff)

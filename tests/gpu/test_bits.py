@@ -86,8 +86,8 @@ class Swapped:
             [program], device, precision, arranged, MICRO_BATCHES, gradients=gradients
         )
         modules = load(program, device.torch_device)
-        scale = 2.0**7 if precision == torch.float16 else 1.0
-        self.engine = Engine(program, modules, self.store, slots, device, scale)
+        self.engine = Engine(program, modules, self.store, slots, device)
+        self.engine.loss_scale = 2.0**7 if precision == torch.float16 else 1.0
 
     def passes(self) -> list[tuple[list[float], Tensor]]:
         """Weights change between them, as after a step."""

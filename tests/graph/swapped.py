@@ -62,8 +62,9 @@ def swapped(
     assert len(slots.weights) == 2
     engine = Engine(program, load(program, "cpu"), store, slots, device)
     losses = engine.run_pass(batches, seeds)
+    sequences = batches[0][program.batch_inputs[0]].shape[0]
     gradients = {
-        spec.name: program.layout.view(store.gradients, spec.name) / engine.sequences_of(batches[0])
+        spec.name: program.layout.view(store.gradients, spec.name) / sequences
         for spec in program.layout.trained
     }
     return losses, gradients

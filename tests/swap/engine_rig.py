@@ -67,11 +67,13 @@ class EngineRig:
         self.slots = DeviceSlots.allocate(
             programs, self.device, precision, arrangement, gradients=gradients
         )
-        parts = (self.store, self.slots, self.device, loss_scale)
-        self.engine = Engine(self.program, self.classes, *parts, observer)
+        parts = (self.store, self.slots, self.device)
+        self.engine = Engine(self.program, self.classes, *parts)
+        self.engine.loss_scale, self.engine.observer = loss_scale, observer
         self.evaluated = Recording()
         if evaluation_cut:
-            self.evaluation = Engine(evaluation, classes, *parts, self.evaluated)
+            self.evaluation = Engine(evaluation, classes, *parts)
+            self.evaluation.observer = self.evaluated
 
     def parameter(self, name: str) -> Tensor:
         """Its master weights, live. Call `store.round_master` after a change."""

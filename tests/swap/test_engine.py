@@ -20,7 +20,6 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
-from atom.swap.engine import Engine
 from tests.one_step import take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
@@ -157,12 +156,6 @@ def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtyp
     assert error < 0.03
     take_step(SETTINGS, rig.store, rig.store.gradients / 7, RATE, 1)
     assert torch.equal(rig.store.working, rig.store.master.to(precision))
-
-
-def test_a_loss_scale_is_refused_where_it_would_change_bits() -> None:
-    rig = EngineRig(WHOLE)
-    with pytest.raises(ValueError, match="loss scale"):
-        Engine(rig.program, rig.classes, rig.store, rig.slots, rig.device, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ class Rig:
         self.slots = DeviceSlots.allocate([program], self.device, torch.float32, arrangement, MOST)
         self.recording = Recording()
         parts = (self.store, self.slots, self.device)
-        self.engine = Engine(program, load(program, "cpu"), *parts, observer=self.recording)
+        self.engine = Engine(program, load(program, "cpu"), *parts)
+        self.engine.observer = self.recording
 
     def story(self, count: int) -> list[object]:
         """A pass, a cancelled one, a pass and an evaluation."""

@@ -94,7 +94,7 @@ class DataParallel:
         starts = range(0, len(batches), at_once)
         if first:
             self._passes = range(0)
-            self._break_off(self._next)
+            self._break_off()
         self._begun, self._lost = set(), False
         self._passes = range(self._next, self._next + len(starts))
         self._next = self._passes.stop
@@ -128,7 +128,7 @@ class DataParallel:
                 try:
                     self._recover(failures, first, should_stop)
                 except BaseException:
-                    self._break_off(self._next)
+                    self._break_off()
                     raise
                 losses = {n: each for n, each in losses.items() if self._has_landed(n)}
         return [loss for number in self._passes for loss in losses[number]]
@@ -172,13 +172,13 @@ class DataParallel:
             self._leave_out(failures)
         raise PassVoided(Cause.DEVICE, left_out(failure, None, 0.0).why) from failure
 
-    def _break_off(self, number: int) -> None:
-        """Nothing of passes before `number` lands any more."""
+    def _break_off(self) -> None:
+        """Nothing of the passes so far lands any more."""
         self._lost |= self._landed_any()
         self._stop()
         self._forget()
-        self._order.go_on(number)
-        self._passes = range(number, number)
+        self._order.go_on(self._next)
+        self._passes = range(self._next, self._next)
 
     def evaluate(
         self, batches: Sequence[Batch], at_once: int, should_stop: Stop, answers: bool
