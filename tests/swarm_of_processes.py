@@ -349,13 +349,19 @@ class Swarm:
         for peer in self.peers:
             peer.ask("resume")
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
+    def until(
+        self,
+        condition: Callable[[], object],
+        what: str,
+        timeout_s: float = 30.0,
+        poll_s: float = POLL_S,
+    ) -> float:
         """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
         started = time.monotonic()
         while not condition():
             if time.monotonic() - started > timeout_s:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.story()}")
-            time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
+            time.sleep(poll_s)  # they tell of themselves in files and answers: nothing to wait on
         return time.monotonic() - started
 
     def story(self) -> str:
