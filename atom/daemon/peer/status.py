@@ -120,7 +120,7 @@ class Status:
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
             "last_pass": self.context.replica.watch.figures(),
-            "devices": {name: engines.left_out.get(name) for name in engines.names},
+            "devices": dict(engines.devices),
             "disk": self._disk(),
             "digest": self.machine.state_digest.hex(),
             "voters": [voter.peer_id for voter in head.voters],

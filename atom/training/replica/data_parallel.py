@@ -43,7 +43,7 @@ class DataParallel:
         told: Callable[[str], None],
     ) -> None:
         """`told`: of devices that are left out, and that are back, in words."""
-        self.names = _names([each.name for each in devices])
+        self._names = _names([each.name for each in devices])
         self._failed = dict[int, LeftOut]()
         """The last failure of each."""
         self._devices, self._order, self._clock, self._told = devices, order, clock, told
@@ -64,9 +64,11 @@ class DataParallel:
         """The devices that are not left out."""
         return [n for n in range(len(self._devices)) if n not in self.left_out]
 
-    def why_left_out(self) -> dict[str, str]:
-        """From any thread."""
-        return {self.names[number]: out.why for number, out in self.left_out.items()}
+    @property
+    def devices(self) -> dict[str, str | None]:
+        """As `ReplicaEngines.devices`."""
+        out = self.left_out
+        return {name: out[n].why if n in out else None for n, name in enumerate(self._names)}
 
     @property
     def touched(self) -> bool:
@@ -218,7 +220,7 @@ class DataParallel:
         self.left_out = {**self.left_out, number: out}
         with suppress(Exception):  # it may be gone altogether
             self._devices[number].give_back()
-        self._told(f"{self.names[number]} is left out for {out.wait_s:.0f} s: {out.why}")
+        self._told(f"{self._names[number]} is left out for {out.wait_s:.0f} s: {out.why}")
 
     def take_again(self) -> None:
         """Memory for all devices whose time it is. Raises: what keeps the last one from it."""
@@ -234,7 +236,7 @@ class DataParallel:
                 continue
             if number in due:
                 self.left_out = {n: out for n, out in self.left_out.items() if n != number}
-                self._told(f"{self.names[number]} is back")
+                self._told(f"{self._names[number]} is back")
 
     @property
     def _engine(self) -> Engine | EngineGroup:

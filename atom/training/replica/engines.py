@@ -49,7 +49,7 @@ class ReplicaEngines:
     ) -> None:
         """Allocates everything, the host's store too. Raises: as `Replica` does."""
         self._in_use = threading.Lock()
-        self._preempted = self._given_back = False
+        self._preempted = False
         programs = [each for each in (program, evaluation, answering) if each is not None]
         _require_one_model(programs, settings.precision)
         kept = optimizer_state(settings.optimizer, program.layout, settings.state_form)
@@ -79,20 +79,15 @@ class ReplicaEngines:
         """The first device's, or group's."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of the devices, or groups."""
-        return [self._each[0].name] if self._parallel is None else self._parallel.names
-
-    @property
     def at_work(self) -> int:
         """How many devices, or groups, run passes of their own. From any thread."""
         return 1 if self._parallel is None else len(self._parallel.at_work)
 
     @property
-    def left_out(self) -> Mapping[str, str]:
-        """Devices, or groups, that failed and are not at work now, and why. From any thread."""
-        parallel = self._parallel
-        return {} if parallel is None else parallel.why_left_out()
+    def devices(self) -> Mapping[str, str | None]:
+        """The devices, or groups, and why those that failed are not at work now. From any
+        thread."""
+        return {self._each[0].name: None} if self._parallel is None else self._parallel.devices
 
     # ---- passes, while the devices are in use
 
@@ -179,28 +174,26 @@ class ReplicaEngines:
         self._preempted = False
 
     def _give_back(self) -> None:
-        if not self._given_back:
-            with suppress(Exception):  # the next pass, and who reads the sums, are told
-                (self._parallel or self.training).landed()
-            self._given_back, on_device = True, self.store.on_device
-            if on_device is not None:
-                on_device.leave()
-            for each in self._each:
-                each.give_back()
+        with suppress(Exception):  # the next pass, and who reads the sums, are told
+            (self._parallel or self.training).landed()
+        if self.store.on_device is not None:
+            self.store.on_device.leave()
+        for each in self._each:
+            each.give_back()
 
     def _take_again(self, rest: Callable[[], None]) -> None:
-        on_device = self.store.on_device if self._given_back else None
+        on_device = self.store.on_device
+        away = None if on_device is None or on_device.allocated else on_device
         try:
-            if on_device is not None:
+            if away is not None:
                 rest()
             (self._parallel or self._each[0]).take_again()
-            if on_device is not None:
-                on_device.arrive()
+            if away is not None:
+                away.arrive()
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
             raise DeviceTaken("another program has the device's memory") from failure
-        self._given_back = False
 
 
 def _groups(devices: Sequence[Device], size: int) -> list[Sequence[Device]]:

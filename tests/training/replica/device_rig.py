@@ -116,6 +116,10 @@ class Rig:
         self.replica.initialise(FIRST_VALUE)
         self.done = 0
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        return {name: why for name, why in self.replica.engines.devices.items() if why}
+
     def train(self, count: int, should_stop: Callable[[], bool] = lambda: False) -> float:
         """A call of so many micro-batches; the loss of all since the last step."""
         calls = in_passes(count, self.done) if self.is_alone else [batches(count, self.done)]

@@ -77,7 +77,7 @@ def test_what_a_device_leaves_the_others_do(
         failed += 1
         assert rig.told == [f"cpu ({number + 1}) is left out for 10 s: CUDA out of memory"]
         assert rig.replica.micro_batches == 2 * 2
-        assert rig.replica.engines.left_out == {f"cpu ({number + 1})": "CUDA out of memory"}
+        assert rig.left_out == {f"cpu ({number + 1})": "CUDA out of memory"}
     assert failed
 
 
@@ -103,7 +103,7 @@ def test_what_was_counted_and_does_not_land_counts_no_more(
         rig.train(4) if asks == "a pass" else rig.replica.contribution()
     assert void.value.sequences_lost == 2 * (4 + 4 + 2 + 4)
     assert rig.replica.sequences == 0
-    assert list(rig.replica.engines.left_out) == ["cpu (2)"]
+    assert list(rig.left_out) == ["cpu (2)"]
     one = new_rig(1)
     one.replica._seeds.set_state(rig.replica._seeds.get_state())
     for some in in_passes(4, rig.done):
@@ -208,7 +208,7 @@ def test_memory_that_another_program_has(new_rig: NewRig) -> None:
     rig.replica.engines.resume()
     rig.devices[0].fails_at = 0
     rig.train(4)
-    assert list(rig.replica.engines.left_out) == ["cpu (1)"]
+    assert list(rig.left_out) == ["cpu (1)"]
     assert rig.replica.engines.preempt(WAIT_S)
     rig.replica.engines.resume()
     rig.devices[1].fails_at = 0
@@ -230,7 +230,7 @@ def test_one_that_is_due_comes_in_the_place_of_one_without_memory(new_rig: NewRi
     rig.clock.advance(FIRST_WAIT_S)
     rig.devices[0].fails_at, rig.devices[1].fails_at = float("inf"), 0
     rig.train(4)
-    assert list(rig.replica.engines.left_out) == ["cpu (2)"]
+    assert list(rig.left_out) == ["cpu (2)"]
     assert alike(rig, twin(new_rig, rig, [4, 4]))
 
 
@@ -345,7 +345,7 @@ def test_evaluation(new_rig: NewRig) -> None:
     assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
     several.devices[2].fails_at = several.devices[2].moves + 3
     assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
-    assert several.replica.engines.left_out == {"cpu (3)": "CUDA out of memory"}
+    assert several.left_out == {"cpu (3)": "CUDA out of memory"}
 
 
 def test_nothing_is_trained_on_one_of_several(new_rig: NewRig) -> None:
