@@ -2,6 +2,7 @@
 beside the replica's own steps. Knows no peers."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -9,10 +10,12 @@ from atom.optim.optimizer import Optimizer
 from atom.optim.stepper import Stepper
 from atom.swap.held_state import HeldState
 from atom.swap.host_store import HostStore
-from atom.swarm.exchange.codec import Codec
-from atom.swarm.exchange.encoded import EncodedMean
-from atom.training.replica.parts_step import PartsStep
 from atom.training.replica.update_rule import UpdateRule
+
+if TYPE_CHECKING:  # an exchange needs more than PyTorch; a replica does not
+    from atom.swarm.exchange.codec import Codec
+    from atom.swarm.exchange.encoded import EncodedMean
+    from atom.training.replica.parts_step import PartsStep
 
 
 class ReplicaParts:
@@ -26,10 +29,12 @@ class ReplicaParts:
         self._optimizer, self._store, self._rule, self._stepper = optimizer, store, rule, stepper
 
     def step(
-        self, codec: Codec, number: int, keep: Callable[[Mapping[bytes, EncodedMean]], None]
-    ) -> PartsStep:
+        self, codec: "Codec", number: int, keep: "Callable[[Mapping[bytes, EncodedMean]], None]"
+    ) -> "PartsStep":
         """Of an exchange that leads to the round of that number. It reads the state while it is
         used: no step is under way meanwhile. `keep`: as in `PartsStep`. Raises: StepFailed."""
+        from atom.training.replica.parts_step import PartsStep
+
         self._stepper.wait()
         terms, store = self._rule.terms, self._store
         return PartsStep(self._optimizer, store, codec, lambda norm: terms(norm, number), keep)
