@@ -140,7 +140,7 @@ def foretold_s(program: Program, work: Work, inter: int, passes: int, bytes_per_
     time."""
     parts = program.sub_models
     owners = device_of([program.layout.elements(part) for part in parts], inter)
-    elements = [SlotLayout.of(part, program.layout).elements for part in parts]
+    elements = [SlotLayout.of(part.parameter_names, program.layout).elements for part in parts]
     moves = tuple(each * 4 / bytes_per_s for each in elements)
     forward = tuple(each * work.element_s for each in elements)
     durations = Durations(moves, forward, tuple(2 * each for each in forward), moves)

@@ -36,7 +36,9 @@ class Link:
 
     @classmethod
     def of(cls, program: Program, arrangement: Arrangement, gradient_bytes: int = 4) -> "Link":
-        layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
+        layouts = [
+            SlotLayout.of(part.parameter_names, program.layout) for part in program.sub_models
+        ]
         trained, by_name = trained_parameters(program, arrangement), program.layout.by_name
         elements = tuple(
             sum(padded_elements(by_name[name].numel) for name in layout.offsets.keys() - trained)

@@ -64,7 +64,6 @@ def verify_against_eager(
     model: nn.Module,
     program: Program,
     batch: Mapping[str, torch.Tensor],
-    seed: int = 0,
     training: bool = True,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
@@ -82,10 +81,6 @@ def verify_against_eager(
     device = next(iter(batch.values())).device
     devices = [device] if device.type == "cuda" else []
 
-    def eager() -> _Step:
-        torch.manual_seed(seed)
-        return _eager(model, batch)
-
     with (
         python_state_restored(model),
         mode_of_use(model, training),
@@ -93,13 +88,12 @@ def verify_against_eager(
         torch.random.fork_rng(devices),
     ):
         told(0, _RUNS)
-        expected = eager()
+        expected = _eager(model, batch)
         _require_numbers(expected)
         told(1, _RUNS)
-        if difference := _difference(expected, eager()):
+        if difference := _difference(expected, _eager(model, batch)):
             raise ModelError(f"the model run again gives {difference}", _REPEAT)
         told(2, _RUNS)
-        torch.manual_seed(seed)
         split = _split(model, program, batch, device)
         if difference := _difference(expected, split):
             raise ModelError(f"its sub-models give {difference}", _UNSEEN)
@@ -108,6 +102,7 @@ def verify_against_eager(
 
 def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> _Step:
     saved = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.manual_seed(0)
     try:
         for parameter in model.parameters():
             parameter.grad = None
@@ -131,6 +126,7 @@ def _split(
     """Sub-model by sub-model, each computed again when the backward reaches it."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     values, sums = dict(batch), dict[str, torch.Tensor]()
+    torch.manual_seed(0)
     done = []
     for make, sub_model in zip(load(program, device), program.sub_models, strict=True):
         module = make()

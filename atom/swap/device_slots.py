@@ -58,11 +58,7 @@ class SlotLayout:
     """Before those that are frozen."""
 
     @classmethod
-    def of(cls, sub_model: SubModel, layout: ParameterLayout) -> "SlotLayout":
-        return cls.holding(sub_model.parameter_names, layout)
-
-    @classmethod
-    def holding(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
+    def of(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
         specs = sorted((layout.by_name[name] for name in set(names)), key=lambda spec: spec.offset)
         offsets: dict[str, int] = {}
         runs: list[Run] = []
@@ -255,7 +251,7 @@ def _weight_elements(program: Program, shape: Shape) -> list[int]:
 
 
 def _layouts(program: Program) -> list[SlotLayout]:
-    return [SlotLayout.of(part, program.layout) for part in program.sub_models]
+    return [SlotLayout.of(part.parameter_names, program.layout) for part in program.sub_models]
 
 
 def _elements(program: Program, shape: Shape) -> int:
@@ -292,7 +288,7 @@ def bind(
     bound = []
     for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.mine):
         slot = shape.slot_of(sub_model.index)
-        layout = SlotLayout.of(sub_model, program.layout)
+        layout = SlotLayout.of(sub_model.parameter_names, program.layout)
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
         key = (sub_model.layers, sub_model.gives, slot, places)
         if key not in modules:

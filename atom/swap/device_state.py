@@ -26,7 +26,7 @@ class Mirror:
     ) -> None:
         self.host = host
         self._layout = layout
-        self._places = SlotLayout.holding((n for n in names if n in layout.by_name), layout)
+        self._places = SlotLayout.of((n for n in names if n in layout.by_name), layout)
         self.memory = device.slot_memory(self._places.elements, host.dtype)
 
     def view(self, name: str) -> Tensor:

@@ -3,7 +3,7 @@ import torch
 from hand_written_program import FINEST, WHOLE, compile_by_hand
 
 from atom.graph.ir import ALIGNMENT_ELEMENTS as ALIGNED
-from atom.graph.ir import ParameterLayout, SubModel
+from atom.graph.ir import ParameterLayout
 from atom.graph.program import compile_program, load
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swap.arrangement import Arrangement
@@ -14,26 +14,21 @@ from atom.swap.host_store import HostStore
 LAYOUT = ParameterLayout.of({"a": (5,), "b": (4, ALIGNED), "c": (3,), "d": (ALIGNED,)})
 
 
-def sub_model(*names: str) -> SubModel:
-    paths = tuple((f"p{position}", name) for position, name in enumerate(names))
-    return SubModel(0, paths, (), (), ())
-
-
 def test_neighbours_travel_in_one_copy() -> None:
-    layout = SlotLayout.of(sub_model("c", "b"), LAYOUT)
+    layout = SlotLayout.of(("c", "b"), LAYOUT)
     assert layout.runs == (Run(arena_offset=ALIGNED, slot_offset=0, elements=5 * ALIGNED),)
     assert layout.offsets == {"b": 0, "c": 4 * ALIGNED}
 
 
 def test_a_parameter_from_elsewhere_is_a_run_of_its_own() -> None:
-    layout = SlotLayout.of(sub_model("c", "d", "a", "a"), LAYOUT)
+    layout = SlotLayout.of(("c", "d", "a", "a"), LAYOUT)
     assert layout.runs == (Run(0, 0, ALIGNED), Run(5 * ALIGNED, ALIGNED, 2 * ALIGNED))
     assert layout.elements == 3 * ALIGNED, "used twice, loaded once"
 
 
 def test_a_matrix_lies_as_a_tensor_of_its_own_would() -> None:
     """At 256 bytes, in 16 bits too, whatever lies before it."""
-    layout = SlotLayout.of(sub_model("a", "b", "c", "d"), LAYOUT)
+    layout = SlotLayout.of(("a", "b", "c", "d"), LAYOUT)
     assert {offset * torch.bfloat16.itemsize % 256 for offset in layout.offsets.values()} == {0}
 
 
