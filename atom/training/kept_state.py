@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Value, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
@@ -35,7 +37,8 @@ class KeptState(ABC):
 
     @abstractmethod
     def ready(self, value: Value) -> None:
-        """Before the step, whose result is among the results. Raises: StepFailed; MemoryError."""
+        """Before the step, whose result is among the results. Raises: StepFailed; MemoryError;
+        PeerRefused(NOT_FOUND) where what was fetched without its value is not enough."""
 
     @abstractmethod
     def settled(self, value: Value) -> bytes:
@@ -109,7 +112,8 @@ class StateInParts(KeptState):
         for part in parts_in(value.renewed) & result.means.keys():
             self._replica.parts.renew(part)
         self._drop(self._held.held - result.means.keys())
-        assert not result.lacking(self._held.held), "it was fetched for what is held"
+        if result.lacking(self._held.held):
+            raise PeerRefused(Reason.NOT_FOUND, "a part's mean is here, and its weights are not")
 
     def settled(self, value: Value) -> bytes:
         """Takes what came whole; gives up what is not what the commit says, and what others are to

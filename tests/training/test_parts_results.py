@@ -251,3 +251,22 @@ def test_what_is_loaded_is_not_hashed_anew_for_each_chunk_that_is_asked_for(
     for part in (0, 0, 1, 0, 1, 2, 2, 1, 0):
         assert state_digest(there.served(named[part]) or {}) == named[part]
     assert looked == [0, 1, 2, 0]
+
+
+def test_means_that_a_full_disk_did_not_take_are_saved_with_their_result(
+    room: Room, results: list[PartsResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, result = of_rank(room, 0, tmp_path), results[0]
+
+    def full(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        raise StorageError("no room", "free some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("atom.training.storage.parts_results.write_tensors", full)
+        there.keep_means({state_digest(m.arenas): m for m in result.means.values()})
+    there.hold(result.digest, result)
+    there.save(result.digest)
+    there.keep(frozenset())
+    found = there.get(result.digest)
+    assert found is not None
+    assert found.means.keys() == result.means.keys()

@@ -8,52 +8,20 @@ import pytest
 import torch
 
 from atom.optim.clipping import gradient_norm
-from atom.swarm.chain.commit import Head
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer
-from atom.swarm.state.fetch import Watch
-from atom.training.kept_state import StateInParts
 from atom.training.replica.replica import Replica
-from atom.training.state_sync import FirstState, PeerDonors, StateSync
-from atom.training.storage.disk import DiskRoom
-from atom.training.storage.parts_results import PartsResult, PartsResults
-from atom.training.storage.run_storage import Journal, RunStorage
-from tests.event_list import EventList
+from atom.training.storage.parts_results import PartsResult
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.means import encoded
 from tests.training.conftest import NewDevice
-from tests.training.replicas_in_parts import EXACT, cut_fine, step_in_parts, three
-from tests.training.small_replica import FIRST_VALUE, filled, program
+from tests.training.peer_in_parts import Peer
+from tests.training.replicas_in_parts import cut_fine, step_in_parts, three
+from tests.training.small_replica import filled, program
 
 FOUNDER, OTHER = Identity.create(), Identity.create()
-
-
-class Peer:
-    """A replica, its disk, and what it serves. It begins at the first state."""
-
-    def __init__(self, replica: Replica, network: LocalNetwork, folder: Path, first: Head) -> None:
-        folder.mkdir(exist_ok=True)
-        self.replica, self.held, events = replica, replica.parts.held, EventList()
-        live = lambda part: replica.parts.state(part)[0]  # noqa: E731
-        self.results = PartsResults(folder / "results", self.held, EXACT, live)
-        self.journal = Journal(folder / "chain.bin", first)
-        room = DiskRoom(folder, events)
-        self.storage = RunStorage(self.journal, self.results, folder / "snapshots", room, 2, {})
-        door = network.add(BlobServer(self.storage.content).serve)
-        self.peer_id, me = door.peer_id, voter_of(OTHER)
-        self.kept = StateInParts(replica, self.results, me)
-        donors = PeerDonors(door, self.results.usual_bytes, 1 << 20, folder / "downloads", Watch())
-        start = FirstState(state_digest(replica.state_arenas()), self._begin)
-        self.sync = StateSync(me, replica, self.storage, donors, start, events)
-        self.storage.begin()
-        self.sync.restore()
-
-    def _begin(self) -> bool:
-        self.replica.initialise(FIRST_VALUE)
-        return True
 
 
 def mean_of(number: int, elements: int) -> torch.Tensor:
@@ -69,7 +37,7 @@ class Story:
         self.peers = [self.peer(each, folder / str(n)) for n, each in enumerate(replicas)]
 
     def peer(self, replica: Replica, folder: Path) -> Peer:
-        return Peer(replica, self.network, folder, self.first)
+        return Peer(replica, self.network, folder, self.first, voter_of(OTHER))
 
     def round(self, number: int, peers: list[Peer]) -> None:
         """Each keeps of the result what it needs of it; a part's owner is the first that

@@ -1,6 +1,6 @@
-"""Stories drawn from a seed: peers that hold parts of the optimizer's state come, die at any moment of
-a round, return from their disks and miss rounds. Whoever is at the head has the bits of an undivided
-state that took the same steps."""
+"""Stories drawn from a seed: peers that hold parts of the optimizer's state come, die at any moment
+of a round, return from their disks and miss rounds. Whoever is at the head has the bits of an
+undivided state that took the same steps."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from atom.optim.clipping import gradient_norm
 from atom.swap.state_form import HIGH, MASTER, StateForm
 from atom.swarm.chain.commit import Ballot, Commit, Voter
 from atom.swarm.chain.messages import Promise
@@ -217,7 +216,6 @@ class Story:
                     arena[slice(*parts.range(part))] = 0
         self.whole.load_state(arenas, round - 1)
         apply(self.whole, mean, round)
-        assert gradient_norm(mean) > 0
 
     # ---- what has to be
 
@@ -272,6 +270,6 @@ def test_whoever_is_at_the_head_has_the_bits_of_an_undivided_state(
             story.check()
             story.round()
             story.check()
-        print(seed, story.renewed, len(story.voters))
+        assert story.head.round == ROUNDS
     finally:
         story.network.close()

@@ -127,8 +127,10 @@ class PartsResults(KeptResults[PartsResult]):
 
     def save(self, digest: bytes) -> None:
         contents = self.of(digest).contents
-        for name in contents.keys() - self._decided(contents.keys()):
-            write_tensors(self.path(name), contents[name])
+        self._decided(contents.keys())
+        for name, content in contents.items():
+            if not self.path(name).exists():
+                write_tensors(self.path(name), content)
 
     def keep(self, digests: AbstractSet[bytes]) -> None:
         super().keep(digests)
@@ -137,13 +139,12 @@ class PartsResults(KeptResults[PartsResult]):
             with self._lock:
                 self._copies = {}
 
-    def _decided(self, named: AbstractSet[bytes]) -> AbstractSet[bytes]:
-        """What is not named of the means that no result named before goes; returns the rest."""
+    def _decided(self, named: AbstractSet[bytes]) -> None:
+        """What is not named of the means that no result named before goes."""
         with self._lock:
             means, self._undecided = self._undecided, set()
         for name in means - named:
             remove_leftover(self.path(name))
-        return means & named
 
     def named_with(self, digests: AbstractSet[bytes]) -> AbstractSet[bytes]:
         tables = (self._saved(digest) or table_of(()) for digest in digests)
@@ -178,10 +179,11 @@ class PartsResults(KeptResults[PartsResult]):
         result = self.get(digest) or self._with_saved(rows_of(ask(digest)))
         for part, wanted in result.lacking(held).items():
             loaded = Row.of(result.rows[part]).loaded
-            with suppress(*(() if wanted == loaded else (PeerRefused, OSError))):
+            is_needed = wanted == loaded and part not in result.means
+            with suppress(*(() if is_needed else (PeerRefused, OSError))):
                 result = result.with_content(part, wanted, ask(wanted))
                 continue
-            if part not in result.loaded:
+            if part not in result.loaded and part not in result.means:
                 result = result.with_content(part, loaded, ask(loaded))
         self.hold(digest, result)
 
