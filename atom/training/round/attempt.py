@@ -129,7 +129,7 @@ class Attempt:
         the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
         since a result that a slow line has to fetch may not be there in time to vote. Other idle
         voters fetch it. Who holds parts of the state is in it as well. Of more than `most` members:
-        those that counted most.
+        a holder of each part, then the other holders, then those that counted most.
         """
         able = [v for v in standing(self.promises, salt) if v.peer_id not in left_out]
         working = {v for v in able if self._has_a_part(v) or v.peer_id == me}
@@ -143,7 +143,9 @@ class Attempt:
         by_work = sorted(
             parts, key=lambda p: (p.peer_id != me, not p.holds, p.sequences > 0, -p.sequences)
         )
-        chosen = {part.peer_id for part in by_work[:most]}
+        first = {part: p.peer_id for p in reversed(by_work) for part in parts_in(p.holds)}
+        by_need = sorted(by_work, key=lambda p: p.peer_id not in {me, *first.values()})
+        chosen = {part.peer_id for part in by_need[:most]}
         return tuple(part for part in parts if part.peer_id in chosen)
 
     def _has_a_part(self, voter: Voter) -> bool:

@@ -67,6 +67,17 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
     assert {part.peer_id for part in parts} == {line[place].peer_id for place in members}
 
 
+def test_of_too_many_holders_one_of_each_part_is_in_the_exchange() -> None:
+    """Though those that hold what the others lack counted least."""
+    line = PEERS[:6]
+    attempt = replace(asking(*line), parts=3)
+    for place, peer in enumerate(line):
+        given = replace(promise(), sequences=9 - place, holds=1 << place // 2)
+        attempt.take(peer, given)
+    chosen = attempt.contributors(line[1].peer_id, frozenset(), b"salt", 3)
+    assert {member.peer_id for member in chosen} == {line[n].peer_id for n in (1, 2, 4)}
+
+
 def test_a_value_can_say_of_all_that_are_told_to_hold_something_what_it_is() -> None:
     """Of the most members, and of as many voters as missed the round."""
     ids = [identity(number).peer_id for number in range(MOST_MEMBERS + 9)]
