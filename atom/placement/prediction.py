@@ -14,6 +14,19 @@ DAY_S = 86400
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Of the optimizer's state, as many of each peer. Who sums a part steps it for all, before the
+    round is decided; who holds it takes the same step after that."""
+
+    holders: int
+    """Of each part, if there are so many peers."""
+    weight_bytes: int
+    """Of a weight, as it travels."""
+    made_per_s: float
+    """Parameters that one peer steps for all."""
+
+
+@dataclass(frozen=True)
 class Work:
     """What a round asks of this peer, and with what besides its device."""
 
@@ -34,7 +47,7 @@ class Work:
     steps_beside: bool
     """Whether the device computes while the host steps: not if it computes on the host's cores,
     which several share."""
-    parts: "Parts | None" = None
+    parts: Parts | None = None
     """Of the optimizer's state, of which each peer keeps some; None: all of it."""
 
     @property
@@ -47,19 +60,6 @@ class Work:
         """Of a peer that steps its share for all."""
         share = self.parameters / self.peers
         return 0.0 if self.parts is None else share / self.parts.made_per_s
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Of the optimizer's state, as many of each peer. Who sums a part steps it for all, before the
-    round is decided; who holds it takes the same step after that."""
-
-    holders: int
-    """Of each part, if there are so many peers."""
-    weight_bytes: int
-    """Of a weight, as it travels."""
-    made_per_s: float
-    """Parameters that one peer steps for all."""
 
 
 @dataclass(frozen=True)
