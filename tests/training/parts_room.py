@@ -1,9 +1,11 @@
 """Peers on loopback that each hold some of the optimizer's state, and an undivided state beside
 them."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from atom.swarm.exchange.codec import Codec
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made, average_and_make
+from atom.swarm.stream.frames import Pace
 from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
 from tests.manual_clock import ManualClock
@@ -91,13 +94,15 @@ class Room:
         given: list[Tensor | None],
         works: list[PartsStep],
         codec: Codec,
+        paces: Mapping[int, Pace] = MappingProxyType({}),
     ) -> list["Future[Made]"]:
-        """An exchange of all."""
+        """An exchange of all. `paces`: of some members, by rank."""
         self.swarm.shares = holding.shares
 
         def member(rank: int) -> Made:
             """Raises: ExchangeBroken."""
-            changes = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK, "codec": codec}
+            pace = paces.get(rank, QUICK)
+            changes = {"progress_timeout_s": SILENCE_S * 4, "pace": pace, "codec": codec}
             terms = replace(self.swarm.terms(rank, **changes), holding=holding)
             source = given[rank]
             ours = None if source is None else Sums(source)

@@ -4,8 +4,11 @@ Beside the threads of an exchange by parts one more makes it, as soon as everybo
 of what it holds (`atom.swarm.exchange.held_plan`). Nothing of this knows what is made.
 """
 
+import math
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -149,6 +152,16 @@ class Stepping(Reduction):
         self.rows = dict[int, bytes]()
         self.means = dict[int, EncodedMean]()
         self.made = dict[int, Tensor]()
+        self.due = math.inf
+        """When work that nobody but us can be late with must be done, on the monotonic clock."""
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Others wait for us as long as we say that we do: a disk may hang. So we blame ourselves
+        after the time of a whole exchange at the pace."""
+        self.due = time.monotonic() + self.terms.pace.due_s(4 * self.holding.ranges[-1][1])
+        yield
+        self.due = math.inf
 
     def halves(self, channels: Channels) -> Iterator[Half]:
         own, rank, (lefts, rights) = (
@@ -206,6 +219,11 @@ class MakersSender(Sender):
     ) -> None:
         super().__init__(reduction, channel, steps)
         self._receiver = receiver
+
+    def _listen(self) -> None:
+        if time.monotonic() >= self.reduction.due:
+            raise ExchangeBroken(self.reduction.terms.me, Reason.TOO_SLOW, "at our own work")
+        super()._listen()
 
     def _encoded(self, step: Step) -> Tensor:
         if step.hop:
@@ -294,21 +312,20 @@ class Maker(Half):
         owned = reduction.holding.owned(rank)
         self._wait(reduction.reduced)
         reduction.means = {part: each.encoded() for part, each in reduction.wires.parts.items()}
-        work.averaged(reduction.means)
-        reduction.averaged.set()
-        for part in owned:
-            reduction.sums[part] = work.sums_of(part, reduction.means[part])
+        with reduction.at_work():
+            work.averaged(reduction.means)
+            reduction.averaged.set()
+            for part in owned:
+                reduction.sums[part] = work.sums_of(part, reduction.means[part])
         reduction.reached(plan.through(rank))
         for peer in plan.peers(rank):
             self._wait(plan.through(peer))
         sums = reduction.sums
         work.decide(b"".join(sums[part] for part in range(len(sums))))
         for part in owned:
-            whole, mean = (
-                any(part in gets for gets in reduction.holding.gets),
-                reduction.means[part],
-            )
-            reduction.made[part], reduction.rows[part] = work.make(part, mean, whole)
+            mean, whole = reduction.means[part], any(part in g for g in reduction.holding.gets)
+            with reduction.at_work():
+                reduction.made[part], reduction.rows[part] = work.make(part, mean, whole)
             reduction.reached(plan.made(part))
 
     def _wait(self, number: int) -> None:

@@ -1,6 +1,7 @@
 """Rounds of members that each hold some of the optimizer's state: over loopback, their bits are
 those of an undivided state that steps on the same means."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.stepping import Made
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row, rows_of
+from atom.swarm.stream.frames import Pace
 from atom.training.exchange import result_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult
@@ -73,6 +75,13 @@ class Confused(PartsStep):
         wrong = bytearray(row)
         wrong[self._digest * 32] ^= 1
         return made, bytes(wrong)
+
+
+class Hurried(Pace):
+    """Of a whole exchange alone."""
+
+    def due_s(self, done_bytes: int) -> float:
+        return 0.2 if done_bytes == 4 * LAYOUT.trained_elements else SOON
 
 
 @pytest.fixture
@@ -232,6 +241,24 @@ def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
     holds = [store.held.held for store in room.stores if store.held is not None]
     assert owners_of(holds[:2], room.ranges) is not None
     assert owners_of(holds[:1], room.ranges) is None
+
+
+@pytest.mark.parametrize("stage", ["averaged", "make"])
+def test_a_member_whose_own_work_hangs_is_named(
+    rooms: list[Room], monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """As on a disk that answers no more: the others do not wait for it for ever."""
+    rooms.append(Room(3, torch.float32, StateForm.EXACT))
+    room, coded, given = rooms[0], codec_named("float32"), sources(3, LAYOUT.trained_elements)
+    works, over = room.works(1, coded), threading.Event()
+    work = getattr(works[1], stage)
+    monkeypatch.setattr(works[1], stage, lambda *args: (over.wait(SOON), work(*args))[1])
+    ended = room.attempt(room.holding, [*given], works, coded, {1: Hurried()})
+    failures = [ended[rank].exception(SOON / 2) for rank in (0, 2)]
+    over.set()
+    for failure in (*failures, ended[1].exception(SOON)):
+        assert isinstance(failure, ExchangeBroken)
+        assert (failure.suspect, failure.reason) == (room.swarm.order[1], Reason.TOO_SLOW)
 
 
 @pytest.mark.parametrize("digest", [0, 1])
