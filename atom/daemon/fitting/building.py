@@ -85,7 +85,7 @@ def build_replica(
         console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    choice = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
+    choice, room = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
     answers = None if prompts is None else answering_graph(recipe, prompts.window)
     training = choice.program(graph)
     evaluating, answering = (
@@ -94,7 +94,8 @@ def build_replica(
     )
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
     beyond_bytes = sum(size for _, size in beyond)
-    room = room_for(run, graph.layout, have_bytes - beyond_bytes)
+    if room is not None:
+        room = min(room, room_for(run, graph.layout, have_bytes - beyond_bytes) or 0)
     need_bytes = peer_bytes(run, graph.layout, room)
     require_host_memory(need_bytes + beyond_bytes, have_bytes, cap_bytes)
     note(choice_text(choice))
@@ -120,18 +121,30 @@ def _choose(
     devices: Sequence[torch.device],
     have_bytes: int,
     kernels: bool,
-) -> Choice:
-    """`have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
-    would fit, were nobody else there."""
+) -> tuple[Choice, int | None]:
+    """And beside it room for how many parts of the optimizer's state, if it has parts.
+
+    `have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
+    would fit, were nobody else there.
+    """
     run, graph, cap_bytes = recipe.run, recipe.graph, peer.device.memory_bytes
 
-    def choice(host_bytes: int, alone: bool) -> Choice:
-        room = room_for(run, graph.layout, host_bytes)
+    def beside(room: int | None, host_bytes: int, alone: bool) -> Choice:
         left_bytes = host_bytes - peer_bytes(run, graph.layout, room)
         device_bytes = cap_bytes or usable_device_bytes(devices, left_bytes, alone)
         sizes = device_bytes, left_bytes
         on_gpu = devices[0].type == "cuda"
         return choose(question_of_run(run, graph, profile, *sizes, kernels, len(devices), on_gpu))
+
+    def choice(host_bytes: int, alone: bool) -> tuple[Choice, int | None]:
+        room = room_for(run, graph.layout, host_bytes)
+        while True:
+            try:
+                return beside(room, host_bytes, alone), room
+            except DeviceError:
+                if not room:
+                    raise
+            room //= 2  # parts left too little for the device, or for values that wait
 
     try:
         return choice(have_bytes, alone=False)

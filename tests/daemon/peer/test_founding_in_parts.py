@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from atom.base.errors import ShortageError
-from atom.daemon.fitting import building
-from atom.daemon.fitting.device_choice import most_held, replica_arenas
+from atom.daemon.fitting import building, device_choice
+from atom.daemon.fitting.device_choice import most_held, peer_bytes, replica_arenas
 from atom.daemon.peer.lifecycle import Ending
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.peer.small_peer import Notes, found_in, small_peer
@@ -61,6 +61,26 @@ def test_of_eight_peers_each_allocates_what_a_plan_reckons(
         assert len(moments) == 2
         for name in moments:
             assert reckoned[name] / whole[name] == pytest.approx(1 / 4, rel=0.15)
+
+
+def test_who_has_no_memory_left_beside_all_parts_has_room_for_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_fine(monkeypatch)
+    monkeypatch.setattr(device_choice, "LEAST_HOST_BYTES", 0)
+    model = GPT3.replace("layers = 2", "layers = 8").replace("model_dim = 16", "model_dim = 32")
+    with folder_in(tmp_path) as folder:
+        member = folder.found(model, more=IN_PARTS)
+        run, parts = member.run, member.replica.parts.held.parts
+        layout = member.replica.engines.store.layout
+        all_bytes = peer_bytes(run, layout)
+        monkeypatch.setattr(building, "free_host_bytes", lambda cap: all_bytes)
+        held = folder.enter(member).replica.parts.held
+        left_bytes = all_bytes - peer_bytes(run, layout, held.room)
+        assert 0 < held.room < parts.count
+        assert left_bytes > 0
+        with pytest.raises(ShortageError, match="the founder is alone at first"):
+            folder.found(model, name="c", more=IN_PARTS)
 
 
 def test_a_founder_alone_holds_all_parts_and_says_so(
