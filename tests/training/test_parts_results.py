@@ -270,3 +270,20 @@ def test_means_that_a_full_disk_did_not_take_are_saved_with_their_result(
     found = there.get(result.digest)
     assert found is not None
     assert found.means.keys() == result.means.keys()
+
+
+def test_what_a_power_cut_damaged_is_whole_once_its_result_is_saved_again(
+    room: Room, results: list[PartsResult], tmp_path: Path
+) -> None:
+    """Fetched from others; else the next restart would miss it again, and who asks get garbage."""
+    there, result = stored(room, results[1], tmp_path, 1), results[1]
+    for name in result.contents:
+        there.path(name).write_bytes(b"garbage")
+    assert there.get(result.digest) is None
+    there.keep_means({state_digest(m.arenas): m for m in result.means.values()})
+    there.hold(result.digest, result)
+    there.save(result.digest)
+    there.keep(frozenset())
+    found = there.get(result.digest)
+    assert found is not None
+    assert found.contents.keys() == result.contents.keys()

@@ -121,16 +121,17 @@ class PartsResults(KeptResults[PartsResult]):
         new = {name: mean for name, mean in means.items() if not self.path(name).exists()}
         with self._lock:
             self._undecided |= new.keys()
-        with suppress(StorageError):
-            for name, mean in new.items():
+        for name, mean in new.items():
+            try:
                 write_tensors(self.path(name), mean.arenas)
+            except StorageError:
+                with self._lock:
+                    self._undecided.discard(name)
 
     def save(self, digest: bytes) -> None:
         contents = self.of(digest).contents
-        self._decided(contents.keys())
-        for name, content in contents.items():
-            if not self.path(name).exists():
-                write_tensors(self.path(name), content)
+        for name in contents.keys() - self._decided(contents.keys()):
+            write_tensors(self.path(name), contents[name])  # what is there may be damaged
 
     def keep(self, digests: AbstractSet[bytes]) -> None:
         super().keep(digests)
@@ -139,12 +140,13 @@ class PartsResults(KeptResults[PartsResult]):
             with self._lock:
                 self._copies = {}
 
-    def _decided(self, named: AbstractSet[bytes]) -> None:
-        """What is not named of the means that no result named before goes."""
+    def _decided(self, named: AbstractSet[bytes]) -> AbstractSet[bytes]:
+        """What is not named of the means that no result named before goes; returns the rest."""
         with self._lock:
             means, self._undecided = self._undecided, set()
         for name in means - named:
             remove_leftover(self.path(name))
+        return means & named
 
     def named_with(self, digests: AbstractSet[bytes]) -> AbstractSet[bytes]:
         tables = (self._saved(digest) or table_of(()) for digest in digests)
