@@ -22,6 +22,7 @@ from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.exchange.stepping import Made, average_and_make
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.part_rows import Row
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.replica.parts_step import PartsStep
@@ -87,7 +88,8 @@ def result_of(made: Made, work: PartsStep) -> PartsResult:
     loaded = {part: work.loaded(part, each) for part, each in made.made.items()}
     given = {part: each for part, each in made.made.items() if part not in made.means}
     held = {part: arenas for part, each in given.items() if (arenas := work.held(part, each))}
-    return PartsResult(made.rows, made.means, loaded, held)
+    rows = tuple(map(Row.of, made.rows))
+    return PartsResult(rows, made.means, loaded, held)
 
 
 @dataclass

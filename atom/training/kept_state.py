@@ -133,7 +133,7 @@ class StateInParts(KeptState):
     def digest(self) -> bytes:
         rows, arenas = self._results.rows, self._replica.state_arenas()
         named = (
-            state_digest({LOADED: self._replica.parts.state(part)[0]}) == Row.of(row).loaded
+            state_digest({LOADED: self._replica.parts.state(part)[0]}) == row.loaded
             for part, row in enumerate(rows)
         )
         return state_digest(table_of(rows) if rows and all(named) else arenas)
@@ -173,7 +173,7 @@ class StateInParts(KeptState):
         self._replica.parts.hold_all()
 
     def _drop_damaged(self) -> None:
-        rows = [*map(Row.of, self._results.rows)]
+        rows = self._results.rows
         rest = {part: self._replica.parts.state(part)[1] for part in self._held.held}
         self._drop({part for part, each in rest.items() if state_digest(each) != rows[part].held})
 
@@ -182,7 +182,7 @@ class StateInParts(KeptState):
             self._held.drop(part)
 
 
-def saved_in_parts(replica: Replica, rows: tuple[bytes, ...] = ()) -> Arenas:
+def saved_in_parts(replica: Replica, rows: tuple[Row, ...] = ()) -> Arenas:
     """What a snapshot holds of a state in parts, live. `rows`: of the table that led to it."""
     of_part = {part: replica.parts.held.of(part) for part in replica.parts.held.held}
     held = {f"{part}.{name}": a for part, each in of_part.items() for name, a in each.items()}

@@ -30,7 +30,6 @@ from atom.swarm.records.view import validation_told
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
-from atom.training.kept_state import kept_state
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
@@ -111,7 +110,7 @@ class RoundExecutor:
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
-        self._kept = kept_state(context.replica, self._results, context.me)
+        self._kept = self._state_sync.kept
         self.exchange = Exchange(
             self._transport, self._results, self._offered, post, self._clock, self._kept.in_parts
         )

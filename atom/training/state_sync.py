@@ -160,7 +160,7 @@ class StateSync:
         self._storage = storage
         self._journal = storage.journal
         self._results = storage.results
-        self._kept = kept_state(replica, storage.results, me)
+        self.kept = kept_state(replica, storage.results, me)
         self._donors = donors
         self.stop = donors.stop
         self._first = first
@@ -242,13 +242,13 @@ class StateSync:
             self._go_on()
             certified = self._certified(snapshot.round, self._journal.commits)
             try:
-                self._kept.load(snapshot, certified)
+                self.kept.load(snapshot, certified)
                 return True
             except StorageError:
                 self._events.emit("snapshot-damaged", path=snapshot.path.name)
         self._go_on()
         if any(each.peer_id == self._mine[0].peer_id for each in self._journal.genesis.voters):
-            self._kept.begin()
+            self.kept.begin()
         return self._first.initialise()
 
     def _frozen_from_disk(self) -> bool:
@@ -299,10 +299,10 @@ class StateSync:
         if ours and len(chain.commits) - here.round <= self._worth_replaying:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
-        if isinstance(self._kept, StateInParts):
+        if isinstance(self.kept, StateInParts):
             with contextlib.suppress(PeerRefused, OSError):
                 return self._go_back(chain, peers)
-            return self._begin_at_newest(self._kept, chain, peers)
+            return self._begin_at_newest(self.kept, chain, peers)
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, peers[0])
         for head in offered:
@@ -333,7 +333,7 @@ class StateSync:
     def _worth_replaying(self) -> int:
         """So many results have at most as many bytes as a state. In parts a state is no more than a
         result, but who replays keeps what it holds."""
-        if self._kept.in_parts is not None:
+        if self.kept.in_parts is not None:
             return MOST_IN_PARTS
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
@@ -405,14 +405,14 @@ class StateSync:
         value = commit.value
         self.fetch_result(value.result_digest, peers)
         self._results.check(value.result_digest)
-        self._kept.ready(value)
+        self.kept.ready(value)
         mean = self._results.numbers(value.result_digest)
         if value.round > self._journal.head.round:
             self._storage.record(commit)
         self._replica.begin_step(mean, value.gradient_norm, value.round, self.ours_in(value))
         self._replica.finish_step()
-        if self._kept.in_parts is not None:
-            self._kept.settled(value)
+        if self.kept.in_parts is not None:
+            self.kept.settled(value)
         self._results.keep(frozenset())
 
     def _go_on(self) -> None:

@@ -11,6 +11,7 @@ from atom.optim import clipping, state_in_parts
 from atom.optim.clipping import gradient_norm
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
+from atom.swarm.state.part_rows import Row
 from atom.training.replica.replica import Replica
 from atom.training.storage.parts_results import PartsResult
 from tests.swarm.means import encoded
@@ -61,7 +62,7 @@ def step_in_parts(
         holds = (part in each.parts.held.held for each in replicas)
         maker = next(work for work, able in zip(works, holds, strict=True) if able)
         made[part] = maker.make(part, mean_of_part, False)
-    rows = tuple(row for _, row in made.values())
+    rows = tuple(Row.of(row) for _, row in made.values())
     loaded = {part: each.view(precision) for part, (each, _) in made.items()}
     result = PartsResult(rows, means, loaded)
     for replica in replicas:

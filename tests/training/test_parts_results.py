@@ -75,7 +75,7 @@ def test_a_restart_finds_what_it_had(
     there.keep(frozenset())
     there.prune({digest})
     part = min(held)
-    for path in (there.path(Row.of(results[1].rows[part]).mean), there.path(digest)):
+    for path in (there.path(results[1].rows[part].mean), there.path(digest)):
         whole = path.read_bytes()
         for damaged in (b"garbage", whole[:-40], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
             path.write_bytes(damaged)
@@ -128,7 +128,7 @@ def test_a_peer_that_was_away_fetches_from_several_what_each_has(
         ours.fetch(digest, ask)
         assert len(asked) == 1 + room.parts.count, "it is all here"
         with pytest.raises(PeerRefused) as refused:
-            ask(Row.of(mine.rows[0]).held)
+            ask(mine.rows[0].held)
         assert refused.value.reason is Reason.NOT_FOUND, "nobody got it"
     finally:
         network.close()
@@ -140,7 +140,7 @@ def test_means_are_on_disk_before_anything_is_made_of_them(
     """So a holder has those of a round that it knows nothing of, after a restart as well; until the
     round is over. A part whose mean is nowhere then comes as what is loaded of it."""
     held, digest, kept = room.holding.holds[2], results[0].digest, room.kept[2]
-    means = {Row.of(row).mean for row in results[0].rows}
+    means = {row.mean for row in results[0].rows}
 
     def ask(wanted: bytes) -> Mapping[str, torch.Tensor]:
         """No mean is anywhere."""
@@ -209,7 +209,7 @@ def test_weights_of_another_size_are_refused(
     there, digest = of_rank(room, 0, tmp_path), results[0].digest
     part = min(results[0].loaded)
     for wrong in (results[0].loaded[part][1:], results[0].loaded[part].float()):
-        name = Row.of(results[0].rows[part]).loaded
+        name = results[0].rows[part].loaded
         there.hold(digest, results[0].with_content(part, name, {LOADED: wrong}))
         with pytest.raises(PeerRefused, match="another size"):
             there.check(digest)
@@ -221,8 +221,8 @@ def test_what_is_loaded_now_is_served_while_it_is_what_the_table_says(
     there, store = of_rank(room, 0, tmp_path), room.stores[0]
     weights = [store.arenas_of(part)[store.loaded] for part in range(room.parts.count)]
     none = bytes(32)
-    rows = tuple(Row(none, state_digest({LOADED: each}), none).raw for each in weights)
-    first = Row.of(rows[0]).loaded
+    rows = tuple(Row(none, state_digest({LOADED: each}), none) for each in weights)
+    first = rows[0].loaded
     assert there.served(first) is None
     there.rows = rows
     assert rows_of(there.served(state_digest(table_of(rows))) or {}) == rows
@@ -246,7 +246,7 @@ def test_what_is_loaded_is_not_hashed_anew_for_each_chunk_that_is_asked_for(
 
     there, none = PartsResults(tmp_path, store.held, CODEC, live), bytes(32)
     named = [state_digest({LOADED: live(part)}) for part in range(room.parts.count)]
-    there.rows = tuple(Row(none, each, none).raw for each in named)
+    there.rows = tuple(Row(none, each, none) for each in named)
     looked.clear()
     for part in (0, 0, 1, 0, 1, 2, 2, 1, 0):
         assert state_digest(there.served(named[part]) or {}) == named[part]

@@ -38,17 +38,17 @@ class Row:
         return self.mean + self.loaded + self.held
 
 
-def table_of(rows: tuple[bytes, ...]) -> Mapping[str, Tensor]:
+def table_of(rows: tuple[Row, ...]) -> Mapping[str, Tensor]:
     """Of no rows: that of the first state, which no result led to."""
-    raw = b"".join(rows)
+    raw = b"".join(row.raw for row in rows)
     told = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
     return {ROWS: told}
 
 
-def rows_of(table: Mapping[str, Tensor]) -> tuple[bytes, ...]:
+def rows_of(table: Mapping[str, Tensor]) -> tuple[Row, ...]:
     """Raises: PeerRefused(MALFORMED)."""
     rows = table.get(ROWS)
     if rows is None or rows.dtype != torch.uint8 or rows.numel() % ROW_BYTES:
         raise PeerRefused(Reason.MALFORMED, "a table of no rows")
     raw = rows.numpy().tobytes()
-    return tuple(raw[at : at + ROW_BYTES] for at in range(0, len(raw), ROW_BYTES))
+    return tuple(Row.of(raw[at : at + ROW_BYTES]) for at in range(0, len(raw), ROW_BYTES))

@@ -31,7 +31,7 @@ _COPIES = 2
 class PartsResult:
     """What a peer has of a round's result. Nobody writes into it any more."""
 
-    rows: tuple[bytes, ...]
+    rows: tuple[Row, ...]
     means: Mapping[int, EncodedMean] = field(default_factory=dict)
     loaded: Mapping[int, Tensor] = field(default_factory=dict)
     """By part, flat, in the numbers that are loaded."""
@@ -46,9 +46,9 @@ class PartsResult:
     @property
     def contents(self) -> dict[bytes, Content]:
         """All of it, by digest."""
-        rows = [*map(Row.of, self.rows)]
+        rows = self.rows
         return {
-            self.digest: table_of(self.rows),
+            self.digest: table_of(rows),
             **{rows[part].mean: mean.arenas for part, mean in self.means.items()},
             **{rows[part].loaded: {LOADED: each} for part, each in self.loaded.items()},
             **{rows[part].held: each for part, each in self.held.items()},
@@ -56,14 +56,14 @@ class PartsResult:
 
     def lacking(self, held: AbstractSet[int]) -> dict[int, bytes]:
         """By part the digest of what a peer that holds these needs to take the step."""
-        rows = [*map(Row.of, self.rows)]
+        rows = self.rows
         means = {part: rows[part].mean for part in held if part not in self.means}
         others = set(range(len(rows))) - held - self.loaded.keys()
         return means | {part: rows[part].loaded for part in others}
 
     def with_content(self, part: int, digest: bytes, content: Content) -> "PartsResult":
         """With what has that digest in the part's row. Raises: PeerRefused(MALFORMED)."""
-        row = Row.of(self.rows[part])
+        row = self.rows[part]
         if digest == row.mean:
             return replace(self, means={**self.means, part: EncodedMean.of(content)})
         if digest == row.held:
@@ -94,7 +94,7 @@ class PartsResults(KeptResults[PartsResult]):
         steps; may raise StepFailed."""
         super().__init__(folder, held.parts.elements, codec)
         self._state, self.parts, self._live = held, held.parts, live
-        self.rows: tuple[bytes, ...] = ()
+        self.rows: tuple[Row, ...] = ()
         """Of the state that is here; empty: it is the first. One writer; for any thread to read."""
         self._undecided = set[bytes]()
         """Means on disk that no result names yet."""
@@ -150,7 +150,7 @@ class PartsResults(KeptResults[PartsResult]):
 
     def named_with(self, digests: AbstractSet[bytes]) -> AbstractSet[bytes]:
         tables = (self._saved(digest) or table_of(()) for digest in digests)
-        rows = (Row.of(row) for table in tables for row in rows_of(table))
+        rows = (row for table in tables for row in rows_of(table))
         named = {name for row in rows for name in (row.mean, row.loaded, row.held)}
         return digests | named | self._undecided
 
@@ -180,7 +180,7 @@ class PartsResults(KeptResults[PartsResult]):
     ) -> None:
         result = self.get(digest) or self._with_saved(rows_of(ask(digest)))
         for part, wanted in result.lacking(held).items():
-            loaded = Row.of(result.rows[part]).loaded
+            loaded = result.rows[part].loaded
             is_needed = wanted == loaded and part not in result.means
             with suppress(*(() if is_needed else (PeerRefused, OSError))):
                 result = result.with_content(part, wanted, ask(wanted))
@@ -194,7 +194,7 @@ class PartsResults(KeptResults[PartsResult]):
         rows = self.rows
         if rows and digest == state_digest(table_of(rows)):
             return table_of(rows)
-        for part, row in enumerate(map(Row.of, rows)):
+        for part, row in enumerate(rows):
             if row.loaded == digest and (found := self._copied(part, digest)) is not None:
                 return found
         for result in tuple(self._held.values()):
@@ -216,12 +216,12 @@ class PartsResults(KeptResults[PartsResult]):
                 return copy
         return None
 
-    def _with_saved(self, rows: tuple[bytes, ...]) -> PartsResult:
+    def _with_saved(self, rows: tuple[Row, ...]) -> PartsResult:
         """What is on disk of a result. Raises: PeerRefused(MALFORMED)."""
         if len(rows) != self.parts.count:
             raise PeerRefused(Reason.MALFORMED, f"a table of {len(rows)} rows")
         result = PartsResult(rows)
-        for part, row in enumerate(map(Row.of, rows)):
+        for part, row in enumerate(rows):
             for name in (row.mean, row.loaded, row.held):
                 if (content := self._saved(name)) is not None:
                     result = result.with_content(part, name, content)

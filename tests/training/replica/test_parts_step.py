@@ -207,7 +207,11 @@ def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
         mine = mine.with_content(part, digest, found)
     assert mine.lacking(holding.holds[late]) == {}
     made[late] = (
-        Made(mine.rows, mine.means, {p: t.view(torch.uint8) for p, t in mine.loaded.items()}),
+        Made(
+            tuple(row.raw for row in mine.rows),
+            mine.means,
+            {p: t.view(torch.uint8) for p, t in mine.loaded.items()},
+        ),
         made[late][1],
     )
     room.commit(made, room.mean([each for each, _ in made], coded), 1, coded)
@@ -232,7 +236,7 @@ def test_what_is_no_part_of_a_result_is_refused() -> None:
     row = Row(b"m" * 32, b"l" * 32, b"h" * 32)
     for name in (row.mean, row.loaded):
         with pytest.raises(PeerRefused, match="malformed"):
-            PartsResult((row.raw,)).with_content(0, name, {"else": torch.zeros(4)})
+            PartsResult((row,)).with_content(0, name, {"else": torch.zeros(4)})
 
 
 def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
