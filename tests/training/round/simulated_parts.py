@@ -189,6 +189,7 @@ class Lookout:
             addresses=(),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
+            holds=mask_of(process.held.parts),
             reached=Reached.NO if process.seat.hidden else Reached.UNKNOWN,
         )
         self._directory.publish(lease, now)
@@ -259,6 +260,6 @@ class Goodbye:
             sequences=process.sequences,
             settled_at=self._settled_at,
             laggards=sum(not claims_better(lease, head) for lease in others),
-            others_stuck=leaves_them_stuck(head, process.me, view),
+            others_stuck=leaves_them_stuck(head, process.me, view, process.held.parts),
         )
         return ending(facts) is not None

@@ -168,6 +168,22 @@ def test_who_goes_last_leaves_newcomers_stuck(
 
 
 @pytest.mark.parametrize(
+    ("held", "behind", "stuck"),
+    [({0, 2}, 1, False), ({0, 1}, 0, True), ({0, 3}, 0, True), ({0, 2}, 2, True)],
+    ids=["all are held", "a part of who leaves, too", "a part of nobody", "long ago"],
+)
+def test_who_leaves_takes_no_part_of_the_state_along(
+    held: set[int], behind: int, stuck: bool
+) -> None:
+    """Of two holders that leave at once neither does before another has the part."""
+    head = replace(head_of(A, B, C), round=9)
+    here = replace(lease(B), round=9, holds=0b1, parts=4)
+    there = replace(lease(C, ELSEWHERE), round=9 - behind, holds=0b100, parts=4)
+    leaving = replace(lease(D, state=PeerState.LEAVING), round=9, holds=0b10, parts=4)
+    assert leaves_them_stuck(head, A, view(here, there, leaving), held) is stuck
+
+
+@pytest.mark.parametrize(
     ("shown", "round_number", "stuck"),
     [(b"o", 3, True), (b"h", 4, False), (b"o", 5, False)],
     ids=["behind", "here", "ahead"],

@@ -8,6 +8,8 @@ from histories import drawn
 from simulated_ring import Trouble
 from simulation import Setting, Swarm
 
+from atom.daemon.peer.lifecycle import LEAVE_S
+
 PARTS = 8
 ROOM = Setting(peers=4, parts=PARTS, global_batch=16, pass_seconds=(0.3,), ring_seconds=(0.1, 0.3))
 
@@ -39,6 +41,18 @@ def test_a_copy_takes_over_and_another_is_made() -> None:
         swarm.run(40.0)
         assert swarm.witness.rounds > rounds + 5
         assert sum(len(process.held.parts) for process in swarm.living) == 2 * PARTS
+    assert swarm.witness.renewed == 0
+
+
+def test_both_holders_of_a_part_leave_at_once_and_it_stays() -> None:
+    """Not before somebody else has it, which takes a few rounds."""
+    swarm = settled()
+    part, rounds = min(swarm["A"].held.parts), swarm.witness.rounds
+    for process in [p for p in swarm.living if part in p.held.parts]:
+        process.leave()
+    swarm.run(LEAVE_S / 2)
+    assert [len(process.held.parts) for process in swarm.living] == [PARTS, PARTS]
+    assert swarm.witness.rounds > rounds + 5
     assert swarm.witness.renewed == 0
 
 
