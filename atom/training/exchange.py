@@ -33,6 +33,9 @@ from atom.training.storage.results import AnyResults
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; by parts all of them at once."""
+MOST_GIVEN = 4
+"""Parts of the optimizer's state that are handed on in one exchange, those that fewest hold first:
+who gives one and who gets one has it in memory beside its own state."""
 PROGRESS_S = 1.3
 """A member with nothing to send says so every quarter of this: silence means frozen or cut off."""
 
@@ -79,8 +82,12 @@ def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Hol
     if owners is None or any(held - every for held in holds):
         raise ExchangeBroken(None, Reason.NO_HOLDER)
     pairs = zip(start.members, holds, strict=True)
-    gets = tuple(told.get(member.peer_id, frozenset()) - held for member, held in pairs)
-    return Holding(ranges, owners, holds, gets)
+    lacks = [told.get(member.peer_id, frozenset()) - held for member, held in pairs]
+    wanted = sorted(
+        frozenset[int]().union(*lacks), key=lambda part: (sum(part in h for h in holds), part)
+    )
+    given = frozenset(wanted[:MOST_GIVEN])
+    return Holding(ranges, owners, holds, tuple(each & given for each in lacks))
 
 
 def result_of(made: Made, work: PartsStep) -> PartsResult:

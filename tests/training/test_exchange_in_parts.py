@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder
 from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
+from atom.training import exchange
 from atom.training.exchange import Exchange, InParts, holding_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
@@ -114,6 +116,27 @@ def test_who_shall_hold_a_part_gets_all_of_it(room: Room, members: list[Member])
     result = members[1].results.of(finished.digest)
     assert 0 in result.held
     assert 0 in result.loaded
+
+
+def test_few_parts_are_given_at_a_time_those_that_fewest_have_first(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives them and who gets them have them in memory beside their own state."""
+    monkeypatch.setattr(exchange, "MOST_GIVEN", 2)
+    everything, start = set(range(8)), asked(room)
+    has, shall = [everything, everything - {6, 7}, {0}], [set[int](), {6, 7}, {0, 1, 2, 3}]
+    members = start.members
+    told = tuple(PartHolder(m.peer_id, mask_of(s)) for m, s in zip(members, shall, strict=True))
+    ranges, given = tuple((n, n + 1) for n in everything), list[set[int]]()
+    for _ in range(4):
+        pairs = zip(members, has, strict=True)
+        counts = tuple(replace(member, holds=mask_of(held)) for member, held in pairs)
+        call = StartExchange(start.parent, start.ballot, counts, told=told)
+        gets = holding_of(call, ranges).gets
+        given.append(set().union(*gets))
+        has = [held | got for held, got in zip(has, gets, strict=True)]
+    assert given == [{6, 7}, {1, 2}, {3}, set()]
+    assert has[1:] == [everything, {0, 1, 2, 3}]
 
 
 def test_what_began_anew_is_the_same_everywhere(room: Room, members: list[Member]) -> None:
