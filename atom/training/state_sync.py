@@ -35,12 +35,11 @@ from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.kept_state import StateInParts, kept_state
 from atom.training.replica.replica import Replica
+from atom.training.storage.parts_results import MOST_IN_PARTS
 from atom.training.storage.run_storage import OFFERS, STILL, RunStorage
 
 Arenas = Mapping[str, torch.Tensor]
 DOWNLOADS = "downloads"
-MOST_IN_PARTS = 3
-"""Rounds whose results are replayed where the optimizer's state is in parts."""
 
 
 class PeerDonors:

@@ -162,6 +162,7 @@ def test_who_leaves_a_branch_holds_what_it_held_where_it_began(
     back.replica.reset_gradients()
     assert back.kept.settled(branch.value) == result.digest
     back.results.keep(frozenset())
+    back.storage.snapshot(*back.kept.saved(back.kept.digest()))
     assert back.sync.run([one.peer_id], discard=False) == ""
     assert story.is_at_the_head(back)
     assert back.held.held == story.peers[2].held.held

@@ -23,6 +23,8 @@ from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
 from atom.training.storage.disk import read_tensors, write_tensors
 from atom.training.storage.results import KeptResults
 
+MOST_IN_PARTS = 3
+"""So many rounds a peer goes back, or is behind, and still holds what it held."""
 _COPIES = 2
 """Of what is loaded of a part, kept while it is asked for, chunk by chunk."""
 
@@ -98,6 +100,10 @@ class PartsResults(KeptResults[PartsResult]):
         """Of the state that is here; empty: it is the first. One writer; for any thread to read."""
         self._undecided = set[bytes]()
         """Means on disk that no result names yet."""
+        self._left: AbstractSet[Path] = frozenset()
+        """What was on disk at the start and no result named, until the peer has gone on for so long
+        that it would not go back: of a round that others decided it may have the only means."""
+        self._pruned = 0
         self._copies: dict[bytes, Content] = {}
 
     @property
@@ -147,6 +153,16 @@ class PartsResults(KeptResults[PartsResult]):
         for name in means - named:
             remove_leftover(self.path(name))
         return means & named
+
+    def began(self, keep: AbstractSet[bytes]) -> None:
+        self._left, self._pruned = self.unnamed(keep), 0
+
+    def prune(self, keep: AbstractSet[bytes]) -> None:
+        for path in self.unnamed(keep) - self._left:
+            remove_leftover(path)
+        self._pruned += 1
+        if self._pruned == MOST_IN_PARTS:
+            self._left = frozenset()
 
     def named_with(self, digests: AbstractSet[bytes]) -> AbstractSet[bytes]:
         tables = (self._saved(digest) or table_of(()) for digest in digests)

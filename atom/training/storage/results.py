@@ -77,11 +77,17 @@ class KeptResults(ABC, Generic[R]):
 
     def prune(self, keep: Set[bytes]) -> None:
         """Deletes stored results but those named."""
+        for path in self.unnamed(keep):
+            remove_leftover(path)
+
+    def unnamed(self, keep: Set[bytes]) -> Set[Path]:
+        """Files of all others."""
         there = [*self.folder.glob("*.safetensors")]  # first: what comes meanwhile stays
         names = {digest.hex() for digest in self.named_with(keep)}
-        for path in there:
-            if path.stem not in names:
-                remove_leftover(path)
+        return {path for path in there if path.stem not in names}
+
+    def began(self, keep: Set[bytes]) -> None:
+        """A start, before anything is pruned; these results would stay."""
 
     def named_with(self, digests: Set[bytes]) -> Set[bytes]:
         """Names of all files that belong to these results, or may yet."""

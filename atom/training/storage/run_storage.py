@@ -214,11 +214,12 @@ class RunStorage:
         self._given = given
 
     def begin(self) -> None:
-        """Removes what a crash left half-written. The rest stays until the next snapshot: means of
-        a round that others know to be decided may be among it."""
+        """Removes what a crash left half-written. The rest stays for some snapshots: means of a
+        round that others know to be decided may be among it."""
         for folder in (self.results.folder, self._folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
+        self.results.began(self._named(self._ours(self._keep)))
 
     def snapshots(self) -> list[Snapshot]:
         """Those of our chain, newest first. From any thread."""
@@ -331,6 +332,13 @@ class RunStorage:
         ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
         for old in ours_first[keep:]:
             remove_leftover(old.path)
-        if ours := [found for found in ours_first[:keep] if found.is_on(heads)]:
-            since = self.journal.commits[ours[-1].round :]
-            self.results.prune({commit.value.result_digest for commit in since})
+        if ours := self._ours(keep):
+            self.results.prune(self._named(ours))
+
+    def _ours(self, keep: int) -> list[Snapshot]:
+        return self.snapshots()[:keep]
+
+    def _named(self, ours: Sequence[Snapshot]) -> set[bytes]:
+        """The results since the last of these."""
+        since = self.journal.commits[ours[-1].round if ours else 0 :]
+        return {commit.value.result_digest for commit in since}
