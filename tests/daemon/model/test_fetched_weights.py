@@ -133,7 +133,7 @@ def test_of_a_state_in_parts_what_is_loaded_is_fetched_part_by_part(
     replica, layout = member.replica, member.recipe.graph.layout
     count = replica.parts.held.parts.count
     loaded = [{LOADED: replica.parts.state(part)[0].clone()} for part in range(count)]
-    rows = tuple(Row(OLD, state_digest(each), NEW).raw for each in loaded)
+    rows = tuple(Row(OLD, state_digest(each), NEW) for each in loaded)
     table = state_digest(table_of(rows))
     contents = {state_digest(each): each for each in (table_of(rows), *loaded)}
     served = {f"result/{name.hex()}": content for name, content in contents.items()}
