@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(6 * START_S)
 
 POWER_CUTS = 2
 RUN, NAMES = "parts", ("red", "green", "blue")
-TEXT = endless(RUN, START_S, 3, rule=IN_PARTS, model_dim=384, sequences=12)
+TEXT = endless(RUN, START_S, 3, rule=IN_PARTS, model_dim=384, sequences=60)
 
 
 def newest(peer: Peer) -> Commit:
