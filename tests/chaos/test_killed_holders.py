@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from swarm_history import all_end_on_one_chain, read_chain
+from swarm_history import at_one_head, read_chain
 from swarm_of_processes import IN_PARTS, START_S, Peer, Swarm, endless, gather, swarm_in
 
 from atom.swarm.chain.commit import Commit
@@ -48,7 +48,9 @@ def test_killed_holders_are_replaced_and_all_of_them_come_back_from_their_disks(
         swarm.until(lambda: holds(red, victim), "the victim holds parts again", START_S)
         for _ in range(POWER_CUTS):
             cut_power(swarm)
-        all_end_on_one_chain(swarm, RUN)
+        for peer in swarm.peers:
+            peer.ask("pause")
+        swarm.until(lambda: at_one_head(swarm), "everybody at one head", START_S)
         assert not any(c.value.renewed for c in read_chain(red.state, RUN)[0])
 
 
