@@ -5,9 +5,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from swarm_history import at_one_head, read_chain
+from swarm_history import check_peers, read_chain
 from swarm_of_processes import IN_PARTS, START_S, Peer, Swarm, endless, gather, swarm_in
 
+from atom.daemon.peer.lifecycle import LEAVE_S
 from atom.swarm.chain.commit import Commit
 from atom.training.round.holders import parts_in
 
@@ -49,8 +50,9 @@ def test_killed_holders_are_replaced_and_all_of_them_come_back_from_their_disks(
         for _ in range(POWER_CUTS):
             cut_power(swarm)
         for peer in swarm.peers:
-            peer.ask("pause")
-        swarm.until(lambda: at_one_head(swarm), "everybody at one head", START_S)
+            peer.ask("leave")
+        assert [peer.wait(2 * LEAVE_S) for peer in swarm.peers] == [0] * len(NAMES), swarm.story()
+        check_peers(swarm.peers, RUN)
         assert not any(c.value.renewed for c in read_chain(red.state, RUN)[0])
 
 

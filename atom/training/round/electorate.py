@@ -143,10 +143,12 @@ def place_in_line(
 
 
 def leaves_them_stuck(head: Head, me: Voter, view: View, held: Parts = frozenset()) -> bool:
-    """Whether others work here, and none of those that stay could go on from this head: nobody who
-    may has shown that it has it; or some part of the state that is `held` here."""
+    """Whether others work here, or leave and have yet to see their work committed, and none of
+    those that stay could go on from this head: nobody who may has shown that it has it; or some
+    part of the state that is `held` here."""
     staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
     at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())
+    at_work |= any(lease.sequences for i, lease in view.fresh.items() if i not in staying)
     holders = {i for i, each in staying.items() if each.head == head.digest}
     holders |= {i for i, each in staying.items() if claims_better(each, head)}
     near = (parts_in(each.holds) for each in staying.values() if each.round >= head.round - 1)

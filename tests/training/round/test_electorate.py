@@ -162,9 +162,23 @@ def test_who_goes_last_leaves_newcomers_stuck(
 ) -> None:
     """A and B vote, C was in the round; D and E have only arrived."""
     head = replace(head_of(A, B), members=(A.peer_id, B.peer_id, C.peer_id))
-    seen = view(*(lease(voter, state=PeerState(state)) for voter, state in others))
+    leases = (lease(voter, state=PeerState(state)) for voter, state in others)
+    seen = view(*(replace(each, sequences=0) for each in leases))
     assert leaves_them_stuck(head, A, seen) is stuck
     assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"
+
+
+@pytest.mark.parametrize(
+    ("counted", "stays", "stuck"), [(0, False, False), (8, False, True), (8, True, False)]
+)
+def test_who_has_nothing_left_waits_for_the_work_of_others_that_leave(
+    counted: int, stays: bool, stuck: bool
+) -> None:
+    """Unless some of those that stay can take it."""
+    leaving = replace(lease(B, state=PeerState.LEAVING), sequences=counted)
+    state = PeerState.ACCUMULATING if stays else PeerState.PAUSED
+    staying = replace(lease(C, state=state), holds=0b11 if stays else 0b1, parts=2)
+    assert leaves_them_stuck(head_of(A, B, C), A, view(leaving, staying), {0, 1}) is stuck
 
 
 @pytest.mark.parametrize(
