@@ -116,15 +116,15 @@ def _moves(chain: Chain, ends: Ends) -> _Moves:
 
 def _grown(pieces: list[Piece], moves: _Moves, begin: int, limits: Limits) -> Iterator[_Row]:
     """Bytes needed, elements, those of gradients, and bytes kept, of ever longer parts."""
-    parameters, frozen, working, transient, kept = dict[str, int](), frozenset[str](), 0, 0, 0
+    parameters, frozen, working, peak, kept = dict[str, int](), frozenset[str](), 0, 0, 0
     for number in range(begin, min(begin + LONGEST, len(pieces))):
         piece = pieces[number]
         parameters.update(piece.parameters)
         frozen |= piece.frozen
+        peak = max(peak, working + piece.activation_bytes)
         working += piece.working_bytes
-        transient = max(transient, piece.transient_bytes)
         kept += sum(size for size, maker in moves[number] if maker >= begin)
-        longer = Piece(parameters, 0.0, 0.0, working, transient, frozen=frozen)
+        longer = Piece(parameters, 0.0, 0.0, working, peak - working, frozen=frozen)
         yield alone_bytes(longer, limits), longer.elements, longer.gradient_elements, kept
 
 

@@ -32,7 +32,7 @@ class Piece:
     working_bytes: int
     """What its forward keeps for its backward."""
     transient_bytes: int
-    """The most that an operation of it takes besides."""
+    """What it takes besides at its peak."""
     batch_bytes: int = 0
     """Batch entries that no later sub-model takes."""
     crossings: tuple[Crossing, ...] = ()
@@ -96,14 +96,17 @@ def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
 def piece_of(operations: Sequence[Operation]) -> Piece:
     """Without what lies between it and others."""
     parameters: dict[str, int] = {}
+    working = peak = 0
     for operation in operations:
         parameters.update(operation.parameters)
+        working += operation.working_bytes
+        peak = max(peak, working + operation.transient_bytes)
     return Piece(
         parameters=parameters,
         forward_s=sum(operation.forward_s for operation in operations),
         backward_s=sum(operation.backward_s for operation in operations),
-        working_bytes=sum(operation.working_bytes for operation in operations),
-        transient_bytes=max((o.transient_bytes for o in operations), default=0),
+        working_bytes=working,
+        transient_bytes=peak - working,
         frozen=frozenset().union(*(operation.frozen for operation in operations)),
     )
 

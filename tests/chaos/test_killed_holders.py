@@ -50,8 +50,8 @@ def test_killed_holders_are_replaced_and_all_of_them_come_back_from_their_disks(
         for _ in range(POWER_CUTS):
             cut_power(swarm)
         for peer in swarm.peers:
-            peer.ask("leave")
-        assert [peer.wait(2 * LEAVE_S) for peer in swarm.peers] == [0] * len(NAMES), swarm.story()
+            peer.ask("leave", LEAVE_S)
+        assert [peer.wait(LEAVE_S) for peer in swarm.peers] == [0] * len(NAMES), swarm.story()
         check_peers(swarm.peers, RUN)
         assert not any(c.value.renewed for c in read_chain(red.state, RUN)[0])
 

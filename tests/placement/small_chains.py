@@ -88,7 +88,10 @@ def held_bytes(chain: Chain, choice: Choice) -> int:
     held += limits.micro_batches * sum(o.working_bytes for s in kept for o in pieces[s])
     at_work = []
     for s, piece in enumerate(pieces):
-        again = 0 if s in kept else sum(o.working_bytes for o in piece)
-        most = max(o.transient_bytes for o in piece)
-        at_work.append(again + most + elements[s] * element_bytes)
+        whole = sum(o.working_bytes for o in piece) if s in kept else 0
+        most = max(
+            sum(below.working_bytes for below in piece[: i + 1]) + o.transient_bytes
+            for i, o in enumerate(piece)
+        )
+        at_work.append(most - whole + elements[s] * element_bytes)
     return held + max(at_work)

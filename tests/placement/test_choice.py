@@ -131,7 +131,7 @@ def test_where_few_places_leave_little_room_more_are_tried() -> None:
     assert choose(tight).seconds_per_micro_batch <= 1.1 * anywhere.seconds_per_micro_batch
 
 
-@pytest.mark.parametrize("seed", [235, 401])
+@pytest.mark.parametrize("seed", [235, 796])
 def test_within_a_layer_fewer_places_are_tried_as_well_as_more(seed: int) -> None:
     """The fastest cut at all places needs a fifth more memory here than the one at fewer."""
     pick = random.Random(seed)

@@ -66,7 +66,7 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
     for budget in budgets(precision):
         choice = answer(precision, budget)
         memory = choice.memory
-        program = build_program(graph, ends=choice.cut.ends)
+        program = choice.program(graph)
         held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
         assert held == slot_bytes(program, precision, choice.arrangement)
         assert memory.total_bytes <= budget
@@ -82,7 +82,7 @@ def test_what_is_frozen_takes_no_memory_for_gradients(precision: torch.dtype) ->
     graph = trace(model, BATCH)
     of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4)
     choice = choose(replace(of, limits=replace(of.limits, device_bytes=enough_bytes(of))))
-    program, memory = build_program(graph, ends=choice.cut.ends), choice.memory
+    program, memory = choice.program(graph), choice.memory
     held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
     assert held == slot_bytes(program, precision, choice.arrangement)
     whole = answer(precision, least_bytes(precision)).memory
@@ -155,14 +155,14 @@ def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
-    graph, chain = graph_of(precision), asked(precision).chain
+    graph = graph_of(precision)
     for budget in budgets(precision):
         choice = answer(precision, budget)
-        document = choice.to_json(build_program(graph, ends=choice.cut.ends))
+        document = choice.to_json(choice.program(graph))
         assert json.loads(json.dumps(document, allow_nan=False)) == document
         assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.cut.ends)
         assert sum(s["forward_s"] for s in document["sub_models"]) == pytest.approx(
-            sum(operation.forward_s for operation in chain.operations)
+            sum(piece.forward_s for piece in choice.cut.pieces)
         )
         stay = [s for s, each in enumerate(document["sub_models"]) if each["resident"]]
         assert set(stay) == choice.arrangement.resident

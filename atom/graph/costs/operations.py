@@ -175,15 +175,31 @@ class _Walk:
             ((m, 0) for m in self._memories.values() if not (m.kept or m.kept_within)), calls
         )
         pending = _alive(((m, 1) for m in self._memories.values() if m.has_gradient), calls)
-        transient = []
+        added, transient = self._added(), list[int]()
         for position, cost in enumerate(self._costs):
             first, end = self._spans.get(position, (position, position))
             waiting = pending[end - 1] if position in self._spans else 0
             scratch = max(0, cost.forward_peak_bytes - kept[position] - within[position])
             forward = waiting + unkept[position] + scratch
-            backward = pending[position] + cost.backward_peak_bytes
+            backward = pending[position] + max(cost.backward_peak_bytes, added[position])
             transient.append(sum(within[first : position + 1]) + max(forward, backward))
         return transient
+
+    def _added(self) -> list[int]:
+        """Per call, bytes of the gradients of parameters that it gives, and of their sum with the
+        first of those that calls behind it gave, in its layer: PyTorch makes that sum anew, and
+        adds all others to it."""
+        graph, behind = self._graph, dict[fx.Node, list[int]]()
+        layers = [index for index, layer in enumerate(layers_of(graph)) for _ in layer.calls]
+        added = [0] * len(layers)
+        for position, node in reversed(list(enumerate(graph.calls))):
+            for argument in arguments_of(node):
+                if argument in graph.parameters and graph.specs[argument].needs_grad:
+                    found = behind.setdefault(argument, [])
+                    if found == [layers[position]]:
+                        added[position] += 2 * graph.specs[argument].size_bytes
+                    found.append(layers[position])
+        return added
 
     def _parameters(self, node: fx.Node) -> dict[str, int]:
         layout, names = self._graph.layout.by_name, self._graph.parameters
