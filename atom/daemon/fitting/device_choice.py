@@ -175,14 +175,15 @@ def kept_bytes(
 
 def result_bytes(run: RunFile, layout: ParameterLayout, held: int | None) -> int:
     """Of what a peer has of a round's result: the mean; with the state in parts, of what it holds,
-    and the weights of the rest and of what it sums."""
+    and the weights of the rest and of what it sums. Who holds all of it sums all of it as long as
+    it is alone."""
     codec, holders = codec_named(run.swarm.codec), run.update.holders
     if not holders:
         return codec.wire_bytes(layout.trained_elements)
-    some = _elements(layout, held)
-    weights = layout.trained_elements - some + some // holders
+    some, every = _elements(layout, held), layout.trained_elements
+    summed = some if some == every else some // holders
     precision: torch.dtype = getattr(torch, run.model.precision)
-    return codec.wire_bytes(some) + weights * precision.itemsize
+    return codec.wire_bytes(some) + (every - some + summed) * precision.itemsize
 
 
 def _elements(layout: ParameterLayout, held: int | None) -> int:

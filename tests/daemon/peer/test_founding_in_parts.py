@@ -7,8 +7,14 @@ import pytest
 
 from atom.base.errors import ShortageError
 from atom.daemon.fitting import building, device_choice
-from atom.daemon.fitting.device_choice import most_held, peer_bytes, replica_arenas
+from atom.daemon.fitting.device_choice import (
+    most_held,
+    peer_bytes,
+    replica_arenas,
+    result_bytes,
+)
 from atom.daemon.peer.lifecycle import Ending
+from atom.training.storage.parts_results import PartsResult, PartsResults
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.peer.small_peer import Notes, found_in, small_peer
 from tests.daemon.tiny_run import GPT3, TINY_RUN
@@ -94,3 +100,32 @@ def test_a_founder_alone_holds_all_parts_and_says_so(
         directory: Any = peer._directory
     told = directory.published[-1]
     assert (told.round, told.parts, told.holds) == (2, count, (1 << count) - 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "state"), [("float32", "exact"), ("bfloat16", "exact"), ("bfloat16", "half")]
+)
+def test_a_founder_alone_keeps_of_a_round_what_a_plan_reckons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, state: str
+) -> None:
+    """The means of all parts, and the weights that it made of them."""
+    cut_fine(monkeypatch)
+    text = TINY_RUN.replace("[run]", "[run]\nrounds = 2")
+    text = text.replace("[model]", f'[model]\nprecision = "{precision}"')
+    text += f'state = "{state}"{IN_PARTS}[swarm]\ncodec = "{precision}"\n'
+    member, kept = found_in(tmp_path, text), list[int]()
+    hold = PartsResults.hold
+
+    def counted(results: PartsResults, digest: bytes, result: PartsResult) -> None:
+        hold(results, digest, result)
+        means = [mean.wires for mean in result.means.values()]
+        kept.append(sum(arena.nbytes for arena in (*means, *result.loaded.values())))
+
+    monkeypatch.setattr(PartsResults, "hold", counted)
+    with small_peer(tmp_path / "state", member, Notes()) as peer:
+        assert peer.run() is Ending.ROUNDS_REACHED
+    layout = member.replica.engines.store.layout
+    alone = most_held(member.run, layout, 1)
+    assert kept == 2 * [result_bytes(member.run, layout, alone)]
+    reckoned = dict(replica_arenas(member.run, layout, alone))
+    assert reckoned["averages, as they travel"] == 2 * kept[0], "as of any peer, of two rounds"
