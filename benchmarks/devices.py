@@ -310,7 +310,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--link-gb", type=float, default=0.5, help="per second, each way")
     parser.add_argument("--passes", type=positive, default=16, help="in each step")
     parser.add_argument("--steps", type=positive, default=3)
-    return parser.parse_args()
+    options = parser.parse_args()
+    for inter in options.inter:
+        if all(count % inter for count in options.devices):
+            said = ", ".join(map(str, options.devices))
+            parser.error(f"groups of {inter} divide none of --devices {said}")
+    if not [*_cases(options)]:
+        parser.error("PyTorch's sides, but for DDP, take --devices 2 or more")
+    return options
 
 
 if __name__ == "__main__":

@@ -96,7 +96,11 @@ def test_what_a_start_takes_and_what_that_comes_to() -> None:
 
 @pytest.mark.parametrize(
     ("program", "argument", "value"),
-    [("optimizer.py", "--runs", "0"), ("swap.py", "--json", "/no/such/folder/x.json")],
+    [
+        ("optimizer.py", "--runs", "0"),
+        ("swap.py", "--json", "/no/such/folder/x.json"),
+        ("devices.py", "--inter", "3"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(
     program: str, argument: str, value: str
