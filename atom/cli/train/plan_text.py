@@ -108,7 +108,7 @@ def _shape(plan: Plan, unit: str) -> str:
         resident = len(choice.arrangement.resident) == len(choice.cut.pieces)
         why = " (it holds the model)" if resident else " (one loads a sub-model for all)"
     others = "".join(f"; {said(size)}" for size in plan.shapes if size != chosen)
-    return f"{said(chosen)}{why}{others}: {unit}/s in passes"
+    return f"{said(chosen)}{why}{others}: {unit}/s of a pass by itself"
 
 
 def _peers(plan: Plan) -> str:

@@ -175,8 +175,7 @@ def kept_bytes(
 
 def result_bytes(run: RunFile, layout: ParameterLayout, held: int | None) -> int:
     """Of what a peer has of a round's result: the mean; with the state in parts, of what it holds,
-    and the weights of the rest and of what it sums. Who holds all of it sums all of it as long as
-    it is alone."""
+    and the weights of the rest and of what it sums: who holds all may be alone, and sum all."""
     codec, holders = codec_named(run.swarm.codec), run.update.holders
     if not holders:
         return codec.wire_bytes(layout.trained_elements)
