@@ -17,6 +17,7 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.held_plan import Holding, owners_of
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
@@ -62,16 +63,6 @@ def start_task(
         post(failed(fault))
 
 
-@dataclass(frozen=True)
-class InParts:
-    """The optimizer's state, where it is in parts."""
-
-    ranges: tuple[tuple[int, int], ...]
-    """Elements of each part."""
-    step: Callable[[], PartsStep]
-    """The work of the next round."""
-
-
 def holding_of(start: StartExchange, ranges: tuple[tuple[int, int], ...]) -> Holding:
     """All members say the same. Raises: ExchangeBroken(NO_HOLDER): not what a coordinator calls
     for."""
@@ -101,7 +92,7 @@ def result_of(made: Made, work: PartsStep) -> PartsResult:
 
 @dataclass
 class _Run:
-    ballot: Ballot
+    start: StartExchange
     cancelled: threading.Event = field(default_factory=threading.Event)
     reading: threading.Lock = field(default_factory=threading.Lock)
     """Held while its thread may read the gradients: it begins to unless it is cancelled."""
@@ -117,16 +108,16 @@ class Exchange:
         offered: Callable[[bytes], Contribution],
         post: Callable[[Event], None],
         clock: Clock,
-        in_parts: InParts | None = None,
+        work: Callable[[], PartsStep | None] = lambda: None,
     ) -> None:
-        """`offered`: what this peer gives to a round, by the head that it was counted for.
-        `in_parts`: where the optimizer's state is."""
+        """`offered`: what this peer gives to a round, by the head that it was counted for. `work`:
+        of the next round; None: the optimizer's state is whole."""
         self._transport = transport
         self._results = results
         self._offered = offered
         self._post = post
         self._clock = clock
-        self._in_parts = in_parts
+        self._work = work
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
@@ -136,15 +127,13 @@ class Exchange:
 
     def start(self, start: StartExchange) -> None:
         """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
-        self._run = run = _Run(start.ballot)
+        self._run = run = _Run(start)
 
         def post(outcome: Event) -> None:
             if not run.cancelled.is_set():
                 self._post(outcome)
 
-        start_task(
-            "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
-        )
+        start_task("ring", lambda: self._reduce(run), lambda fault: self._failed(run, fault), post)
 
     def stop(self) -> None:
         """Ends what is under way, if anything is. On return its thread does not read the gradients
@@ -164,51 +153,45 @@ class Exchange:
         """Whatever it is, it voids this ring only. What is not the ring's is our own fault."""
         if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            return ExchangeFailed(run.ballot, self._transport.peer_id, detail)
+            return ExchangeFailed(run.start.ballot, self._transport.peer_id, detail)
         if fault.reason is Reason.TOO_SLOW:
             self.speeds.too_slow()
         seen = fault.suspect if fault.suspect and not fault.told else ""
-        return ExchangeFailed(run.ballot, seen, fault.reason.value)
+        return ExchangeFailed(run.start.ballot, seen, fault.reason.value)
 
-    def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
+    def _reduce(self, run: _Run) -> ExchangeFinished:
         """Raises: ExchangeBroken; the neighbours need not wait for us then."""
-        terms = self._terms(start)
+        work = self._work()
+        terms = self._terms(run.start, work)
         with closing(open_exchange(self._transport, terms, OPEN_S)) as channels, run.reading:
             if run.cancelled.is_set():
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
-            return self._average(run, start, terms, channels)
+            return self._average(run, work, terms, channels)
 
     def _average(
-        self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
+        self, run: _Run, work: PartsStep | None, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Over open channels. Holds the result if all went well."""
+        start = run.start
         gives = start.members[terms.rank].sequences > 0
         if gives:
-            self.gave_to = start.parent, run.ballot
+            self.gave_to = start.parent, start.ballot
         source = self._offered(start.parent) if gives else None
-        if self._in_parts is not None:
-            return self._made(run, source, terms, channels)
-        wires, began = terms.mean_wires(self._results.elements), self._clock.now()
-        all_reduce(source, wires, terms, channels, run.cancelled)
-        took_s = self._took_s(began, terms, channels)
-        norm, result = gradient_norm(wires.numbers), wires.encoded()  # in this order
-        finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
-        self.seconds = {finished.digest: took_s}
-        self._results.hold(finished.digest, result)
-        return finished
-
-    def _made(
-        self, run: _Run, source: Contribution | None, terms: Terms, channels: Channels
-    ) -> ExchangeFinished:
-        """The same, with the state in parts."""
-        assert self._in_parts is not None
-        began, work = self._clock.now(), self._in_parts.step()
-        made = average_and_make(source, work, terms, channels, run.cancelled)
-        result, took_s = result_of(made, work), self._took_s(began, terms, channels)
-        finished = ExchangeFinished(run.ballot, result.digest, work.norm)
-        self.seconds = {finished.digest: took_s}
-        self._results.hold(finished.digest, result)
-        return finished
+        result: EncodedMean | PartsResult
+        if work is None:
+            wires, began = terms.mean_wires(self._results.elements), self._clock.now()
+            all_reduce(source, wires, terms, channels, run.cancelled)
+            took_s = self._took_s(began, terms, channels)
+            norm, result = gradient_norm(wires.numbers), wires.encoded()  # in this order
+            digest = state_digest(result.arenas)
+        else:
+            began = self._clock.now()
+            made = average_and_make(source, work, terms, channels, run.cancelled)
+            result, took_s = result_of(made, work), self._took_s(began, terms, channels)
+            norm, digest = work.norm, result.digest
+        self.seconds = {digest: took_s}
+        self._results.hold(digest, result)
+        return ExchangeFinished(start.ballot, digest, norm)
 
     def _took_s(self, began: float, terms: Terms, channels: Channels) -> float:
         """An exchange that ended well, as the next ones' pace and the ways' speeds are told."""
@@ -217,14 +200,13 @@ class Exchange:
             self.speeds.finished(terms, channels, self._results.elements, took_s)
         return took_s
 
-    def _terms(self, start: StartExchange) -> Terms:
+    def _terms(self, start: StartExchange, work: PartsStep | None) -> Terms:
         """Raises: ExchangeBroken(BAD_WEIGHT, NO_HOLDER)."""
         members = tuple(member.peer_id for member in start.members)
         sequences = sum(member.sequences for member in start.members)
         if sequences <= 0:
             raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        ranges = () if self._in_parts is None else self._in_parts.ranges
-        holding = holding_of(start, ranges) if ranges else None
+        holding = None if work is None else holding_of(start, work.ranges)
         return Terms(
             members=members,
             rank=members.index(self._transport.peer_id),

@@ -11,7 +11,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Value, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.part_rows import LOADED, Row, rows_of, table_of
-from atom.training.exchange import InParts
+from atom.training.replica.parts_step import PartsStep
 from atom.training.replica.replica import Replica
 from atom.training.round.holders import Parts, mask_of, parts_in, still_held
 from atom.training.storage.parts_results import PartsResults
@@ -24,9 +24,6 @@ Arenas = Mapping[str, Tensor]
 class KeptState(ABC):
     """Used where the replica is, while no step is under way; `settled` waits for its end."""
 
-    in_parts: InParts | None = None
-    """For exchanges, where the state is in parts."""
-
     room = 0
     """As in a promise."""
 
@@ -34,6 +31,10 @@ class KeptState(ABC):
     @abstractmethod
     def holds(self) -> int:
         """As in a promise."""
+
+    def work(self) -> PartsStep | None:
+        """Of the next round's exchange, on its thread; None: all is whole. Raises: StepFailed."""
+        return None
 
     @abstractmethod
     def ready(self, value: Value) -> None:
@@ -95,15 +96,15 @@ class StateInParts(KeptState):
     def __init__(self, replica: Replica, results: PartsResults, me: Voter) -> None:
         self._replica, self._results, self._me = replica, results, me
         self._held = replica.parts.held
-        self.room, parts = self._held.room, self._held.parts
-        self.in_parts = InParts(
-            tuple(map(parts.range, range(parts.count))),
-            lambda: replica.parts.step(results.codec, replica.round + 1, results.keep_means),
-        )
+        self.room = self._held.room
 
     @property
     def holds(self) -> int:
         return mask_of(self._held.held)
+
+    def work(self) -> PartsStep:
+        replica, results = self._replica, self._results
+        return replica.parts.step(results.codec, replica.round + 1, results.keep_means)
 
     def ready(self, value: Value) -> None:
         """What began anew begins here; a part whose mean is nowhere is held no more."""

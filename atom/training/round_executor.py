@@ -112,7 +112,7 @@ class RoundExecutor:
         self._results = context.storage.results
         self._kept = self._state_sync.kept
         self.exchange = Exchange(
-            self._transport, self._results, self._offered, post, self._clock, self._kept.in_parts
+            self._transport, self._results, self._offered, post, self._clock, self._kept.work
         )
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()

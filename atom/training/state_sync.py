@@ -332,7 +332,7 @@ class StateSync:
     def _worth_replaying(self) -> int:
         """So many results have at most as many bytes as a state. In parts a state is no more than a
         result, but who replays keeps what it holds."""
-        if self.kept.in_parts is not None:
+        if isinstance(self.kept, StateInParts):
             return MOST_IN_PARTS
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
@@ -410,7 +410,7 @@ class StateSync:
             self._storage.record(commit)
         self._replica.begin_step(mean, value.gradient_norm, value.round, self.ours_in(value))
         self._replica.finish_step()
-        if self.kept.in_parts is not None:
+        if isinstance(self.kept, StateInParts):
             self.kept.settled(value)
         self._results.keep(frozenset())
 

@@ -18,7 +18,7 @@ from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.training import exchange
-from atom.training.exchange import Exchange, InParts, holding_of
+from atom.training.exchange import Exchange, holding_of
 from atom.training.replica.parts_step import PartsStep
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.round.holders import mask_of
@@ -46,7 +46,7 @@ class Member:
         self.kept: list[Mapping[bytes, EncodedMean]] = []
         self.outcomes: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._store = room.stores[rank]
-        in_parts, held = InParts(room.ranges, self._step), self._store.held
+        held = self._store.held
         assert held is not None
         self.results = PartsResults(folder, held, CODEC, lambda part: torch.empty(0))
         self.exchange = Exchange(
@@ -55,7 +55,7 @@ class Member:
             lambda parent: Sums(given),
             self.outcomes.put,
             BootClock(),
-            in_parts,
+            self._step,
         )
         self.fault: Exception | None = None
 

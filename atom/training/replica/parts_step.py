@@ -47,6 +47,8 @@ class PartsStep:
         self._optimizer, self._store, self._codec = optimizer, store, codec
         self._terms_of, self._keep = terms, keep
         self._parts = store.held.parts
+        self.ranges = tuple(map(self._parts.range, range(self._parts.count)))
+        """Elements of each part."""
         self._held = store.held.dtypes
         self.made_bytes = store.working.itemsize
         self.whole_bytes = self.made_bytes + sum(each.itemsize for each in self._held.values())
