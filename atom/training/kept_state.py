@@ -22,7 +22,7 @@ Arenas = Mapping[str, Tensor]
 
 
 class KeptState(ABC):
-    """Used where the replica is, while no step is under way; `settled` waits for its end."""
+    """Used where the replica is, while no step is under way."""
 
     room = 0
     """As in a promise."""
@@ -38,7 +38,7 @@ class KeptState(ABC):
 
     @abstractmethod
     def ready(self, value: Value) -> None:
-        """Before the step, whose result is among the results. Raises: StepFailed; MemoryError;
+        """Before the step, whose result is among the results. Raises: MemoryError;
         PeerRefused(NOT_FOUND) where what was fetched without its value is not enough."""
 
     @abstractmethod
@@ -108,7 +108,6 @@ class StateInParts(KeptState):
 
     def ready(self, value: Value) -> None:
         """What began anew begins here; a part whose mean is nowhere is held no more."""
-        self._replica.finish_step()
         result = self._results.of(value.result_digest)
         for part in parts_in(value.renewed) & result.means.keys():
             self._replica.parts.renew(part)
@@ -120,7 +119,6 @@ class StateInParts(KeptState):
         """Takes what came whole; gives up what is not what the commit says, and what others are to
         hold, and do. Weights that are not give another digest."""
         result = self._results.of(value.result_digest)
-        self._replica.finish_step()
         for part, arenas in result.held.items():
             self._held.take(part, arenas)
         self._results.rows = result.rows

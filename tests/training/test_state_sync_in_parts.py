@@ -58,6 +58,7 @@ class Story:
             owned |= held
             peer.results.hold(result.digest, PartsResult(result.rows, means, loaded))
             peer.storage.record(commit)
+            peer.replica.finish_step()
             assert peer.kept.settled(commit.value) == result.digest
             peer.results.keep(frozenset())
 
@@ -160,6 +161,7 @@ def test_who_leaves_a_branch_holds_what_it_held_where_it_began(
     back.storage.record(branch)
     back.replica.begin_step(decided, gradient_norm(mean_of(9, back.replica.elements)), 2)
     back.replica.reset_gradients()
+    back.replica.finish_step()
     assert back.kept.settled(branch.value) == result.digest
     back.results.keep(frozenset())
     back.storage.snapshot(*back.kept.saved(back.kept.digest()))

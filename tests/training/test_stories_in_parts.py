@@ -203,6 +203,7 @@ class Story:
             self.kill(name)
             return
         peer.replica.begin_step(mean, commit.value.gradient_norm, commit.value.round)
+        peer.replica.finish_step()
         assert peer.kept.settled(commit.value) == digest
         peer.results.keep(frozenset())
         if self.dice.random() < 0.3:
