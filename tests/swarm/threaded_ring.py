@@ -184,9 +184,10 @@ def spoilt(liar: int, means: bool, spoil: Callable[[Tensor], Tensor]) -> Iterato
     def put(reduction: Reduction, step: Step, mean: Tensor) -> None:
         put_mean(reduction, step, mean)
         if means and reduction.terms.rank == liar:
-            wire = spoil(reduction.wires.chunk(step).clone())
-            reduction.wires.room(step)[: wire.numel()] = wire
-            reduction.wires.put(step, wire)
+            wires = reduction.wires_of(step)
+            wire = spoil(wires.chunk(step).clone())
+            wires.room(step)[: wire.numel()] = wire
+            wires.put(step, wire)
 
     def encoded(reduction: Reduction, step: Step, scratch: Tensor) -> Tensor:
         wire = encoded_part(reduction, step, scratch)

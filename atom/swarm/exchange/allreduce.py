@@ -146,7 +146,7 @@ def all_reduce(
     attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
-    reduction = Reduction(terms, source, wires)
+    reduction = Reduction(terms, source, wires.plan, lambda step: wires)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()

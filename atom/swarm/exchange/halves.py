@@ -74,7 +74,7 @@ class Sender(Half):
         """The chunk's bytes. Raises: ExchangeBroken."""
         reduction = self.reduction
         if step.gather or step.hop:
-            return reduction.wires.chunk(step)
+            return reduction.wires_of(step).chunk(step)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:
@@ -117,14 +117,15 @@ class Receiver(Half):
 
     def _store(self, step: Step) -> None:
         reduction, codec = self.reduction, self.reduction.terms.codec
-        numbers = reduction.wires.numbers_room(step)
-        room = reduction.wires.room(step) if step.gather else self._scratch
+        wires = reduction.wires_of(step)
+        numbers = wires.numbers_room(step)
+        room = wires.room(step) if step.gather else self._scratch
         most = codec.wire_bytes(step.stop - step.start)
         arrived = self._receive(step, room[:most])
         try:
             if step.gather:
                 codec.decode(arrived, numbers)
-                reduction.wires.put(step, arrived)
+                wires.put(step, arrived)
                 return
             factor = reduction.terms.scale if step.last_sum else 1.0
             codec.add(arrived, reduction.part(step), factor, numbers)
@@ -200,7 +201,7 @@ class OwnPart:
     def add_up(self, step: Step) -> None:
         """The mean of the chunk. Raises: ExchangeBroken."""
         reduction, slot = self._reduction, self._plan.slot(step.number)
-        total, addend = reduction.wires.numbers_room(step), reduction.part(step)
+        total, addend = reduction.wires_of(step).numbers_room(step), reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
         for lane in range(len(arrived)):
             factor = reduction.terms.scale if lane == len(arrived) - 1 else 1.0

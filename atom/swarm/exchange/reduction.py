@@ -3,9 +3,8 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy
 import torch
@@ -117,28 +116,15 @@ class Terms:
         return RingPlan.usual(elements, (1,) * len(self.members), self.codec.element_bytes)
 
 
-class Wires(Protocol):
-    """As `MeanWires`, or several of them."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    def room(self, step: Step) -> Tensor: ...
-
-    def numbers_room(self, step: Step) -> Tensor: ...
-
-    def put(self, step: Step, wire: Tensor) -> None: ...
-
-    def chunk(self, step: Step) -> Tensor: ...
-
-
 @dataclass
 class Reduction:
     """The state of one all-reduce. Methods may be called from all of its threads."""
 
     terms: Terms
     source: Contribution | None
-    wires: Wires
+    plan: Plan
+    wires_of: Callable[[Step], MeanWires]
+    """Where a chunk's mean is put together."""
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -146,7 +132,6 @@ class Reduction:
     """Set when all threads are through, or one of them failed."""
 
     def __post_init__(self) -> None:
-        self.plan = self.wires.plan
         connections = len(self.terms.neighbours[1])
         self.working = 2 * connections
         """Threads that are not through."""
@@ -154,12 +139,9 @@ class Reduction:
         """Chunks by number."""
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
-        self._zeros = None if self.source is not None else torch.zeros(self._chunk)
-
-    @property
-    def _chunk(self) -> int:
-        return self.plan.chunk_elements
+        chunk = self.plan.chunk_elements
+        self._under_way_bytes = 4 * chunk * connections  # counted when they are whole
+        self._zeros = None if self.source is not None else torch.zeros(chunk)
 
     def fail(self, failure: Exception) -> None:
         """Keeps the first failure, unless a peer that saw it closer names the culprit. A peer that
@@ -281,17 +263,18 @@ class Reduction:
         ExchangeBroken."""
         scale = numpy.float32(self.terms.scale)
         for step in self.plan.means():
-            mean = self.wires.numbers_room(step)
+            mean = self.wires_of(step).numbers_room(step)
             numpy.multiply(self._finite_part(step).numpy(), scale, out=mean.numpy())
             self.put_mean(step, mean)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
         """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as
         `encode`."""
-        self.wires.put(step, self.encode(partial, step.start, self.wires.room(step), 1.0))
+        wires = self.wires_of(step)
+        wires.put(step, self.encode(partial, step.start, wires.room(step), 1.0))
 
     def put_mean(self, step: Step, mean: Tensor) -> None:
         """The owner's last touch: a chunk's mean as everybody is to have it. Raises: as
         `encode`."""
-        room, times = self.wires.room(step), 1 / self.terms.scale
-        self.wires.put(step, self.encode(mean, step.start, room, times))
+        wires, times = self.wires_of(step), 1 / self.terms.scale
+        wires.put(step, self.encode(mean, step.start, wires.room(step), times))

@@ -97,53 +97,26 @@ def average_and_make(
     return Made(rows, stepping.means, stepping.made)
 
 
-class PartWires:
-    """The means of the parts that a member holds, each apart. See `MeanWires`."""
-
-    def __init__(self, plan: HeldPlan, terms: Terms) -> None:
-        """Raises: MemoryError."""
-        self.plan, self._holding = plan, plan.holding
-        self.parts = {
-            part: MeanWires(plan, terms.codec, [*_means(plan.cut(part))])
-            for part in plan.holding.holds[terms.rank]
-        }
-
-    def _of(self, step: Step) -> MeanWires:
-        return self.parts[self._holding.part_of(step.start)]
-
-    def room(self, step: Step) -> Tensor:
-        return self._of(step).room(step)
-
-    def numbers_room(self, step: Step) -> Tensor:
-        return self._of(step).numbers_room(step)
-
-    def put(self, step: Step, wire: Tensor) -> None:
-        self._of(step).put(step, wire)
-
-    def chunk(self, step: Step) -> Tensor:
-        return self._of(step).chunk(step)
-
-
-def _means(chunks: Iterable[tuple[int, int]]) -> Iterator[Step]:
-    for start, stop in chunks:
-        yield Step(0, True, 0, start, stop)
-
-
 class Stepping(Reduction):
     """What the threads share."""
 
-    wires: PartWires
+    plan: HeldPlan
 
     def __init__(self, terms: Terms, source: Contribution | None, work: PartsWork) -> None:
         """Raises: MemoryError."""
         assert terms.holding is not None
         assert terms.codec.fixed_size, "means stay where they are put together"
-        self.holding, self.work = terms.holding, work
-        plan = terms.plan(terms.holding.ranges[-1][1])
+        holding, plan = terms.holding, terms.plan(terms.holding.ranges[-1][1])
         assert isinstance(plan, HeldPlan)
-        self.steps = plan
-        super().__init__(terms, source, PartWires(plan, terms))
-        self.reduced = self.steps.made(len(self.holding.ranges))
+        wires = {
+            part: MeanWires(plan, terms.codec, [Step(0, True, 0, *each) for each in plan.cut(part)])
+            for part in holding.holds[terms.rank]
+        }
+        super().__init__(terms, source, plan, lambda step: wires[holding.part_of(step.start)])
+        self.holding, self.work = holding, work
+        self.wires = wires
+        """Of the parts that we hold, each apart."""
+        self.reduced = plan.made(len(holding.ranges))
         """The number that is there once we have the means of all that we hold."""
         self._averaging = len(terms.neighbours[0])
         self.averaged = threading.Event()
@@ -165,14 +138,14 @@ class Stepping(Reduction):
 
     def halves(self, channels: Channels) -> Iterator[Half]:
         own, rank, (lefts, rights) = (
-            OwnPart(self, self.steps),
+            OwnPart(self, self.plan),
             self.terms.rank,
             self.terms.neighbours,
         )
         for channel, peer in zip(channels.right, rights, strict=True):
-            yield MakersSender(self, channel, self.steps.stream(rank, peer), peer)
+            yield MakersSender(self, channel, self.plan.stream(rank, peer), peer)
         for channel, peer in zip(channels.left, lefts, strict=True):
-            yield MakersReceiver(own, self, channel, self.steps.stream(peer, rank), peer)
+            yield MakersReceiver(own, self, channel, self.plan.stream(peer, rank), peer)
 
     def holds(self, rank: int, step: Step) -> bool:
         return self.holding.part_of(step.start) in self.holding.holds[rank]
@@ -307,11 +280,11 @@ class Maker(Half):
         self.reduction = reduction
 
     def run(self) -> None:
-        reduction, work, plan = self.reduction, self.reduction.work, self.reduction.steps
+        reduction, work, plan = self.reduction, self.reduction.work, self.reduction.plan
         rank = reduction.terms.rank
         owned = reduction.holding.owned(rank)
         self._wait(reduction.reduced)
-        reduction.means = {part: each.encoded() for part, each in reduction.wires.parts.items()}
+        reduction.means = {part: each.encoded() for part, each in reduction.wires.items()}
         with reduction.at_work():
             work.averaged(reduction.means)
             reduction.averaged.set()
