@@ -49,6 +49,7 @@ _DIALLED_BY_SENDER, _DIALLED_BY_RECEIVER = bytes([1]), bytes([2])
 
 _Way = tuple[int, int]
 """Ranks of who sends and who receives."""
+_Make = Callable[[Reduction, Channel, Iterable[Step]], Half]
 _WATCH_S = 0.05
 _GRACE_S = 1.0
 
@@ -151,19 +152,22 @@ def all_reduce(
         assert len(terms.members) == 1
         reduction.alone()
         return
-    run_halves(reduction, _halves(reduction, channels), channels, cancelled)
-
-
-def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
-    """What the threads run: one per connection and direction."""
-    plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
-    receiver: Callable[[Reduction, Channel, Iterable[Step]], Half] = Receiver
+    plan = reduction.plan
+    receiver: _Make = Receiver
     if isinstance(plan, PartsPlan):
         receiver = partial(PartsReceiver, OwnPart(reduction, plan))
+    run_halves(reduction, halves_of(reduction, channels, Sender, receiver), channels, cancelled)
+
+
+def halves_of(
+    reduction: Reduction, channels: Channels, sender: _Make, receiver: _Make
+) -> list[Half]:
+    """What the threads run: one per connection and direction."""
+    plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
     sends = zip(channels.right, rights, strict=True)
     receives = zip(channels.left, lefts, strict=True)
     return [
-        *(Sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
+        *(sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
         *(receiver(reduction, left, plan.stream(peer, rank)) for left, peer in receives),
     ]
 

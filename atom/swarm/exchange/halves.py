@@ -6,6 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ class Half(ABC):
     def __init__(self, reduction: Reduction, channel: Channel, steps: Iterable[Step]) -> None:
         self.reduction, self.channel, self._steps = reduction, channel, steps
         self._scratch = torch.empty(4 * reduction.plan.chunk_elements, dtype=torch.uint8)
+
+    @cached_property
+    def peer(self) -> int:
+        """The rank of who is at the other end."""
+        return self.reduction.terms.members.index(self.channel.peer_id)
 
     @abstractmethod
     def run(self) -> None:

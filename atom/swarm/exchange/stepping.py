@@ -7,9 +7,10 @@ of what it holds (`atom.swarm.exchange.held_plan`). Nothing of this knows what i
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -17,14 +18,13 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.allreduce import Channels, run_halves
+from atom.swarm.exchange.allreduce import Channels, halves_of, run_halves
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean, MeanWires
 from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Sender
 from atom.swarm.exchange.held_plan import MADE, ROW, SUMS, HeldPlan
 from atom.swarm.exchange.plans import Step
 from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms
-from atom.swarm.stream.frames import Channel
 
 _BEAT_S = 1.0
 """Between two looks whether the exchange is over."""
@@ -91,8 +91,9 @@ def average_and_make(
         stepping.reached(stepping.reduced)
         maker.run()
     else:
-        halves = [*stepping.halves(channels), maker]
-        run_halves(stepping, halves, channels, cancelled)
+        receiver = partial(MakersReceiver, OwnPart(stepping, stepping.plan))
+        halves = halves_of(stepping, channels, MakersSender, receiver)
+        run_halves(stepping, [*halves, maker], channels, cancelled)
     rows = tuple(stepping.rows[part] for part in range(len(stepping.rows)))
     return Made(rows, stepping.means, stepping.made)
 
@@ -136,17 +137,6 @@ class Stepping(Reduction):
         yield
         self.due = math.inf
 
-    def halves(self, channels: Channels) -> Iterator[Half]:
-        own, rank, (lefts, rights) = (
-            OwnPart(self, self.plan),
-            self.terms.rank,
-            self.terms.neighbours,
-        )
-        for channel, peer in zip(channels.right, rights, strict=True):
-            yield MakersSender(self, channel, self.plan.stream(rank, peer), peer)
-        for channel, peer in zip(channels.left, lefts, strict=True):
-            yield MakersReceiver(own, self, channel, self.plan.stream(peer, rank), peer)
-
     def holds(self, rank: int, step: Step) -> bool:
         return self.holding.part_of(step.start) in self.holding.holds[rank]
 
@@ -187,12 +177,6 @@ class MakersSender(Sender):
 
     reduction: Stepping
 
-    def __init__(
-        self, reduction: Stepping, channel: Channel, steps: Iterable[Step], receiver: int
-    ) -> None:
-        super().__init__(reduction, channel, steps)
-        self._receiver = receiver
-
     def _listen(self) -> None:
         if time.monotonic() >= self.reduction.due:
             raise ExchangeBroken(self.reduction.terms.me, Reason.TOO_SLOW, "at our own work")
@@ -200,8 +184,8 @@ class MakersSender(Sender):
 
     def _encoded(self, step: Step) -> Tensor:
         if step.hop:
-            return self.reduction.ours(step, self._receiver)
-        if step.gather and not self.reduction.holds(self._receiver, step):
+            return self.reduction.ours(step, self.peer)
+        if step.gather and not self.reduction.holds(self.peer, step):
             return _nothing()
         return super()._encoded(step)
 
@@ -211,16 +195,10 @@ class MakersReceiver(PartsReceiver):
 
     reduction: Stepping
 
-    def __init__(
-        self,
-        own: OwnPart,
-        reduction: Stepping,
-        channel: Channel,
-        steps: Iterable[Step],
-        sender: int,
-    ) -> None:
-        super().__init__(own, reduction, channel, steps)
-        self._owned = reduction.holding.owned(sender)
+    @cached_property
+    def _owned(self) -> list[int]:
+        """The parts that who sends owns."""
+        return self.reduction.holding.owned(self.peer)
 
     def take(self, step: Step) -> None:
         reduction = self.reduction
