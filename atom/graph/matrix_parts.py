@@ -40,7 +40,8 @@ def most_parts(graph: Graph) -> dict[str, int]:
     rows = {
         name: graph.specs[node].shape[0]
         for node, name in graph.parameters.items()
-        if len(graph.specs[node].shape) == 2 and uses.can_be_cut(node)
+        if len(graph.specs[node].shape) == 2
+        and all(uses.can_be_cut(call, node) for call in uses.of(node))
     }
     return {name: -(-count // ALIGNMENT_ELEMENTS) for name, count in rows.items()}
 
@@ -64,10 +65,7 @@ class _Uses:
         users = (user for user in parameter.users if user in self.position)
         return sorted(users, key=self.position.__getitem__)
 
-    def can_be_cut(self, matrix: fx.Node) -> bool:
-        return all(self._can_be_cut(call, matrix) for call in self.of(matrix))
-
-    def _can_be_cut(self, call: fx.Node, matrix: fx.Node) -> bool:
+    def can_be_cut(self, call: fx.Node, matrix: fx.Node) -> bool:
         if call.target not in (_aten.linear.default, _aten.embedding.default):
             return False
         given = bind(call)
@@ -122,14 +120,11 @@ class _InParts:
 
     def finish(self) -> Graph:
         graph, same = self._graph, self._same
-        calls, begins, ends = list[fx.Node](), list[int](), [0]
+        calls, ends = list[fx.Node](), [0]
         for place, call in enumerate(graph.calls):
-            calls += self._before.get(place, [])
-            begins.append(len(calls))
-            calls.append(same[call])
+            calls += [*self._before.get(place, []), same[call]]
             ends.append(len(calls))
-        between = [range(*each) for each in pairwise(ends)]
-        glued = (between[p] for p in graph.forbidden_cuts if p < len(graph.calls))
+        glued = (range(*ends[p : p + 2]) for p in graph.forbidden_cuts if p < len(graph.calls))
         return replace(
             graph,
             calls=tuple(calls),
@@ -140,7 +135,8 @@ class _InParts:
             specs=self._specs,
             several={same[node]: specs for node, specs in graph.several.items() if node in same},
             forbidden_cuts=frozenset(position for positions in glued for position in positions),
-            recomputed=tuple((begins[first], ends[end]) for first, end in graph.recomputed),
+            # What is computed before a region is no part of it.
+            recomputed=tuple((ends[first + 1] - 1, ends[end]) for first, end in graph.recomputed),
         )
 
     def _cut(self, matrix: fx.Node, count: int) -> None:
