@@ -159,15 +159,15 @@ def _backward(outcome: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -
 
 def _by_results(node: fx.Node) -> CallCost:
     tensors = tensors_of(node.meta.get("val"))
-    sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
-    kernels = tuple(Kernel(0.0, 2 * s, t.dtype) for t, s in zip(tensors, sizes, strict=True))
+    made_bytes = sum(tensor.nbytes for tensor in tensors)
+    kernels = tuple(Kernel(0.0, 2 * tensor.nbytes, tensor.dtype) for tensor in tensors)
     return CallCost(
         forward=kernels,
         backward=kernels,
         keeps_arguments=frozenset(range(len(arguments_of(node)))),
         keeps_results=frozenset(range(len(tensors))),
-        forward_peak_bytes=sum(sizes),
-        backward_peak_bytes=2 * sum(sizes),
+        forward_peak_bytes=made_bytes,
+        backward_peak_bytes=2 * made_bytes,
     )
 
 
@@ -200,7 +200,8 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._allocated(written)
         if not _is_free(func, read, written):
             flops = _flops(func, args, kwargs or {}, result)
-            self._kernels.append(Kernel(flops, sum(map(_moved, read + written)), written[0].dtype))
+            moved = (min(t.nbytes, t.untyped_storage().nbytes()) for t in read + written)
+            self._kernels.append(Kernel(flops, sum(moved), written[0].dtype))
         return result
 
     def _allocated(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -271,7 +272,3 @@ def _name(func: Any) -> str:
 
 def _each_once(value: Any) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors_of(value)}.values())
-
-
-def _moved(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())

@@ -151,7 +151,7 @@ def _sampled(
     for parameter in module.parameters():
         if parameter.requires_grad:
             total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-            parameter.register_post_accumulate_grad_hook(_adder(total))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(_add, total))  # type: ignore[no-untyped-call]
     something_else = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
 
     def once() -> tuple[float, float]:
@@ -186,15 +186,11 @@ def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return pattern.to(dtype).repeat(-(-numel // max(1, pattern.numel())))[:numel]
 
 
-def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:
+def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
     """Each gradient is added up as soon as it is there, and dropped."""
-
-    def add(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        total.add_(parameter.grad)
-        parameter.grad = None
-
-    return add
+    assert parameter.grad is not None
+    total.add_(parameter.grad)
+    parameter.grad = None
 
 
 def measure_link(
