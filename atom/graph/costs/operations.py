@@ -20,7 +20,7 @@ from torch import fx
 from atom.graph.chain import Chain, Kernel, Operation, Seconds, Value
 from atom.graph.costs.call_cost import CallCost, dissect, form_key
 from atom.graph.ir import ValueSpec, padded_elements
-from atom.graph.layers import layers_of
+from atom.graph.layers import Layer, layers_of
 from atom.graph.traced import Graph, arguments_of, is_getitem, layer_path, shared_values
 
 
@@ -43,21 +43,17 @@ def operation_chain(graph: Graph, costs: Chain, seconds: Sequence[Seconds], fuse
     chain = _taking(costs, seconds)
     if not graph.recomputed:
         return chain
-    once = [_once(graph, *each) for each in zip(graph.calls, seconds, strict=True)]
+    once = list(seconds)
+    for position in (p for span in graph.recomputed for p in range(*span)):
+        # Shares of a measured layer's seconds need not hold a whole forward.
+        backward_s = max(0.0, once[position].backward_s - once[position].forward_s)
+        once[position] = replace(once[position], backward_s=backward_s)
     return replace(chain, remembering=_taking(operation_costs(graph.remembering(), fused), once))
 
 
 def _taking(chain: Chain, seconds: Sequence[Seconds]) -> Chain:
     each = zip(chain.operations, seconds, strict=True)
     return replace(chain, operations=tuple(replace(one, **vars(s)) for one, s in each))
-
-
-def _once(graph: Graph, call: fx.Node, seconds: Seconds) -> Seconds:
-    """Without the second forward of a call that is computed again."""
-    if call not in graph.span_of:
-        return seconds
-    # Shares of a measured layer's seconds need not hold a whole forward.
-    return replace(seconds, backward_s=max(0.0, seconds.backward_s - seconds.forward_s))
 
 
 @dataclass
@@ -83,6 +79,8 @@ class _Walk:
         self._memories = {"": _Memory(-1, 0, -1, kept=True)}
         """By name."""
         self._costs: list[CallCost] = []
+        self._layers = [layer for layer in layers_of(graph) for _ in layer.calls]
+        """Of each call."""
         self._spans = {p: span for span in graph.recomputed for p in range(*span)}
         for position, node in enumerate(graph.calls):
             self._call(position, node)
@@ -90,11 +88,10 @@ class _Walk:
     def finish(self) -> Chain:
         kept, kept_within = self._kept()
         transient = self._transient(kept, kept_within)
-        layers = (layer.name for layer in layers_of(self._graph) for _ in layer.calls)
         layout = self._graph.layout.by_name
         operations = tuple(
             Operation(
-                name=_name_of(node, layer),
+                name=_name_of(node, self._layers[position].name),
                 parameters=self._parameters(node),
                 forward_s=0.0,
                 backward_s=0.0,
@@ -108,7 +105,7 @@ class _Walk:
                 ),
                 frozen=frozenset(n for n in self._parameters(node) if layout[n].frozen),
             )
-            for position, (node, layer) in enumerate(zip(self._graph.calls, layers, strict=True))
+            for position, node in enumerate(self._graph.calls)
         )
         return Chain(operations, tuple(self._values()), self._graph.forbidden_cuts)
 
@@ -170,11 +167,9 @@ class _Walk:
         """Forward: unkept values alive, and scratch. Backward: gradients of values that both an
         earlier and a later call use, and whatever the call's own backward takes. In a span, both
         happen in the backward, where what the span keeps within piles up to the call."""
-        calls = len(self._costs)
-        unkept = _alive(
-            ((m, 0) for m in self._memories.values() if not (m.kept or m.kept_within)), calls
-        )
-        pending = _alive(((m, 1) for m in self._memories.values() if m.has_gradient), calls)
+        calls, memories = len(self._costs), self._memories.values()
+        unkept = _alive((m for m in memories if not (m.kept or m.kept_within)), calls)
+        pending = _alive((m for m in memories if m.has_gradient), calls, later=1)
         added, transient = self._added(), list[int]()
         for position, cost in enumerate(self._costs):
             first, end = self._spans.get(position, (position, position))
@@ -189,16 +184,15 @@ class _Walk:
         """Per call, bytes of the gradients of parameters that it gives, and of their sum with the
         first of those that calls behind it gave, in its layer: PyTorch makes that sum anew, and
         adds all others to it."""
-        graph, behind = self._graph, dict[fx.Node, list[int]]()
-        layers = [index for index, layer in enumerate(layers_of(graph)) for _ in layer.calls]
-        added = [0] * len(layers)
+        graph, behind = self._graph, dict[fx.Node, list[Layer]]()
+        added = [0] * len(graph.calls)
         for position, node in reversed(list(enumerate(graph.calls))):
             for argument in arguments_of(node):
                 if argument in graph.parameters and graph.specs[argument].needs_grad:
                     found = behind.setdefault(argument, [])
-                    if found == [layers[position]]:
+                    if found == [self._layers[position]]:
                         added[position] += 2 * graph.specs[argument].size_bytes
-                    found.append(layers[position])
+                    found.append(self._layers[position])
         return added
 
     def _parameters(self, node: fx.Node) -> dict[str, int]:
@@ -244,10 +238,10 @@ class _Walk:
             )
 
 
-def _alive(memories: Iterable[tuple[_Memory, int]], calls: int) -> list[int]:
+def _alive(memories: Iterable[_Memory], calls: int, later: int = 0) -> list[int]:
     """Per call, bytes of the memory made before it and used by it, or `later` calls after it."""
     change = [0] * (calls + 1)
-    for memory, later in memories:
+    for memory in memories:
         first, last = memory.made_by + 1, memory.last_used_by + 1 - later
         if first < last:
             change[first] += memory.size_bytes
