@@ -7,7 +7,7 @@ sub-models on the device: that shortens steps, and a pass only where the link ho
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from atom.placement.memory import Cut, Limits, Piece
@@ -109,9 +109,8 @@ def _filled(arrangement: Arrangement, cut: Cut, keeping: bool) -> Arrangement:
         kept = arrangement.kept.union(more) if keeping else arrangement.kept
         return replace(arrangement, resident=arrangement.resident.union(more), kept=kept)
 
-    worth = _seconds_per_byte(cut.limits) if keeping else _smallness
-    count = len(cut.pieces) - keeping
-    candidates = sorted(range(count), key=lambda s: (-worth(cut.pieces[s]), -s))
+    worth = [_worth(piece, cut.limits, keeping) for piece in cut.pieces]
+    candidates = sorted(range(len(worth) - keeping), key=lambda s: (-worth[s], -s))
     if cut.fits(everything := with_more(arrangement, *candidates)):
         return everything
     misses = 0 if cut.fits(arrangement) else PATIENCE
@@ -125,16 +124,10 @@ def _filled(arrangement: Arrangement, cut: Cut, keeping: bool) -> Arrangement:
     return arrangement
 
 
-def _smallness(piece: Piece) -> float:
-    """Loads save the same per byte, whatever the sub-model: the smallest fit best."""
-    return -float(piece.elements)
-
-
-def _seconds_per_byte(limits: Limits) -> Callable[[Piece], float]:
-    """What is saved where nothing is computed twice."""
-
-    def saved(piece: Piece) -> float:
-        cost = piece.elements * limits.element_bytes + limits.micro_batches * piece.working_bytes
-        return limits.micro_batches * piece.forward_s / max(cost, 1)
-
-    return saved
+def _worth(piece: Piece, limits: Limits, keeping: bool) -> float:
+    """Loads save the same per byte, whatever the sub-model: the smallest fit best. `keeping`:
+    seconds that are saved per byte where nothing is computed twice."""
+    if not keeping:
+        return -float(piece.elements)
+    cost = piece.elements * limits.element_bytes + limits.micro_batches * piece.working_bytes
+    return limits.micro_batches * piece.forward_s / max(cost, 1)
