@@ -12,7 +12,6 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.base.reasons import Reason
-from atom.swap.state_form import StateForm
 from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder
 from atom.swarm.exchange.allreduce import ExchangeBroken, Sums
 from atom.swarm.exchange.codec import codec_named
@@ -24,21 +23,9 @@ from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, 
 from atom.training.round.holders import mask_of
 from atom.training.storage.parts_results import PartsResults
 from tests.swarm.threaded_ring import SOON, sources
-from tests.training.parts_room import ADAMW, LAYOUT, Room, cut_small, terms_of
+from tests.training.parts_room import ADAMW, LAYOUT, Room, terms_of
 
 CODEC = codec_named("bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
-
-
-@pytest.fixture
-def room() -> Iterator[Room]:
-    made = Room(3, torch.bfloat16, StateForm.SPLIT)
-    yield made
-    made.swarm.close()
 
 
 class Member:

@@ -10,7 +10,6 @@ import torch
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swap.held_state import HeldState, StateParts
-from atom.swap.state_form import StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
@@ -20,21 +19,9 @@ from atom.training.exchange import result_of
 from atom.training.storage.parts_results import PartsResult, PartsResults
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.threaded_ring import sources
-from tests.training.parts_room import LAYOUT, Room, cut_small
+from tests.training.parts_room import LAYOUT, Room
 
 CODEC = codec_named("bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
-
-
-@pytest.fixture
-def room() -> Iterator[Room]:
-    made = Room(3, torch.bfloat16, StateForm.SPLIT)
-    yield made
-    made.swarm.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 those of an undivided state that steps on the same means."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,12 +32,8 @@ from atom.training.replica.parts_step import PartsStep
 from atom.training.storage.parts_results import PartsResult
 from tests.cli.good_run import GOOD_RUN
 from tests.swarm.threaded_ring import SOON, sources
-from tests.training.parts_room import ADAMW, FORMS, LAYOUT, Room, cut_small, terms_of
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
+from tests.training.conftest import NewRoom
+from tests.training.parts_room import ADAMW, FORMS, LAYOUT, terms_of
 
 
 def ignored(means: Mapping[bytes, EncodedMean]) -> None: ...
@@ -84,22 +80,14 @@ class Hurried(Pace):
         return 0.2 if done_bytes == 4 * LAYOUT.trained_elements else SOON
 
 
-@pytest.fixture
-def rooms() -> Iterator[list[Room]]:
-    made = list[Room]()
-    yield made
-    for room in made:
-        room.swarm.close()
-
-
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
 def test_every_member_has_the_bits_of_an_undivided_state(
-    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
+    new_room: NewRoom, precision: torch.dtype, form: StateForm, codec: str, members: int
 ) -> None:
     """Owners change from round to round, and one member had nothing to give in the last."""
-    rooms.append(Room(members, precision, form))
-    room, coded = rooms[0], codec_named(codec)
+    room = new_room(members, precision, form)
+    coded = codec_named(codec)
     for step in (1, 2, 3):
         held, given = room.holding, list[Tensor | None](sources(members, LAYOUT.trained_elements))
         if step == 2:
@@ -134,12 +122,12 @@ def in_order(holding: Holding, given: list[Tensor | None]) -> Tensor:
 
 @pytest.mark.parametrize(("when", "members"), [(0, 3), (1, 3), (3, 4)])
 def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
-    rooms: list[Room], when: int, members: int
+    new_room: NewRoom, when: int, members: int
 ) -> None:
     """After it made so many parts, some of which others may have. Whoever keeps a mean has it, and
     nothing else is left of the attempt. The next one has the bits of those that are left."""
-    rooms.append(Room(members, torch.bfloat16, StateForm.SPLIT))
-    room, coded = rooms[0], codec_named("bfloat16")
+    room = new_room(members, torch.bfloat16, StateForm.SPLIT)
+    coded = codec_named("bfloat16")
     given, dead = list[Tensor | None](sources(members, LAYOUT.trained_elements)), 1
     works = room.works(1, coded)
     works[dead] = Dying(ADAMW, room.stores[dead], coded, partial(terms_of, 1), ignored, when)
@@ -162,11 +150,11 @@ def test_an_owner_that_dies_is_replaced_by_a_copy_in_the_same_round(
 
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
 def test_a_newcomer_gets_the_whole_of_a_part_in_the_exchange(
-    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+    new_room: NewRoom, precision: torch.dtype, form: StateForm, codec: str
 ) -> None:
     """And holds it from the next round on, whose mean it gets then."""
-    rooms.append(Room(3, precision, form))
-    room, coded, part = rooms[0], codec_named(codec), 0
+    room = new_room(3, precision, form)
+    coded, part = codec_named(codec), 0
     newcomer = room.stores[2].held
     assert newcomer is not None
     assert part not in newcomer.held
@@ -187,11 +175,11 @@ def test_a_newcomer_gets_the_whole_of_a_part_in_the_exchange(
 
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS[1:3])
 def test_whoever_missed_a_round_gets_what_it_lacks_by_digest(
-    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+    new_room: NewRoom, precision: torch.dtype, form: StateForm, codec: str
 ) -> None:
     """From what others have of the result: as from their disks."""
-    rooms.append(Room(4, precision, form))
-    room, coded, late = rooms[0], codec_named(codec), 3
+    room = new_room(4, precision, form)
+    coded, late = codec_named(codec), 3
     holding = room.holding
     held = [*holding.holds[:late], frozenset[int]()]
     owners = owners_of(held, room.ranges)
@@ -239,9 +227,8 @@ def test_what_is_no_part_of_a_result_is_refused() -> None:
             PartsResult((row,)).with_content(0, name, {"else": torch.zeros(4)})
 
 
-def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
-    rooms.append(Room(3, torch.float32, StateForm.EXACT))
-    room = rooms[0]
+def test_with_the_last_holder_a_part_is_gone(new_room: NewRoom) -> None:
+    room = new_room(3, torch.float32, StateForm.EXACT)
     holds = [store.held.held for store in room.stores if store.held is not None]
     assert owners_of(holds[:2], room.ranges) is not None
     assert owners_of(holds[:1], room.ranges) is None
@@ -249,11 +236,11 @@ def test_with_the_last_holder_a_part_is_gone(rooms: list[Room]) -> None:
 
 @pytest.mark.parametrize("stage", ["averaged", "make"])
 def test_a_member_whose_own_work_hangs_is_named(
-    rooms: list[Room], monkeypatch: pytest.MonkeyPatch, stage: str
+    new_room: NewRoom, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """As on a disk that answers no more: the others do not wait for it for ever."""
-    rooms.append(Room(3, torch.float32, StateForm.EXACT))
-    room, coded, given = rooms[0], codec_named("float32"), sources(3, LAYOUT.trained_elements)
+    room = new_room(3, torch.float32, StateForm.EXACT)
+    coded, given = codec_named("float32"), sources(3, LAYOUT.trained_elements)
     works, over = room.works(1, coded), threading.Event()
     work = getattr(works[1], stage)
     monkeypatch.setattr(works[1], stage, lambda *args: (over.wait(SOON), work(*args))[1])
@@ -266,10 +253,10 @@ def test_a_member_whose_own_work_hangs_is_named(
 
 
 @pytest.mark.parametrize("digest", [0, 1])
-def test_who_says_something_else_than_it_made_is_named(rooms: list[Room], digest: int) -> None:
+def test_who_says_something_else_than_it_made_is_named(new_room: NewRoom, digest: int) -> None:
     """By those that have what it says it of."""
-    rooms.append(Room(3, torch.float32, StateForm.EXACT))
-    room, coded, given = rooms[0], codec_named("float32"), sources(3, LAYOUT.trained_elements)
+    room = new_room(3, torch.float32, StateForm.EXACT)
+    coded, given = codec_named("float32"), sources(3, LAYOUT.trained_elements)
     works = room.works(1, coded)
     works[2] = Confused(ADAMW, room.stores[2], coded, partial(terms_of, 1), ignored, digest)
     for rank, each in enumerate(room.attempt(room.holding, [*given], works, coded)):
@@ -283,11 +270,11 @@ def test_who_says_something_else_than_it_made_is_named(rooms: list[Room], digest
 
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS)
 def test_weights_that_are_not_finite_are_refused(
-    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str
+    new_room: NewRoom, precision: torch.dtype, form: StateForm, codec: str
 ) -> None:
     """All peers would load them."""
-    rooms.append(Room(3, precision, form))
-    room, coded, given = rooms[0], codec_named(codec), sources(3, LAYOUT.trained_elements)
+    room = new_room(3, precision, form)
+    coded, given = codec_named(codec), sources(3, LAYOUT.trained_elements)
     works = room.works(1, coded)
     works[2] = Broken(ADAMW, room.stores[2], coded, partial(terms_of, 1), ignored)
     ended = [each.exception(SOON) for each in room.attempt(room.holding, [*given], works, coded)]
@@ -299,11 +286,11 @@ def test_weights_that_are_not_finite_are_refused(
 @pytest.mark.parametrize("members", [2, 3, 5])
 @pytest.mark.parametrize(("precision", "form", "codec"), FORMS[1:3])
 def test_bytes_are_as_reckoned(
-    rooms: list[Room], precision: torch.dtype, form: StateForm, codec: str, members: int
+    new_room: NewRoom, precision: torch.dtype, form: StateForm, codec: str, members: int
 ) -> None:
     """As `atom plan` foretells them: sent by all members together, and kept by each."""
-    rooms.append(Room(members, precision, form))
-    room, coded = rooms[0], codec_named(codec)
+    room = new_room(members, precision, form)
+    coded = codec_named(codec)
     before = sum(each.bandwidth.sent_bytes for each in room.swarm.transports)
     made = room.round(room.holding, [*sources(members, LAYOUT.trained_elements)], 1, coded)
     sent = sum(each.bandwidth.sent_bytes for each in room.swarm.transports) - before
