@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from crossing_models import MODELS, batch
 from live_bytes import allocations, peak_bytes
 from test_offloaded_values import Rig, ends_of, everything, graph_of, program_of
+from torch import Tensor, nn
 
 from atom.graph.chain import Machine
 from atom.graph.ir import Program
@@ -162,6 +164,50 @@ def test_a_loss_in_chunks_stays_below_its_reckoning(
         rig.engine.run_pass([data], [0])
     real = peak_bytes(sizes())
     assert real <= memory.activation_bytes + memory.boundary_bytes < 1.2 * real
+
+
+class Summing(nn.Module):
+    """Gradients from two products, of a matrix or of a view of it."""
+
+    def __init__(self, of: str, width: int) -> None:
+        super().__init__()
+        self.of = of
+        self.one, self.other = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.of == "matrix":
+            return torch.tanh(self.one(torch.tanh(self.one(hidden)))) + self.other(hidden)
+        turned = self.one.weight.t()
+        return hidden @ turned @ turned + self.other(hidden)
+
+
+class Summed(nn.Module):
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        width = 512
+        self.embed, self.head = nn.Embedding(50, width), nn.Linear(width, 50)
+        self.layers = nn.ModuleList(Summing(of, width) for _ in range(2))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("of", ["matrix", "view"])
+def test_a_sum_of_gradients_stays_below_its_reckoning(of: str) -> None:
+    """It is made beside the two, and what the product's backward gives besides is there, too."""
+    data = {name: torch.ones(4, 8, dtype=torch.int64) for name in ("tokens", "targets")}
+    traced = trace(Summed(of), data)
+    ends = layer_ends(layers_of(traced))
+    memory = reckoned(traced, ends, 1).memory(Arrangement())
+    rig = Rig(build_program(traced, ends), Arrangement())
+    rig.engine.run_pass([data], [0])
+    with allocations() as sizes:
+        rig.engine.run_pass([data], [0])
+    real = peak_bytes(sizes())
+    assert real <= memory.activation_bytes + memory.boundary_bytes < 1.3 * real
 
 
 @pytest.mark.parametrize("matrix", ["embedding.tokens", "blocks.0.feed_forward.expand"])

@@ -10,6 +10,7 @@ spans' are there at once.
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -20,7 +21,7 @@ from torch import fx
 from atom.graph.chain import Chain, Kernel, Operation, Seconds, Value
 from atom.graph.costs.call_cost import CallCost, dissect, form_key
 from atom.graph.ir import ValueSpec, padded_elements
-from atom.graph.layers import Layer, layers_of
+from atom.graph.layers import layers_of
 from atom.graph.traced import Graph, arguments_of, is_getitem, layer_path, shared_values
 
 
@@ -181,18 +182,17 @@ class _Walk:
         return transient
 
     def _added(self) -> list[int]:
-        """Per call, bytes of the gradients of parameters that it gives, and of their sum with the
-        first of those that calls behind it gave, in its layer: PyTorch makes that sum anew, and
+        """Per call that gives the second gradient of a parameter in its layer, or of a view of one:
+        bytes of all gradients that it gives, and of the sum of both. PyTorch makes that anew, and
         adds all others to it."""
-        graph, behind = self._graph, dict[fx.Node, list[Layer]]()
-        added = [0] * len(graph.calls)
+        graph, behind = self._graph, Counter[tuple[fx.Node, int]]()
+        added, layers = [0] * len(graph.calls), list(map(id, self._layers))
         for position, node in reversed(list(enumerate(graph.calls))):
-            for argument in arguments_of(node):
-                if argument in graph.parameters and graph.specs[argument].needs_grad:
-                    found = behind.setdefault(argument, [])
-                    if found == [self._layers[position]]:
-                        added[position] += 2 * graph.specs[argument].size_bytes
-                    found.append(self._layers[position])
+            given = {a: s for a in arguments_of(node) if (s := graph.specs.get(a)) and s.needs_grad}
+            used = [a for a, spec in given.items() if self._memories[spec.memory].made_by < 0]
+            sums = sum(given[a].size_bytes for a in used if behind[a, layers[position]] == 1)
+            added[position] = sums and sums + sum(spec.size_bytes for spec in given.values())
+            behind.update((a, layers[position]) for a in used)
         return added
 
     def _parameters(self, node: fx.Node) -> dict[str, int]:
