@@ -38,17 +38,29 @@ def require_alike(devices: Sequence[torch.device]) -> None:
         )
 
 
+def require_devices(use: Sequence[str], precision: torch.dtype) -> list[torch.device]:
+    """Those that are named. Raises: DeviceError for one that is not there or does not compute in
+    this precision, and for GPUs that round differently."""
+    named = named_devices(use)
+    for each in named:
+        if each.type == "cuda":
+            from atom.swap.streams import require_gpu
+
+            require_gpu(each.index, precision)
+    require_alike(named)
+    return named
+
+
 def open_devices(
     use: Sequence[str], precision: torch.dtype, memory_bytes: int | None = None
 ) -> list[Device]:
     """`use`: as [device] use has it. `memory_bytes`: of each, as `CudaDevice` has it. Raises:
     DeviceError, and none is open."""
-    named = named_devices(use)
     with ExitStack() as opened:
         devices = [
-            opened.enter_context(closing(_opened(each, precision, memory_bytes))) for each in named
+            opened.enter_context(closing(_opened(each, precision, memory_bytes)))
+            for each in require_devices(use, precision)
         ]
-        require_alike(named)
         opened.pop_all()
     return devices
 

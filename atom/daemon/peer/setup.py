@@ -12,7 +12,9 @@ from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen, run_from_text
 from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info
+from atom.daemon.model.devices import require_devices
 from atom.daemon.model.kept_run import KeptRun
+from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.owner.traffic import await_allowance
 from atom.daemon.peer.addresses import (
@@ -66,6 +68,7 @@ def run_start(
         if (opened := _opened(stack, box, address, run.run.rounds, extensions)) is None:
             return Ending.ROUNDS_REACHED
         box, begin_monitors, thread = opened
+        require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
         member = found_run(options, box, run)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
@@ -98,6 +101,7 @@ def run_join(
         check_checkpoints(box.peer, run)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
+        require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
         code = obtain_code(run, manifest, options, box, thread)
         member = enter_run(manifest, record, code, box, options.weights)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))

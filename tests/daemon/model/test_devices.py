@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from atom.base.errors import DeviceError
+from atom.daemon.model import devices
 from atom.daemon.model.devices import named_devices, open_devices, require_alike
 from atom.swap.device import CpuDevice
 
@@ -49,12 +50,23 @@ def test_a_cpu_may_be_several_devices() -> None:
 def test_the_first_is_closed_where_the_next_cannot_be_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    closed = list[CpuDevice]()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(CpuDevice, "close", lambda device: closed.append(device))
-    with pytest.raises(DeviceError, match="no usable CUDA GPU"):
-        open_devices(("cpu", "cuda:0"), torch.float32)
-    assert len(closed) == 1
+    class One(CpuDevice):
+        made, closed = 0, 0
+
+        def __init__(self) -> None:
+            if One.made:
+                raise DeviceError("no memory is left", "")
+            One.made += 1
+            super().__init__()
+
+        def close(self) -> None:
+            One.closed += 1
+            super().close()
+
+    monkeypatch.setattr(devices, "CpuDevice", One)
+    with pytest.raises(DeviceError, match="no memory is left"):
+        open_devices(("cpu", "cpu"), torch.float32)
+    assert One.closed == 1
 
 
 def test_gpus_of_one_architecture_only(monkeypatch: pytest.MonkeyPatch) -> None:
