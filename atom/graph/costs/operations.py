@@ -191,7 +191,8 @@ class _Walk:
             given = {a: s for a in arguments_of(node) if (s := graph.specs.get(a)) and s.needs_grad}
             used = [a for a, spec in given.items() if self._memories[spec.memory].made_by < 0]
             sums = sum(given[a].size_bytes for a in used if behind[a, layers[position]] == 1)
-            added[position] = sums and sums + sum(spec.size_bytes for spec in given.values())
+            if sums:
+                added[position] = sums + sum(spec.size_bytes for spec in given.values())
             behind.update((a, layers[position]) for a in used)
         return added
 
