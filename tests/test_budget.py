@@ -1,156 +1,103 @@
-"""The size of every room is held: figures may fall, and rise only with a capability asked for.
+"""Bound on the size of the product: code lines of `atom/`, and the length of one file.
 
-The budget lies in `budget.toml` beside this file. After a change that made rooms smaller:
+A code line holds code: docstrings, comments and blank lines are free, and so is generated code. The
+bound lies in `budget.toml` beside this file. A commit that makes the product smaller lowers it:
 
-    python tests/test_budget.py --lower      # writes today's figures where they are lower
+    python tests/test_budget.py --lower
 
-A commit that raises a figure does so by hand, and says by how much and what it tried to take away.
+A commit that raises it does so by hand and names what was removed in return.
 """
 
 import ast
+import io
 import sys
+import tokenize
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = Path(__file__).parent / "budget.toml"
 PACKAGE = "atom"
 GENERATED = "wire"
-FIGURES = ("lines", "files", "classes", "chain")
-"""Lines, files and classes of a room; files on the longest chain of imports that starts in it."""
 MOST_LINES_OF_A_FILE = 500
 HEADER = """\
-# What each room of `atom/` may have at most: lines, files, classes, and the files on the longest
-# chain of imports that starts in it. Held by test_budget.py. Figures only fall
-# (`python tests/test_budget.py --lower`), unless a commit brings a capability that was asked for
-# and says what it costs.
+# Code lines of `atom/` (without docstrings, comments, blank lines and generated code), at most.
+# test_budget.py enforces the bound; `python tests/test_budget.py --lower` lowers it.
 """
-
-Figures = Mapping[str, int]
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @cache
 def sources() -> tuple[Path, ...]:
-    """All hand-written files of the package."""
+    """Return all hand-written files of the package."""
     files = (ROOT / PACKAGE).rglob("*.py")
     return tuple(sorted(p for p in files if p.relative_to(ROOT).parts[1] != GENERATED))
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def code_lines(text: str) -> int:
+    """Return the number of lines of a Python source that hold code."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    spans = (range(t.start[0], t.end[0] + 1) for t in tokens if t.type not in LAYOUT)
+    return len({line for span in spans for line in span} - docstring_lines(text))
 
 
-def room_of(path: Path) -> str:
-    """The folder of `atom/` it lies in; files beside the folders are the room `top`."""
-    parts = path.relative_to(ROOT).parts
-    return parts[1] if len(parts) > 2 else "top"
+def docstring_lines(text: str) -> set[int]:
+    """Return the line numbers of all strings that stand alone as statements."""
+    bodies = (getattr(node, "body", None) for node in ast.walk(ast.parse(text)))
+    statements = (each for body in bodies if isinstance(body, list) for each in body)
+    return {line for each in statements if is_text(each) for line in lines_of(each)}
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def is_text(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+        case _:
+            return False
 
 
-def imports_of(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """Modules of the package that the file imports when it is loaded."""
-    found: set[str] = set()
-    for node in tree_of(path).body:
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {node.module, *inner} & known.keys()
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names} & known.keys()
-    return found
+def lines_of(statement: ast.stmt) -> Iterable[int]:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
-def longest_chains() -> dict[str, int]:
-    """Of every module: how many files the longest chain of imports has that starts with it."""
-    known = {module_of(path): path for path in sources()}
-    lengths: dict[str, int] = {}
-
-    def length(module: str, above: Sequence[str]) -> int:
-        assert module not in above, f"imports in a circle: {[*above, module]}"
-        if module not in lengths:
-            below = imports_of(known[module], known) - {module}
-            longest = max((length(one, [*above, module]) for one in below), default=0)
-            lengths[module] = 1 + longest
-        return lengths[module]
-
-    for module in known:
-        length(module, [])
-    return lengths
+def measured() -> int:
+    """Return today's code lines of the product."""
+    return sum(code_lines(path.read_text(encoding="utf-8")) for path in sources())
 
 
-def measured() -> dict[str, Figures]:
-    """Today's figures of every room."""
-    chains = longest_chains()
-    rooms: dict[str, dict[str, int]] = {}
-    for path in sources():
-        room = rooms.setdefault(room_of(path), dict.fromkeys(FIGURES, 0))
-        room["lines"] += len(path.read_text(encoding="utf-8").splitlines())
-        room["files"] += 1
-        room["classes"] += sum(isinstance(n, ast.ClassDef) for n in ast.walk(tree_of(path)))
-        room["chain"] = max(room["chain"], chains[module_of(path)])
-    return dict(sorted(rooms.items()))
+def budget() -> int:
+    bound: int = tomllib.loads(BUDGET.read_text(encoding="utf-8"))["code_lines"]
+    return bound
 
 
-def budget() -> dict[str, Figures]:
-    held: dict[str, Figures] = tomllib.loads(BUDGET.read_text(encoding="utf-8"))
-    return held
+def test_the_product_keeps_within_its_budget() -> None:
+    assert measured() <= budget()
 
 
-def table(rooms: Mapping[str, Figures]) -> str:
-    """The budget file's text, a line for each room."""
-    rows = [
-        f"{room} = {{ {', '.join(f'{name} = {figures[name]}' for name in FIGURES)} }}"
-        for room, figures in sorted(rooms.items())
-    ]
-    return HEADER + "\n" + "\n".join(rows) + "\n"
-
-
-def lowered(held: Mapping[str, Figures], now: Mapping[str, Figures]) -> dict[str, Figures]:
-    """The budget with what has fallen; rooms that are gone have none, new ones are not added."""
-    return {
-        room: {name: min(held[room][name], figures[name]) for name in FIGURES}
-        for room, figures in now.items()
-        if room in held
-    }
-
-
-def test_every_room_has_a_budget() -> None:
-    assert measured().keys() <= budget().keys()
-
-
-@pytest.mark.parametrize("figure", FIGURES)
-def test_rooms_keep_within_their_budget(figure: str) -> None:
-    held, now = budget(), measured()
-    over = {
-        room: f"{figures[figure]} {figure}, at most {held[room][figure]}"
-        for room, figures in now.items()
-        if room in held and figures[figure] > held[room][figure]
-    }
-    assert over == {}
-
-
-def test_no_file_is_longer_than_a_reader_bears() -> None:
+def test_no_file_is_too_long() -> None:
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources()}
     assert [str(path) for path, n in lines.items() if n > MOST_LINES_OF_A_FILE] == []
 
 
-def test_lowering_never_raises() -> None:
-    held = {"a": dict.fromkeys(FIGURES, 5), "gone": dict.fromkeys(FIGURES, 1)}
-    now = {"a": {"lines": 4, "files": 9, "classes": 5, "chain": 1}}
-    assert lowered(held, now) == {"a": {"lines": 4, "files": 5, "classes": 5, "chain": 1}}
+def test_only_code_counts() -> None:
+    text = (
+        '"""Module."""\n\n# why\nx = (  # one\n    1,\n)\n\n\ndef f():\n    """Docs\n    of f."""\n'
+    )
+    assert code_lines(text) == 4
+    assert code_lines('x = """\n\ntext\n"""\n') == 4
 
 
 if __name__ == "__main__":
-    held = budget() if BUDGET.exists() else measured()
-    text = table(lowered(held, measured()))
+    lowered = min(budget(), measured())
     if "--lower" in sys.argv:
-        BUDGET.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+        BUDGET.write_text(f"{HEADER}\ncode_lines = {lowered}\n", encoding="utf-8")
+    sys.stdout.write(f"{measured()} code lines, at most {lowered}\n")
