@@ -49,10 +49,10 @@ gpu-bench: $(TOOLS)
 	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
 # The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
-# restarts with damaged disks, sides that went on alone, wires in trouble; again with local steps, and in parts.
+# restarts with damaged disks, sides that went on alone, wires in trouble; and again with local steps.
 chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
-	for rule in every-step local-steps parts; do \
+	for rule in every-step local-steps; do \
 		ATOM_CHAOS_RULE=$$rule ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
 			tests/chaos/test_faults.py -s || exit 1; done
 

@@ -74,7 +74,7 @@ grace_seconds = {grace_s}
 [snapshot]
 every_rounds = {snapshot_rounds}
 """
-LOCAL_STEPS, IN_PARTS = "local-steps", "parts"
+LOCAL_STEPS = "local-steps"
 RULE = os.environ.get("ATOM_CHAOS_RULE", "every-step")
 EXCHANGE = {
     "every-step": "",
@@ -84,12 +84,8 @@ EXCHANGE = {
 rule = "local-steps"
 inner_sequences = 8
 """,
-    IN_PARTS: """
-[update]
-optimizer_state = "parts"
-""",
 }
-"""By update rule, or where the state is: what a run file says of it, after [swarm]."""
+"""By update rule: what a run file says of it, after [swarm]."""
 PEER = """\
 [device]
 use = "cpu"
@@ -117,10 +113,10 @@ def endless(
     return RUN.format(**locals())
 
 
-def ending(name: str, rounds: int, rule: str = RULE, model_dim: int = 32) -> str:
+def ending(name: str, rounds: int) -> str:
     """A run file with a last round, warmup and decay; the last round is a snapshot's."""
     schedule = 'warmup_rounds = 4\ndecay = "cosine"'
-    return endless(name, 2, rounds, 1e-4, f"rounds = {rounds}", schedule, rule, model_dim)
+    return endless(name, 2, rounds, 1e-4, f"rounds = {rounds}", schedule)
 
 
 class Peer:

@@ -24,7 +24,6 @@ class Reason(StrEnum):
     BUSY = "busy"
     EARLY = "early"
     NO_QUORUM = "no-quorum"
-    NO_HOLDER = "no-holder"
     DIGEST_MISMATCH = "digest-mismatch"
     STATE_MISMATCH = "state-mismatch"
     BAD_CERTIFICATE = "bad-certificate"

@@ -91,7 +91,6 @@ CODECS = {
 }
 """By name: module and class of a `Codec`."""
 EVERY_STEP, LOCAL_STEPS = "every-step", "local-steps"
-WHOLE, IN_PARTS = "whole", "parts"
 UPDATE_RULES = {
     EVERY_STEP: "atom.training.replica.update_rule:EveryStep",
     LOCAL_STEPS: "atom.training.replica.local_steps:LocalSteps",
@@ -153,26 +152,11 @@ class Update(Section):
     """How far a round goes along the average of the peers' steps; 1: to their mean."""
     outer_momentum: Fraction = 0.8
     """Of the outer rule, Nesterov's."""
-    optimizer_state: str = Field(default=WHOLE, pattern=one_of((WHOLE, IN_PARTS)))
-    """Whether every peer keeps all of it, or a part, and steps that for the others."""
-    copies: int = Field(default=1, ge=1, le=7)
-    """Of each part, beside one holder."""
-
-    @property
-    def holders(self) -> int:
-        """Of each part of the state; 0: it is whole."""
-        return 1 + self.copies if self.optimizer_state == IN_PARTS else 0
 
     @model_validator(mode="after")
     def _check(self) -> "Update":
-        if "copies" in self.model_fields_set and not self.holders:
-            hint = f'remove it, or set optimizer_state = "{IN_PARTS}"'
-            refuse("copies", "says nothing where every peer keeps the whole state", hint)
-        if self.rule != EVERY_STEP and self.holders:
-            what = f'"{IN_PARTS}" is for rule = "{EVERY_STEP}": other steps are a peer\'s own'
-            refuse("optimizer_state", what, "remove it, or change the rule")
         if self.rule == EVERY_STEP:
-            for key in sorted(self.model_fields_set - {"rule", "optimizer_state", "copies"}):
+            for key in sorted(self.model_fields_set - {"rule"}):
                 hint = f'remove it, or set rule = "{LOCAL_STEPS}"'
                 refuse(key, f'says nothing with rule = "{EVERY_STEP}"', hint)
         if self.rule == LOCAL_STEPS and self.inner_sequences is None:
@@ -267,11 +251,6 @@ class RunFile(Section):
         if optimizer.gradients == "bfloat16" and sums and codec in ("int8", "int4", "sparse"):
             what = f'the codec "{codec}" gives back what it lost, which sums in bfloat16 would lose'
             refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
-        if self.update.holders and codec in ("int8", "int4", "sparse"):
-            what = (
-                f'the codec "{codec}" gives back what it lost: not with optimizer_state = "parts"'
-            )
-            refuse("swarm.codec", what, 'set it to "bfloat16" or "float32"')
 
     def _check_data(self) -> None:
         if self.validation and not self.data.held_back:
@@ -358,9 +337,7 @@ class RunFile(Section):
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
         local = {"inner_sequences", "outer_rate", "outer_momentum"}
-        update = local if self.update.rule == EVERY_STEP else set()
-        update |= set() if self.update.holders else {"copies"}
-        unused = {"model": model, "update": update}
+        unused = {"model": model, "update": local if self.update.rule == EVERY_STEP else set()}
         if self.train is not None:
             unused["train"] = self.train.foreign_keys()
         if self.data.source == "module":

@@ -16,7 +16,7 @@ follow, and the norm is there when the last of them have landed.
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -27,7 +27,7 @@ from atom.swap.host_sums import HostSum, on_threads
 
 LANES = 2**15  # float64 sums that do not wait for each other
 BLOCK_ELEMENTS = LANES * 2**5
-MOST_THREADS = 8  # each has 16 MiB at work, where numbers have to be decoded
+MOST_THREADS = 8  # each has 4 MiB at work, where numbers have to be decoded
 
 
 def gradient_norm(gradient: FlatNumbers, known: Mapping[int, float] | None = None) -> float:
@@ -40,27 +40,17 @@ def gradient_norm(gradient: FlatNumbers, known: Mapping[int, float] | None = Non
     """
     elements = gradient.numel()
     require_flat(gradient, elements)
-    starts, squares = starts_of_blocks(elements), dict(known or {})
-    squares |= block_squares(gradient, [start for start in starts if start not in squares])
-    return norm_of_squares(squares[start] for start in starts)
-
-
-def starts_of_blocks(elements: int) -> Sequence[int]:
-    """The first element of each block of so many."""
-    return range(0, elements, BLOCK_ELEMENTS)
-
-
-def block_squares(gradient: FlatNumbers, starts: Sequence[int]) -> dict[int, float]:
-    """The sums of squares of the blocks that begin at these elements, by these."""
-    elements = gradient.numel()
+    starts = range(0, elements, BLOCK_ELEMENTS)
+    threads = max(min(torch.get_num_threads(), MOST_THREADS, len(starts)), 1)
 
     def summed(start: int) -> float:
+        if known and start in known:
+            return known[start]
         block = gradient[start : min(start + BLOCK_ELEMENTS, elements)]
         return _sum_of_squares(block.detach())
 
-    threads = max(min(torch.get_num_threads(), MOST_THREADS, len(starts)), 1)
     with ThreadPoolExecutor(threads, "atom-norm") as pool:
-        return dict(zip(starts, pool.map(summed, starts), strict=True))
+        return _root_of_sum(pool.map(summed, starts))
 
 
 class LandingSquares:
@@ -101,7 +91,7 @@ def norm_of_pieces(pieces: Iterable[torch.Tensor]) -> float:
 
     The same bits on any machine, and `gradient_norm`'s if the pieces are its blocks.
     """
-    return norm_of_squares(map(_sum_of_squares, pieces))
+    return _root_of_sum(map(_sum_of_squares, pieces))
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
@@ -116,8 +106,7 @@ def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     return min(1.0, clip_norm / (norm + 1e-6))
 
 
-def norm_of_squares(squares: Iterable[float]) -> float:
-    """The norm, of the sums of squares of all blocks in their order."""
+def _root_of_sum(squares: Iterable[float]) -> float:
     total = 0.0
     for each in squares:  # not `sum`: Python 3.12's compensates its rounding
         total += each

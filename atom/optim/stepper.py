@@ -11,7 +11,6 @@ load waited for every part of the parameters whose gradients they are.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ from atom.optim.optimizer import (
     parts_of,
     without_state,
 )
-from atom.optim.state_in_parts import install, stretches_of
 from atom.swap.engine import Observer
 from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import HostStore
@@ -64,8 +62,8 @@ class Stepper:
         host_kernels()
         self._store = store
         self._optimizer = optimizer
-        self._parts = [] if store.held is not None else parts_of(optimizer, store)
-        """Of the store: all that a step changes, unless its state is in parts."""
+        self._parts = parts_of(optimizer, store)
+        """Of the store: all that a step changes."""
         self._device_parts = device_parts(self._parts, store.on_device) if store.on_device else {}
         """Of these, what lives on the device, by parameter."""
         self.stretches = [each for part in self._parts for each in without_state(part)]
@@ -87,9 +85,8 @@ class Stepper:
         """Starts a step and returns. What was loaded is stale. Waits for the step before.
 
         `gradient`: [trained elements], times `coefficient`; it belongs to the stepper until `wait`
-        returns or raises. Where the state is in parts, it has what `install` takes. `step` counts
-        from 1. `update`: what is done to each part, if not the optimizer's step: element-wise,
-        given one of `stretches`, on several threads.
+        returns or raises. `step` counts from 1. `update`: what is done to each part, if not the
+        optimizer's step: element-wise, given one of `stretches`, on several threads.
 
         Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
@@ -97,7 +94,7 @@ class Stepper:
         require_flat(gradient, self._store.gradients.numel())
         self._store.changed()
         terms = StepTerms(step, learning_rate, coefficient)
-        parts, update = self._work_of(update)
+        parts = self.stretches if update else self._parts
         readiness = Readiness([(part.start, part.stop) for part in parts])
         done = self._observed(parts, readiness.finish)
         threads = torch.get_num_threads()
@@ -107,13 +104,13 @@ class Stepper:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)  # PyTorch counts them per thread
             try:
-                self._work(todo, gradient, terms, update, done)
+                self._work(todo, gradient, terms, update or self._optimizer.update, done)
             except BaseException as failure:  # noqa: BLE001 - whoever waits for it hears of it
                 self._failure = failure
                 readiness.fail(failure)
 
         self._store.readiness = readiness
-        together = update == self._optimizer.update and not self._optimizer.elementwise
+        together = update is None and not self._optimizer.elementwise
         count = 1 if together else step_threads(parts)
         threads_of_step = [
             threading.Thread(target=work, name="atom-optimizer") for _ in range(count)
@@ -121,17 +118,6 @@ class Stepper:
         for thread in threads_of_step:
             thread.start()
         self._threads = threads_of_step  # now that whoever waits, from any thread, may join them
-
-    def _work_of(self, update: Update | None) -> tuple[Sequence[Part], Update]:
-        """What a step goes through, and what it does to each."""
-        held, optimizer, store = self._store.held, self._optimizer, self._store
-        if update is not None:
-            return self.stretches, update
-        if held is None:
-            return self._parts, optimizer.update
-        every = ((part, store.arenas_of(part)) for part in range(held.parts.count))
-        parts = [each for here in every for each in stretches_of(optimizer, store, *here)]
-        return parts, partial(install, optimizer)
 
     def wait(self) -> None:
         """Returns when no step is under way and the store is whole. Raises: StepFailed."""

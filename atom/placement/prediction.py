@@ -14,19 +14,6 @@ DAY_S = 86400
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Of the optimizer's state, as many of each peer. Who sums a part steps it for all, before the
-    round is decided; who holds it takes the same step after that."""
-
-    holders: int
-    """Of each part, if there are so many peers."""
-    weight_bytes: int
-    """Of a weight, as it travels."""
-    made_per_s: float
-    """Parameters that one peer steps for all."""
-
-
-@dataclass(frozen=True)
 class Work:
     """What a round asks of this peer, and with what besides its device."""
 
@@ -47,19 +34,6 @@ class Work:
     steps_beside: bool
     """Whether the device computes while the host steps: not if it computes on the host's cores,
     which several share."""
-    parts: Parts | None = None
-    """Of the optimizer's state, of which each peer keeps some; None: all of it."""
-
-    @property
-    def holders(self) -> int:
-        """Peers that keep the same of the state."""
-        return self.peers if self.parts is None else min(self.parts.holders, self.peers)
-
-    @property
-    def made_s(self) -> float:
-        """Of a peer that steps its share for all."""
-        share = self.parameters / self.peers
-        return 0.0 if self.parts is None else share / self.parts.made_per_s
 
 
 @dataclass(frozen=True)
@@ -113,8 +87,9 @@ class RoundPrediction:
 def predict(choice: Choice, work: Work) -> RoundPrediction:
     """Reckons a round from the chosen pass: the share of the batch, the exchange, the steps.
 
-    The outer rule, which reads and writes about as much as an optimizer, counts as another step.
-    With local steps nothing is trained on the device.
+    Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
+    shares. The outer rule, which reads and writes about as much as an optimizer, counts as another
+    step. With local steps nothing is trained on the device.
     """
     if work.inner_sequences is not None:
         choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
@@ -124,15 +99,16 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     if micro_batches < choice.micro_batches:  # a pass of fewer may take as long
         choice = choice.allowing(micro_batches=micro_batches)
     inner = work.inner_sequences
-    line_bytes, all_reduce_s = exchange(work)
-    step, on_host = _step(work), max(work.parameters - choice.trained_elements, 0)
-    optimizer = waits = on_host / step.elements_per_s
+    average_bytes = work.parameters * work.gradient_element_bytes
+    line_bytes = 2 * (work.peers - 1) / work.peers * average_bytes
+    on_host = max(work.parameters - choice.trained_elements, 0)
+    optimizer = waits = on_host / work.step.elements_per_s
     passes = math.ceil(micro_batches / choice.micro_batches)
     full = micro_batches / (passes * choice.micro_batches)
     if work.steps_beside:
         between = min(math.ceil((inner or sequences) / sequences * passes), passes)
         own = inner is not None
-        waits = choice.passes_s(between, step, norm=own) - choice.passes_s(between)
+        waits = choice.passes_s(between, work.step, norm=own) - choice.passes_s(between)
         if work.peers == 1 and not own:
             waits += choice.norm_s(on_host)
     return RoundPrediction(
@@ -142,38 +118,10 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
         optimizer_s=optimizer,
         optimizer_wait_s=waits,
         line_bytes=line_bytes,
-        all_reduce_s=all_reduce_s,
+        all_reduce_s=line_bytes / work.network_bytes_per_s,
         overlapped=inner is not None,
         tokens=work.round_sequences * work.sequence_tokens,
     )
-
-
-def exchange(work: Work) -> tuple[float, float]:
-    """Bytes through a peer's line, up, and as much down; and seconds.
-
-    Of n peers each sums an n-th: in a ring, or by parts with equal shares. It sends its numbers of
-    all else, (n - 1) / n of an average; the mean of its n-th to the others that keep the same of
-    the state, where this is whole to n - 1; and to the rest the weights that it makes meanwhile.
-    """
-    peers, parts = work.peers, work.parts
-    means = (peers - 1 + work.holders - 1) / peers
-    averages_bytes = means * work.parameters * work.gradient_element_bytes
-    weights_bytes, rate = 0.0, work.network_bytes_per_s
-    if parts is not None:
-        rest = (peers - work.holders) / peers
-        weights_bytes = rest * work.parameters * parts.weight_bytes
-    seconds = averages_bytes / rate + max(weights_bytes / rate, work.made_s)
-    return averages_bytes + weights_bytes, seconds
-
-
-def _step(work: Work) -> HostStep:
-    """Of a decided round, per parameter of the model: a step of what is kept of the state, and of
-    the rest the weights that came are put in place. Both are as slow as the host's memory."""
-    step, kept = work.step, work.holders / work.peers
-    if work.parts is None:
-        return step
-    moved = kept * step.element_bytes + (1 - kept) * 2 * work.parts.weight_bytes
-    return HostStep(step.elements_per_s * step.element_bytes / moved, moved)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from atom.models.data.samples import PiecesMissing
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.records.lease import Validation
 from atom.swarm.records.view import validation_told
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
@@ -110,10 +111,7 @@ class RoundExecutor:
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
         self._results = context.storage.results
-        self._kept = self._state_sync.kept
-        self.exchange = Exchange(
-            self._transport, self._results, self._offered, post, self._clock, self._kept.work
-        )
+        self.exchange = Exchange(self._transport, self._results, self._offered, post, self._clock)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
@@ -171,14 +169,12 @@ class RoundExecutor:
     # ---- counting
 
     def _report_frozen(self, ballot: Ballot) -> None:
-        replica = self._replica
         try:
             self._make_offer()
         except PassVoided as void:  # of what was counted, something did not land
             self.voided(void)
             self._make_offer()
-        kept, counted = self._kept, (replica.sequences, replica.loss_sum)
-        self._post(Frozen(ballot, *counted, kept.holds, kept.room))
+        self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def _make_offer(self) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
@@ -228,7 +224,6 @@ class RoundExecutor:
         then it asks for nothing that would have to wait."""
         self._settling.result()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
-        self._kept.ready(value)
         mean = self._results.numbers(value.result_digest)  # only held results are applied
         self._storage.record(commit)
         ours = self._state_sync.ours_in(value)
@@ -242,7 +237,7 @@ class RoundExecutor:
             self._save_own()
         if value.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
-        settled = self._after_step.submit(self._settle, value, head)
+        settled = self._after_step.submit(self._settle, head)
         validation = self._validation(value.round, settled)
         self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
         self._settling.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
@@ -253,10 +248,10 @@ class RoundExecutor:
         if settled is self._settling:
             self._on_settled()
 
-    def _settle(self, value: Value, head: Head) -> bytes:
+    def _settle(self, head: Head) -> bytes:
         """In the background: the end of the step, and the state's digest."""
         self._replica.finish_step()
-        digest = self._kept.settled(value)
+        digest = self._state_digest()
         # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.keep(frozenset())
         self._post(Stepped(head.digest, digest))
@@ -288,7 +283,7 @@ class RoundExecutor:
         due = head.round % self._run.snapshot.every_rounds == 0
         last = head.round == self._run.run.rounds
         if due or last:
-            self._storage.snapshot(*self._kept.saved(digest))
+            self._storage.snapshot(digest, self._replica.state_arenas())
         loss = validation.get("validation_loss")
         self._checkpoints.stepped(self._replica.state_arenas(), loss)
 
@@ -306,9 +301,9 @@ class RoundExecutor:
             with suppress(ValueError):  # of another optimizer: it begins anew
                 self._replica.adopt_own(arenas, head == self._storage.journal.head.digest)
                 self._state_sync.goes_on_from(incarnation)
-        digest = self._kept.digest()
+        digest = self._state_digest()
         if not self._storage.snapshots():
-            self._storage.snapshot(*self._kept.saved(digest))
+            self._storage.snapshot(digest, self._replica.state_arenas())
         return digest
 
     def _save_own(self) -> None:
@@ -323,6 +318,9 @@ class RoundExecutor:
         self._first_offer = None
         self._worker.train_beyond(None)
         self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
+
+    def _state_digest(self) -> bytes:
+        return state_digest(self._replica.state_arenas())
 
     def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
         """If it is due: with the new weights, as soon as they are stepped, and, where they change
@@ -392,7 +390,7 @@ class RoundExecutor:
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
         head, usable = self._storage.journal.head, self._state_sync.usable
-        digest = self._kept.digest() if usable else b""
+        digest = self._state_digest() if usable else b""
         if head != before or (wanted.discard and not problem):
             if usable:
                 self._start_round(head)
@@ -404,7 +402,7 @@ class RoundExecutor:
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""
-        self._storage.snapshot(*self._kept.saved(digest))
+        self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
         )

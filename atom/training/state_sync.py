@@ -29,13 +29,12 @@ from atom.swarm.chain.commit_chain import (
     certified_state,
     pages_beyond,
 )
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.state.arenas import DIGEST_BYTES, state_digest
 from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
-from atom.training.kept_state import StateInParts, kept_state
 from atom.training.replica.replica import Replica
-from atom.training.storage.parts_results import MOST_IN_PARTS
 from atom.training.storage.run_storage import OFFERS, STILL, RunStorage
 
 Arenas = Mapping[str, torch.Tensor]
@@ -100,12 +99,12 @@ class PeerDonors:
         wanted = Wanted(FROZEN, peers, digest, size_bytes + (1 << 20))
         return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
 
-    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> Arenas:
-        """What has that name. `pace`: the least that must come; None: as long as anything comes."""
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
+        """`pace`: the least that must come; None: as long as anything comes."""
         most = self._max_result_bytes
         wanted = Wanted(f"result/{digest.hex()}", peers, digest, most, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
-        return fetch(self._transport, wanted, None, self.stop, quiet)
+        return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
 
     def keep_only(self, heads: Collection[bytes] = ()) -> None:
         """Whatever was downloaded may go, but for the states at the heads of these digests."""
@@ -159,7 +158,6 @@ class StateSync:
         self._storage = storage
         self._journal = storage.journal
         self._results = storage.results
-        self.kept = kept_state(replica, storage.results, me)
         self._donors = donors
         self.stop = donors.stop
         self._first = first
@@ -231,7 +229,8 @@ class StateSync:
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
         held from now on. From any thread. Raises: PeerRefused, OSError."""
-        self._results.fetch(digest, lambda name: self._donors.result(name, peers, pace))
+        result = self._results.get(digest) or self._donors.result(digest, peers, pace)
+        self._results.hold(digest, result)
 
     # ---- from our own disk
 
@@ -241,13 +240,11 @@ class StateSync:
             self._go_on()
             certified = self._certified(snapshot.round, self._journal.commits)
             try:
-                self.kept.load(snapshot, certified)
+                self._replica.load_state(snapshot.checked(certified), snapshot.round)
                 return True
             except StorageError:
                 self._events.emit("snapshot-damaged", path=snapshot.path.name)
         self._go_on()
-        if any(each.peer_id == self._mine[0].peer_id for each in self._journal.genesis.voters):
-            self.kept.begin()
         return self._first.initialise()
 
     def _frozen_from_disk(self) -> bool:
@@ -298,10 +295,6 @@ class StateSync:
         if ours and len(chain.commits) - here.round <= self._worth_replaying:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
-        if isinstance(self.kept, StateInParts):
-            with contextlib.suppress(PeerRefused, OSError):
-                return self._go_back(chain, peers)
-            return self._begin_at_newest(self.kept, chain, peers)
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, peers[0])
         for head in offered:
@@ -330,10 +323,7 @@ class StateSync:
 
     @property
     def _worth_replaying(self) -> int:
-        """So many results have at most as many bytes as a state. In parts a state is no more than a
-        result, but who replays keeps what it holds."""
-        if isinstance(self.kept, StateInParts):
-            return MOST_IN_PARTS
+        """So many results have at most as many bytes as a state."""
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
@@ -348,30 +338,6 @@ class StateSync:
         found = self._downloaded(lambda: self._donors.state(head.digest, peers, digest))
         self._replica.load_state(found, head.round)
         self._storage.replace_chain(chain.commits, chain.heads, head.round)
-        self.usable = True
-
-    def _go_back(self, chain: _Chain, peers: Sequence[str]) -> None:
-        """To where the chain leaves ours, from our own disk, and on from there: what is held there
-        may be held nowhere else. Raises: PeerRefused, OSError."""
-        pairs = zip(chain.heads, self._journal.heads, strict=False)
-        shared = max(head.round for head, ours in pairs if head == ours)
-        if shared == self._journal.head.round or len(chain.commits) - shared > MOST_IN_PARTS:
-            raise OSError("others have what we held")
-        self._storage.replace_chain(chain.commits, chain.heads, shared)
-        self.restore()
-        if not self.usable or self._journal.head.round < shared:
-            raise OSError("our own disk does not have it")
-        self._replay_rest(chain, peers)
-
-    def _begin_at_newest(self, kept: StateInParts, chain: _Chain, peers: Sequence[str]) -> None:
-        """Loads the state that the chain's end names. Raises: PeerRefused, OSError."""
-        if not chain.commits:
-            raise OSError("no round is decided yet")
-        digest, reached = chain.commits[-1].value.result_digest, chain.heads[-1].round
-        kept.fetch(digest, lambda name: self._donors.result(name, peers))
-        kept.load_result(digest, reached)
-        self._storage.replace_chain(chain.commits, chain.heads, reached)
-        self._results.keep(frozenset())
         self.usable = True
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
@@ -404,14 +370,11 @@ class StateSync:
         value = commit.value
         self.fetch_result(value.result_digest, peers)
         self._results.check(value.result_digest)
-        self.kept.ready(value)
         mean = self._results.numbers(value.result_digest)
         if value.round > self._journal.head.round:
             self._storage.record(commit)
         self._replica.begin_step(mean, value.gradient_norm, value.round, self.ours_in(value))
         self._replica.finish_step()
-        if isinstance(self.kept, StateInParts):
-            self.kept.settled(value)
         self._results.keep(frozenset())
 
     def _go_on(self) -> None:

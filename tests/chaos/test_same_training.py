@@ -9,7 +9,7 @@ import pytest
 import torch
 from dht_stock import stock_node
 from swarm_history import check_peers, read_chain, read_manifest
-from swarm_of_processes import IN_PARTS, RULE, START_S, ending, gather, swarm_in
+from swarm_of_processes import START_S, ending, gather, swarm_in
 from torch import Tensor, nn
 
 from atom.config.load import run_from_text
@@ -110,12 +110,8 @@ def relative_difference(weights: dict[str, Tensor], reference: dict[str, Tensor]
     return math.sqrt(difference / sum(float(b.square().sum()) for _, b in pairs))
 
 
-@pytest.mark.parametrize(("rule", "model_dim"), [(RULE, 32), (IN_PARTS, 256)])
-def test_three_daemons_train_what_a_plain_loop_trains(
-    tmp_path: Path, rule: str, model_dim: int
-) -> None:
-    text = ending("same", ROUNDS, rule, model_dim)
-    with stock_node() as entrance, swarm_in(tmp_path, text, NAMES) as swarm:
+def test_three_daemons_train_what_a_plain_loop_trains(tmp_path: Path) -> None:
+    with stock_node() as entrance, swarm_in(tmp_path, ending("same", ROUNDS), NAMES) as swarm:
         swarm.start_options = ("--initial-peers", entrance)
         swarm.found(standing=True)
         gather(swarm)

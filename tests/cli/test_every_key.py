@@ -96,8 +96,6 @@ BAD_OF_A_RUN: dict[str, tuple[str, ...]] = {
     "update.inner_sequences": (*count(2**24), "4"),
     "update.outer_rate": (*number("0", "10.5"), "0.7"),
     "update.outer_momentum": (*number("-0.1", "1"), "0.9"),
-    "update.optimizer_state": CHOICE,
-    "update.copies": (*count(7), "1"),
     "optimizer.name": (*CHOICE, '"muon"'),
     "optimizer.learning_rate": number("0", "1e4"),
     "optimizer.final_learning_rate": (*number("-1", "1e4"), "0.1", "1e-4"),

@@ -92,18 +92,6 @@ def with_keys(**keys: str) -> RunFile:
             "is more than the whole global batch",
             "lower it",
         ),
-        ({"update__copies": "2"}, r"update\.copies: says nothing", 'optimizer_state = "parts"'),
-        (
-            {"update__rule": '"local-steps"', "update__inner_sequences": "2",
-             "update__optimizer_state": '"parts"'},
-            "a peer's own",
-            "remove it",
-        ),
-        (
-            {"update__optimizer_state": '"parts"', "swarm__codec": '"int8"'},
-            "gives back what it lost",
-            "bfloat16",
-        ),
         *(
             (
                 {"optimizer__gradients": '"bfloat16"', "model__precision": '"bfloat16"',
@@ -119,15 +107,6 @@ def test_numbers_and_rules_go_together(keys: dict[str, str], place: str, hint: s
     with pytest.raises(ConfigError, match=place) as caught:
         with_keys(**keys)
     assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(("copies", "holders"), [(None, 2), ("1", 2), ("3", 4)])
-def test_each_part_has_a_holder_and_its_copies(copies: str | None, holders: int) -> None:
-    given = {} if copies is None else {"update__copies": copies}
-    run = with_keys(update__optimizer_state='"parts"', **given)
-    assert run.update.holders == holders
-    assert run_from_text(normalised_run_text(run)) == run
-    assert with_keys().update.holders == 0
 
 
 @pytest.mark.parametrize("key", ["optimizer__state", "optimizer__gradients"])

@@ -13,7 +13,7 @@ from atom.graph.chain import Chain, Machine, Operation
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import Question, choose
 from atom.placement.memory import Cut, Limits
-from atom.placement.prediction import Parts, RoundPrediction, Work, gain, predict
+from atom.placement.prediction import RoundPrediction, Work, gain, predict
 from atom.swap.arrangement import Arrangement
 
 WORK = Work(
@@ -89,31 +89,6 @@ def test_passes_that_go_on_under_the_exchange_hide_it(
     found = predict(a_second_each(), replace(LOCAL, network_bytes_per_s=bytes_per_s))
     assert (found.steps, found.passes_s) == (5, 9)
     assert (found.round_s, found.utilisation) == (round_s, utilisation)
-
-
-IN_PARTS = replace(SECONDS, parts=Parts(holders=2, weight_bytes=2, made_per_s=5e6))
-
-
-def test_with_the_state_in_parts_weights_travel_instead_of_means() -> None:
-    """Of 4 peers each sends 3/4 of its gradient, and of its own quarter a mean to one peer and
-    weights to two: 4 s and 1 s of the line; the quarter is made in 0.05 s. Half of a step, and half
-    of the weights are put in place."""
-    found = predict(a_second_each(), IN_PARTS)
-    assert found.line_bytes == 4e6 + 1e6
-    assert found.all_reduce_s == 5
-    assert found.optimizer_s == pytest.approx((15 + 2) / 30)
-    slow = predict(a_second_each(), replace(IN_PARTS, parts=Parts(2, 2, 1e5)))
-    assert slow.all_reduce_s == 4 + 2.5, "no faster than who makes the weights"
-    assert slow.line_bytes == found.line_bytes
-
-
-def test_who_keeps_all_parts_sends_what_it_sent_before() -> None:
-    whole, copied = predict(a_second_each(), SECONDS), replace(IN_PARTS, parts=Parts(8, 2, 5e6))
-    found = predict(a_second_each(), copied)
-    assert (found.line_bytes, found.optimizer_s) == (whole.line_bytes, whole.optimizer_s)
-    assert found.all_reduce_s == whole.all_reduce_s + 0.05, "but for the step before the commit"
-    alone = predict(a_second_each(), replace(IN_PARTS, peers=1))
-    assert (alone.line_bytes, alone.all_reduce_s) == (0, 0.2)
 
 
 def test_what_the_swarm_has_of_a_peer() -> None:

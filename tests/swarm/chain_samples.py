@@ -11,7 +11,6 @@ from atom.swarm.chain.commit import (
     Commit,
     Head,
     MemberCount,
-    PartHolder,
     Value,
     Vote,
     Voter,
@@ -82,7 +81,6 @@ PARENT = b"p" * 32
 VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEERS))
 BALLOT = Ballot(3, PEERS[0], b"i" * 16)
 PARTS = tuple(MemberCount(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
-HOLDERS = tuple(PartHolder(peer, 5) for peer in PEERS)
-VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2], HOLDERS, 2)
+VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
 VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
 COMMIT = Commit(VALUE, BALLOT, VOTES)

@@ -21,7 +21,6 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.exchange.held_plan import HeldPlan
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import Reduction
 from atom.swarm.state.arenas import state_digest
@@ -41,8 +40,6 @@ class SmallTerms(Terms):
 
     def plan(self, elements: int) -> Plan:
         shares = self.shares or (1,) * len(self.members)
-        if self.holding is not None:
-            return HeldPlan(elements, shares, 48 * 1024, 4 * 1024, self.holding)
         return (PartsPlan if self.shares else RingPlan)(elements, shares, 48 * 1024, 4 * 1024)
 
 
@@ -184,10 +181,9 @@ def spoilt(liar: int, means: bool, spoil: Callable[[Tensor], Tensor]) -> Iterato
     def put(reduction: Reduction, step: Step, mean: Tensor) -> None:
         put_mean(reduction, step, mean)
         if means and reduction.terms.rank == liar:
-            wires = reduction.wires_of(step)
-            wire = spoil(wires.chunk(step).clone())
-            wires.room(step)[: wire.numel()] = wire
-            wires.put(step, wire)
+            wire = spoil(reduction.wires.chunk(step).clone())
+            reduction.wires.room(step)[: wire.numel()] = wire
+            reduction.wires.put(step, wire)
 
     def encoded(reduction: Reduction, step: Step, scratch: Tensor) -> Tensor:
         wire = encoded_part(reduction, step, scratch)

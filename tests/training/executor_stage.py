@@ -17,7 +17,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
-from atom.training.kept_state import WholeState
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.checkpoints import Checkpoints
@@ -28,7 +27,7 @@ from tests.event_list import EventList
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.means import encoded
-from tests.training.worker_scene import ELEMENTS, WAIT_S, CountingReplica, WorkerScene
+from tests.training.worker_scene import ELEMENTS, WAIT_S, WorkerScene
 
 IDENTITY = Identity.create()
 ME = voter_of(IDENTITY)
@@ -58,8 +57,7 @@ class SmallDisk(DiskRoom):
 class ScriptedStateSync:
     """Does what the test says instead of catching up."""
 
-    def __init__(self, replica: CountingReplica) -> None:
-        self.kept = WholeState(replica)  # type: ignore[arg-type]
+    def __init__(self) -> None:
         self.usable = True
         self.restored = False
         self.on_run: Callable[[], str | None] = lambda: None
@@ -98,7 +96,7 @@ class Stage(WorkerScene):
     ) -> None:
         """`run`: by default every second round leaves a snapshot, and none validates."""
         super().__init__(global_batch=8)
-        self.state_sync, self.events = ScriptedStateSync(self.replica), EventList()
+        self.state_sync, self.events = ScriptedStateSync(), EventList()
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal(folder / "chain.bin", self.start)

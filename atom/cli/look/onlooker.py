@@ -51,7 +51,7 @@ class Onlooker:
         in the usual place, else as a stranger. `state`: of this machine's peer, if not there."""
         self._directory = directory
         self.manifest = manifest
-        self.rounds, self._global_batch, self._data, self._holders = _agreed_on(manifest)
+        self.rounds, self._global_batch, self._data = _agreed_on(manifest)
         self._has_list = seen_from_outside(manifest) is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
@@ -72,8 +72,7 @@ class Onlooker:
         DirectoryUnavailable while the DHT cannot be asked."""
         self.leases = await self._directory.read_leases()
         now, leases = time.time(), self.leases.values()
-        agreed = self._global_batch, now, self._me, self._data, self._holders
-        view = view_swarm(self.manifest, leases, *agreed)
+        view = view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
         return replace(view, own=await asyncio.to_thread(self._of_ours)) if self._me else view
 
     def _of_ours(self) -> dict[str, str]:
@@ -253,11 +252,10 @@ def _answering() -> Iterator[None]:
         raise no_answer(problem) from problem
 
 
-def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None, int]:
-    """Rounds of the run, sequences of its global batch, its [data], and holders of each part of
-    the optimizer's state, if we can read them."""
+def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None]:
+    """Rounds of the run, sequences of its global batch, and its [data], if we can read them."""
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:
-        return None, None, None, 0
-    return run.run.rounds, run.batch.global_sequences, run.data, run.update.holders
+        return None, None, None
+    return run.run.rounds, run.batch.global_sequences, run.data

@@ -116,8 +116,7 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     fetcher = ChainFetcher(manifest, identity_in(asked.state) or listed_peer(manifest))
     try:
         fetcher.know(swarm.leases)
-        ledger, first = swarm.ledger, manifest.initial_state_digest
-        states = ledger.newest_state() if run.update.holders else ledger.states(first)
+        states = swarm.ledger.states(manifest.initial_state_digest)
         peers = swarm.alive
         tokenizer = tokenizer_of(manifest, run, fetcher.transport, peers)
         fetching = partial(console.progress, "fetching the weights")

@@ -18,7 +18,6 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.records.view import (
     SwarmView,
     batch_text,
-    lacking_text,
     trained_on,
     validation_by_text,
     void_text,
@@ -80,8 +79,6 @@ def swarm(
     )
     more = len(view.peers) - len(listed)
     below = [Text(f"and {more:,} more", "quiet")] if more else []
-    if lacking := lacking_text(view.lacking):
-        below.append(Text(lacking, "bad"))
     below += [Text(f"{what}: {text}", "quiet") for what, text in view.own.items()]
     return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *below)
 

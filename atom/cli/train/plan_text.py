@@ -13,7 +13,7 @@ from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
 from atom.daemon.owner.traffic import allowed_rounds
 from atom.extras.pass_chart import pass_chart
-from atom.placement.prediction import RoundPrediction, Work
+from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
@@ -149,9 +149,6 @@ def _fit(plan: Plan) -> RenderableType:
     if disk.joiners_bytes:
         kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, where there is room"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
-    if host.shared_bytes:
-        most = format_bytes(host.total_bytes + host.shared_bytes)
-        lines.append(Text(f"on the host of a founder, until others join: {most}", "quiet"))
     if plan.choice.host_bytes:
         count = len(plan.choice.waiting)
         waiting = (
@@ -256,16 +253,9 @@ def _round(plan: Plan) -> RenderableType:
     table.add_row("a step", format_seconds(round_.optimizer_s), steps)
     travels = f"{_line_bytes(round_.line_bytes)} up and as much down, at {network}"
     table.add_row("exchange", format_seconds(round_.all_reduce_s), travels)
-    if plan.work.parts is not None:
-        table.add_row("in parts", format_seconds(plan.work.made_s), _in_parts(plan.work))
     goes_on = "go on under" if round_.overlapped else "wait for"
     table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")
     return table
-
-
-def _in_parts(work: Work) -> str:
-    kept = f"{work.holders}/{work.peers} of the optimizer's state"
-    return f"in the exchange each steps 1/{work.peers} of the model for all; it keeps {kept}"
 
 
 def _rate(plan: Plan, columns: int) -> RenderableType:

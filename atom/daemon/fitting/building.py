@@ -19,7 +19,6 @@ from atom.daemon.fitting.device_choice import (
     has_kernels,
     peer_bytes,
     question_of_run,
-    room_for,
     set_arithmetic,
     usable_device_bytes,
 )
@@ -69,9 +68,7 @@ def build_replica(
     set_arithmetic(peer.device)
     run, graph, note = recipe.run, recipe.graph, console.note
     cap_bytes = peer.host.memory_bytes
-    have_bytes = free_host_bytes(cap_bytes)
-    room = room_for(run, graph.layout, have_bytes)
-    need_bytes = peer_bytes(run, graph.layout, room)
+    have_bytes, need_bytes = free_host_bytes(cap_bytes), peer_bytes(run, graph.layout)
     require_host_memory(need_bytes, have_bytes, cap_bytes)
     verify_recipe(recipe, samples, console)
     allowed = allowed_bytes(peer.device.memory_bytes)
@@ -85,7 +82,7 @@ def build_replica(
         console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
-    choice, room = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
+    choice = _choose(recipe, profile, peer, named, have_bytes, has_kernels(kind, note))
     answers = None if prompts is None else answering_graph(recipe, prompts.window)
     training = choice.program(graph)
     evaluating, answering = (
@@ -93,11 +90,7 @@ def build_replica(
         for each in (evaluation, answers)
     )
     beyond = cut_arenas(training, choice, kind.type == "cuda", gradients(run))
-    beyond_bytes = sum(size for _, size in beyond)
-    if room is not None:
-        room = min(room, room_for(run, graph.layout, have_bytes - beyond_bytes) or 0)
-    need_bytes = peer_bytes(run, graph.layout, room)
-    require_host_memory(need_bytes + beyond_bytes, have_bytes, cap_bytes)
+    require_host_memory(need_bytes + sum(size for _, size in beyond), have_bytes, cap_bytes)
     note(choice_text(choice))
     _leave_source(training.source, folder)
     with _named_if_out_of_memory():
@@ -106,8 +99,6 @@ def build_replica(
         replica = Replica(
             training, evaluating, settings, device, answering=answering, beside=beside, told=note
         )
-    if room is not None:
-        replica.parts.held.room = room
     if unlocked_bytes := sum(each.unlocked_bytes for each in devices):
         told = format_bytes(unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")
@@ -121,30 +112,17 @@ def _choose(
     devices: Sequence[torch.device],
     have_bytes: int,
     kernels: bool,
-) -> tuple[Choice, int | None]:
-    """And beside it room for how many parts of the optimizer's state, if it has parts.
-
-    `have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
-    would fit, were nobody else there.
-    """
+) -> Choice:
+    """`have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
+    would fit, were nobody else there."""
     run, graph, cap_bytes = recipe.run, recipe.graph, peer.device.memory_bytes
 
-    def beside(room: int | None, host_bytes: int, alone: bool) -> Choice:
-        left_bytes = host_bytes - peer_bytes(run, graph.layout, room)
+    def choice(host_bytes: int, alone: bool) -> Choice:
+        left_bytes = host_bytes - peer_bytes(run, graph.layout)
         device_bytes = cap_bytes or usable_device_bytes(devices, left_bytes, alone)
         sizes = device_bytes, left_bytes
         on_gpu = devices[0].type == "cuda"
         return choose(question_of_run(run, graph, profile, *sizes, kernels, len(devices), on_gpu))
-
-    def choice(host_bytes: int, alone: bool) -> tuple[Choice, int | None]:
-        room = room_for(run, graph.layout, host_bytes)
-        while True:
-            try:
-                return beside(room, host_bytes, alone), room
-            except DeviceError:
-                if not room:
-                    raise
-            room //= 2  # parts left too little for the device, or for values that wait
 
     try:
         return choice(have_bytes, alone=False)
@@ -173,7 +151,6 @@ def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSetti
         dropout_seed=dropout_seed,
         state_form=state_form(run),
         gradients=gradients(run),
-        in_parts=run.update.holders > 0,
     )
 
 

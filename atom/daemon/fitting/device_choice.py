@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,14 +23,13 @@ from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.optim.optimizer import Optimizer, store_bytes
-from atom.optim.state_in_parts import state_parts
 from atom.placement.choice import Choice
 from atom.placement.choosing import Question
 from atom.placement.memory import PLANNED_SHARE, Limits
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import staging_bytes, waiting_elements
-from atom.swap.host_store import beside_bytes, loaded_arena
-from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm
+from atom.swap.host_store import beside_bytes
+from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
@@ -88,8 +87,7 @@ def question_of_run(
     whole_step = math.ceil(step / run.batch.micro_batch_sequences)
     most = min(math.ceil(whole_step / devices), MAX_MICRO_BATCHES_PER_PASS)
     leaving, trained = gradients(run), 0
-    can_step = has_kernels and devices == 1 and not run.update.holders
-    if can_step and update_rule(run).same_steps and leaving == torch.float32:
+    if has_kernels and devices == 1 and update_rule(run).same_steps and leaving == torch.float32:
         trained = trained_element_bytes(optimizer(run), graph, state_form(run))
     sizes, together = (device_bytes, most, host_left_bytes), whole_step if on_gpu else None
     return question(graph, profile, *sizes, leaving, trained, devices, together)
@@ -142,72 +140,30 @@ def choice_text(choice: Choice) -> str:
     )
 
 
-def replica_arenas(
-    run: RunFile, layout: ParameterLayout, held: int | None = None
-) -> list[tuple[str, int]]:
-    """Host memory that a peer takes however it cuts the model: (what, bytes). `held`: so many parts
-    of the optimizer's state, where it has parts; None: all."""
-    precision, rule = getattr(torch, run.model.precision), update_rule(run)
-    state = kept_bytes(run, layout, replica_state(run, layout), held)
-    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    keeps_lost = codec_named(run.swarm.codec).given_back > 0
+def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:
+    """Host memory that a peer takes however it cuts the model: (what, bytes)."""
+    precision, form = getattr(torch, run.model.precision), state_form(run)
+    rule = update_rule(run)
     arenas = [
-        *((WEIGHT_TITLES.get(n, f"optimizer's {n}"), size) for n, size in state.items()),
-        ("what the device loads", beside_bytes(layout, precision, state_form(run))),
-        (f"gradients{narrow}", gradients(run).itemsize * layout.trained_elements),
+        (WEIGHT_TITLES.get(name, f"optimizer's {name}"), arena.size_bytes)
+        for name, arena in replica_state(run, layout).items()
+    ]
+    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
+    elements = layout.trained_elements
+    codec = codec_named(run.swarm.codec)
+    arenas += [
+        ("what the device loads", beside_bytes(layout, precision, form)),
+        (f"gradients{narrow}", gradients(run).itemsize * elements),
         # the one voted on and the next
-        ("averages, as they travel", 2 * result_bytes(run, layout, held)),
-        ("update rule's own", rule.own_bytes(layout, keeps_lost=keeps_lost)),
+        ("averages, as they travel", 2 * codec.wire_bytes(elements)),
+        ("update rule's own", rule.own_bytes(layout, keeps_lost=codec.given_back > 0)),
     ]
     return [(what, size) for what, size in arenas if size > 0]
 
 
-def kept_bytes(
-    run: RunFile, layout: ParameterLayout, state: Mapping[str, StateArena], held: int | None
-) -> dict[str, int]:
-    """What a peer has of these arenas, by their names. `held`: as in `replica_arenas`."""
-    if not run.update.holders:
-        return {name: arena.size_bytes for name, arena in state.items()}
-    loaded = loaded_arena(getattr(torch, run.model.precision), state_form(run))
-    elements = {name: _elements(layout, held) for name in state} | {loaded: layout.trained_elements}
-    return {name: elements[name] * arena.dtype.itemsize for name, arena in state.items()}
-
-
-def result_bytes(run: RunFile, layout: ParameterLayout, held: int | None) -> int:
-    """Of what a peer has of a round's result: the mean; with the state in parts, of what it holds,
-    and the weights of the rest and of what it sums: who holds all may be alone, and sum all."""
-    codec, holders = codec_named(run.swarm.codec), run.update.holders
-    if not holders:
-        return codec.wire_bytes(layout.trained_elements)
-    some, every = _elements(layout, held), layout.trained_elements
-    summed = some if some == every else some // holders
-    precision: torch.dtype = getattr(torch, run.model.precision)
-    return codec.wire_bytes(some) + (every - some + summed) * precision.itemsize
-
-
-def _elements(layout: ParameterLayout, held: int | None) -> int:
-    """Of so many parts of the optimizer's state; None: of all."""
-    parts = state_parts(layout)
-    return parts.most_elements(parts.count if held is None else held)
-
-
-def peer_bytes(run: RunFile, layout: ParameterLayout, held: int | None = None) -> int:
+def peer_bytes(run: RunFile, layout: ParameterLayout) -> int:
     """The sum of `replica_arenas`."""
-    return sum(size for _, size in replica_arenas(run, layout, held))
-
-
-def most_held(run: RunFile, layout: ParameterLayout, peers: int) -> int | None:
-    """How many parts of the optimizer's state one of so many peers holds; None: it has no parts."""
-    holders = run.update.holders
-    return state_parts(layout).most_held(peers, holders) if holders else None
-
-
-def room_for(run: RunFile, layout: ParameterLayout, have_bytes: int) -> int | None:
-    """How many parts fit into so much, at the most all; None: the state has no parts."""
-    if not run.update.holders:
-        return None
-    counts = range(state_parts(layout).count, -1, -1)
-    return next((held for held in counts if peer_bytes(run, layout, held) <= have_bytes), 0)
+    return sum(size for _, size in replica_arenas(run, layout))
 
 
 def cut_arenas(

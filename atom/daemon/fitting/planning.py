@@ -21,16 +21,13 @@ from atom.daemon.fitting.device_choice import (
     cut_arenas,
     free_host_bytes,
     has_kernels,
-    kept_bytes,
-    most_held,
     peer_bytes,
     question_of_run,
     replica_arenas,
-    result_bytes,
     set_arithmetic,
     usable_device_bytes,
 )
-from atom.daemon.fitting.profiling import made_per_s, profile_of, step_elements_per_s
+from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.fitting.run_variants import Recommendation, recommend, run_variants
 from atom.daemon.model.devices import named_devices, open_devices
 from atom.daemon.model.model_source import open_source, pin_source, source_errors
@@ -56,8 +53,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose_each, fastest
 from atom.placement.memory import PLANNED_SHARE
-from atom.placement.prediction import Gain, Parts, RoundPrediction, Work, gain, predict
-from atom.swap.host_store import loaded_arena
+from atom.placement.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.manifest import SharedText
@@ -91,8 +87,6 @@ class HostPlan:
     """(what, bytes)."""
     have_bytes: int
     """The peer file's word, or what is free now."""
-    shared_bytes: int = 0
-    """More of a founder, which has all parts of the optimizer's state until others join."""
 
     @property
     def total_bytes(self) -> int:
@@ -193,8 +187,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     set_arithmetic(peer.device)
     run, graph, model = _trace(run, peer, folder)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
-    held = most_held(run, graph.layout, request.peers)
-    arenas = replica_arenas(run, graph.layout, held)
+    arenas = replica_arenas(run, graph.layout)
     left_bytes = have_bytes - sum(size for _, size in arenas)
     named = named_devices(peer.device.use)
     device, device_bytes, profile = _device(request, peer, graph, left_bytes, note)
@@ -205,7 +198,6 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     ways = choose_each(asked)
     choice = fastest(ways.values())
     program = choice.program(graph)
-    shared_bytes = peer_bytes(run, graph.layout) - sum(size for _, size in arenas)
     arenas += cut_arenas(program, choice, on_gpu, gradients(run))
     work = _work(run, peer, graph, request, on_gpu)
     return Plan(
@@ -215,8 +207,8 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         parameters=sum(spec.numel for spec in graph.layout.specs),
         program=program,
         profile=profile,
-        host=HostPlan(tuple(arenas), have_bytes, shared_bytes),
-        disk=disk_plan(run, graph, peer, _root(run, peer), request.text, held),
+        host=HostPlan(tuple(arenas), have_bytes),
+        disk=disk_plan(run, graph, peer, _root(run, peer), request.text),
         device=device,
         schedule=rate_settings(run),
         per_month_bytes=peer.network.per_month_bytes,
@@ -314,16 +306,7 @@ def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_g
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=number_bytes(run),
         steps_beside=on_gpu,
-        parts=_parts(run, graph),
     )
-
-
-def _parts(run: RunFile, graph: Graph) -> Parts | None:
-    if not run.update.holders:
-        return None
-    precision = graph.parameter_dtype
-    made = made_per_s(optimizer(run), precision, state_form(run))
-    return Parts(run.update.holders, precision.itemsize, made)
 
 
 def step_bytes(run: RunFile, layout: ParameterLayout) -> float:
@@ -341,18 +324,14 @@ def work_of_variant(work: Work, run: RunFile) -> Work:
         round_sequences=run.batch.global_sequences,
         inner_sequences=run.update.inner_sequences,
         gradient_element_bytes=number_bytes(run),
-        parts=work.parts if run.update.holders else None,
     )
 
 
 def _recommended(choice: Choice, run: RunFile, graph: Graph, work: Work) -> Recommendation:
     offered = list(run_variants(run, work.peers))
     rounds = [predict(choice, work_of_variant(work, each)) for each in offered]
-    own_bytes, *of_each = (
-        peer_bytes(each, graph.layout, most_held(each, graph.layout, work.peers))
-        for each in (run, *offered)
-    )
-    more_bytes = [each - own_bytes for each in of_each]
+    own_bytes = peer_bytes(run, graph.layout)
+    more_bytes = [peer_bytes(each, graph.layout) - own_bytes for each in offered]
     return recommend(offered, [each.utilisation for each in rounds], more_bytes)
 
 
@@ -362,24 +341,15 @@ def number_bytes(run: RunFile) -> float:
 
 
 def disk_plan(
-    run: RunFile,
-    graph: Graph,
-    peer: PeerFile,
-    root: Path,
-    text: SharedText | None,
-    held: int | None = None,
+    run: RunFile, graph: Graph, peer: PeerFile, root: Path, text: SharedText | None
 ) -> DiskPlan:
-    """What there will be in the state directory `root`, and what room there is for it. `held`: so
-    many parts of the optimizer's state, where it has parts; None: all."""
-    mean_bytes, kept = result_bytes(run, graph.layout, held), peer.state.snapshots
-    state = kept_bytes(run, graph.layout, shared_state(run, graph.layout), held)
-    weights = WEIGHTS
-    if run.update.holders:
-        loaded = loaded_arena(graph.parameter_dtype, state_form(run))
-        state[loaded] = graph.layout.trained_elements * graph.parameter_dtype.itemsize
-        weights = frozenset({loaded})
-    state_bytes = sum(state.values())
-    weight_bytes = sum(size for name, size in state.items() if name in weights)
+    """What there will be in the state directory `root`, and what room there is for it."""
+    codec = codec_named(run.swarm.codec)
+    result_bytes = codec.wire_bytes(graph.layout.trained_elements)
+    kept = peer.state.snapshots
+    state = shared_state(run, graph.layout)
+    state_bytes = sum(each.size_bytes for each in state.values())
+    weight_bytes = sum(each.size_bytes for name, each in state.items() if name in WEIGHTS)
     wished = peer.checkpoints
     checkpoints = (wished.keep if wished.every_rounds else 0) + wished.best
     own_bytes = update_rule(run).saved_bytes(replica_state(run, graph.layout))
@@ -390,7 +360,7 @@ def disk_plan(
         snapshot_bytes=2 * state_bytes + 2 * own_bytes + frozen_bytes,
         checkpoint_bytes=(checkpoints + 1) * weight_bytes if checkpoints else 0,
         text_bytes=0 if text is None else most_kept_bytes(text, peer),
-        result_bytes=(run.snapshot.every_rounds + 1) * mean_bytes,
-        joiners_bytes=(kept - 1) * (state_bytes + run.snapshot.every_rounds * mean_bytes),
+        result_bytes=(run.snapshot.every_rounds + 1) * result_bytes,
+        joiners_bytes=(kept - 1) * (state_bytes + run.snapshot.every_rounds * result_bytes),
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

@@ -25,17 +25,11 @@ from atom.graph.profile.measured import (
 )
 from atom.graph.profile.seconds import Profile, typical_graph
 from atom.graph.traced import Graph
-from atom.optim.clipping import BLOCK_ELEMENTS
-from atom.optim.optimizer import Optimizer, StepTerms, optimizer_state
-from atom.optim.state_in_parts import state_parts
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
 from atom.placement.memory import pieces_of
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
-from atom.swarm.exchange.codec import EXACT
-from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.exchange.plans import MOST_ELEMENTS
-from atom.training.replica.parts_step import PartsStep
 
 REPEATS = 5
 SAMPLE_ELEMENTS = 2**23  # of a step that is timed: far more than any cache holds
@@ -171,31 +165,3 @@ def _step_s(
         stepper.wait()
         seconds.append(now() - start)
     return statistics.median(seconds[1:])  # the first one faults pages in
-
-
-def made_per_s(
-    optimizer: Optimizer,
-    precision: torch.dtype,
-    form: StateForm,
-    now: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Parameters per second whose step is taken for others, where the state is in parts: on copies
-    that are hashed. Of a sample, at its quickest: its threads wait for each other, and one that
-    another program holds up holds up all. Raises: MemoryError."""
-    layout = ParameterLayout.of({"sample": (BLOCK_ELEMENTS,)})
-    state, parts = optimizer_state(optimizer, layout, form), state_parts(layout)
-    store = HostStore.allocate(layout, precision, form=form, optimizer_state=state, parts=parts)
-    assert store.held is not None
-    store.held.hold(0)
-    work = PartsStep(optimizer, store, EXACT, lambda norm: StepTerms(1, 1e-4), lambda means: None)
-    numbers = torch.full((BLOCK_ELEMENTS,), 1e-3).view(torch.uint8)
-    chunks = torch.tensor([MOST_ELEMENTS, EXACT.wire_bytes(MOST_ELEMENTS)])
-    mean = EncodedMean(numbers, chunks.repeat(BLOCK_ELEMENTS // MOST_ELEMENTS))
-    work.decide(work.sums_of(0, mean))
-    seconds = list[float]()
-    for _ in range(4 * REPEATS):  # each takes milliseconds
-        start = now()
-        work.averaged({0: mean})
-        work.make(0, mean, whole=False)
-        seconds.append(now() - start)
-    return layout.total_elements / min(seconds)

@@ -34,11 +34,10 @@ def run_variants(run: RunFile, peers: int) -> Iterator[RunFile]:
         whole = INNER_STEPS * peers * inner
     else:
         step = min(inner * peers, whole)
-    its = run.update.model_dump(exclude_unset=True)
-    where = {key: its.pop(key) for key in ("optimizer_state", "copies") if key in its}
     for codec in SYNCHRONOUS_CODECS:
-        yield from _variant(run, codec, step, where | {"rule": EVERY_STEP})
-    local = its | {"rule": LOCAL_STEPS, "inner_sequences": inner}
+        yield from _variant(run, codec, step, {"rule": EVERY_STEP})
+    outer = run.update.model_dump(exclude_unset=True)
+    local = outer | {"rule": LOCAL_STEPS, "inner_sequences": inner}
     for codec in LOCAL_CODECS:
         yield from _variant(run, codec, whole, local)
 
@@ -67,8 +66,6 @@ class Recommendation:
         run, inner = self.run, self.run.update.inner_sequences
         keys: dict[str, str | int] = {"rule": run.update.rule, "codec": run.swarm.codec}
         keys["global_sequences"] = run.batch.global_sequences
-        if run.update.holders:
-            keys["optimizer_state"] = run.update.optimizer_state
         return keys if inner is None else keys | {"inner_sequences": inner}
 
 

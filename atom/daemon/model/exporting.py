@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atom.base.errors import ConfigError, ModelError, StorageError
+from atom.base.errors import ModelError, StorageError
 from atom.base.files import expand_home
-from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
 from atom.daemon.model.kept_tokenizer import write_tokenizer
@@ -67,14 +66,13 @@ def export_run(
     target = expand_home(target).absolute()
     require_new(target)
     kept = KeptRun.read(state, console.note)
-    precision = precision or kept.run.model.precision
-    _require_numbers(kept.run, precision)
     kept.chosen(wanted)  # that there is none is said now, and not when libraries were loaded
     with source_errors(kept.run):
         source = kept.source(trust)
         # Read again: while libraries were loaded its daemon may have put newer snapshots in the
         # place of those that were there, and may do so while the model is traced.
         kept = KeptRun.read(state)
+        precision = precision or kept.run.model.precision
         snapshot = kept.chosen(wanted)
         console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
         drawer, outside = _opened(kept, source, snapshot, PRECISIONS[precision], console, adapter)
@@ -85,17 +83,6 @@ def export_run(
             write_weights(folder, pieces, told, sys.maxsize if adapter else SHARD_BYTES, whole)
             _write_texts(folder, kept, outside, precision, adapter)
     return target
-
-
-def _require_numbers(run: RunFile, precision: str) -> None:
-    """Raises: ConfigError where a peer has 16 bits of all weights, and nobody all others."""
-    own = run.model.precision
-    if run.update.holders and own not in ("float32", precision):
-        raise ConfigError(
-            f"no peer has all weights in other numbers than {own}: the optimizer's state lies in"
-            " parts",
-            f"ask for --precision {own}",
-        )
 
 
 def _opened(

@@ -7,30 +7,21 @@ once.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-
-import torch
 
 from atom.base.errors import AddressError, PeerRefused
 from atom.config.places import base_folder
 from atom.config.run_file import RunFile
 from atom.daemon.model.kept_run import HeldWeights
 from atom.daemon.model.recipe import PRECISIONS
-from atom.daemon.model.run_optimizer import shared_state, state_form
+from atom.daemon.model.run_optimizer import shared_state
 from atom.graph.ir import ParameterLayout
-from atom.optim.state_in_parts import state_parts
-from atom.swap.held_state import HeldState
-from atom.swap.host_store import FROZEN, loaded_arena
+from atom.swap.host_store import FROZEN
 from atom.swap.state_form import WEIGHTS
-from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.manifest import Manifest, manifest_digest
-from atom.swarm.state.blobs import Content
 from atom.swarm.state.fetch import Watch
 from atom.swarm.transport.transport import Transport
 from atom.training.state_sync import PeerDonors
-from atom.training.storage.disk import write_tensors
-from atom.training.storage.parts_results import PartsResults
 
 MOST_ASKED = 16
 """Peers that are asked which states they offer."""
@@ -48,8 +39,7 @@ def fetch_weights(
     """The newest state's weights, and its round.
 
     Args:
-        states: those that may be taken, as `Ledger.states` has them; with the optimizer's state in
-            parts the newest one.
+        states: those that may be taken, as `Ledger.states` has them.
         peers: who is alive.
         progress: hears of bytes in place, and in all.
 
@@ -57,17 +47,12 @@ def fetch_weights(
     """
     arenas, folder = shared_state(run, layout), cached_folder(manifest)
     size_bytes = sum(arena.size_bytes for arena in arenas.values())
-    donors = PeerDonors(transport, size_bytes, size_bytes, folder / "states", Watch(progress))
+    donors = PeerDonors(transport, 0, size_bytes, folder / "states", Watch(progress))
     try:
-        if run.update.holders:
-            round_number, digest = max(states.values(), default=(0, b""))
-            ask = partial(donors.result, peers=peers)
-            found = _loaded(run, layout, digest, folder / "results", ask)
-        else:
-            head, holders = newest_offered(states, peers, donors.offers)
-            round_number, digest = states[head]
-            donors.keep_only([head])
-            found = donors.state(head, holders, digest, frozenset(WEIGHTS))
+        head, holders = newest_offered(states, peers, donors.offers)
+        round_number, digest = states[head]
+        donors.keep_only([head])
+        found = donors.state(head, holders, digest, frozenset(WEIGHTS))
         still = None
         if manifest.frozen_digest:
             elements = layout.total_elements - layout.trained_elements
@@ -79,32 +64,6 @@ def fetch_weights(
             f"no peer gives the state: {problem}", "try again in a moment: what came is kept"
         ) from problem
     return round_number, HeldWeights(layout, found, still)
-
-
-def _loaded(
-    run: RunFile,
-    layout: ParameterLayout,
-    digest: bytes,
-    folder: Path,
-    ask: Callable[[bytes], Content],
-) -> Content:
-    """What devices load of the state that a result led to, part by part. Raises: PeerRefused,
-    OSError; StorageError; AddressError before there is one."""
-    if not digest:
-        raise AddressError("no round of the run is decided yet", "try again later")
-    codec, precision = codec_named(run.swarm.codec), PRECISIONS[run.model.precision]
-    nothing, none = HeldState(state_parts(layout), {}), torch.empty(0, dtype=precision)
-    results = PartsResults(folder, nothing, codec, lambda part: none)
-
-    def kept(name: bytes) -> Content:
-        content = ask(name)
-        write_tensors(results.path(name), content)
-        return content
-
-    results.fetch_loaded(digest, kept)
-    results.check(digest)
-    results.prune({digest})
-    return {loaded_arena(precision, state_form(run)): results.of(digest).all_loaded()}
 
 
 def newest_offered(

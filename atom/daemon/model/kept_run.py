@@ -25,7 +25,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
 from atom.models.source import ModelSource
-from atom.swap.host_store import FROZEN, WORKING
+from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
@@ -43,8 +43,7 @@ class HeldWeights:
 
     layout: ParameterLayout
     arenas: Mapping[str, Tensor]
-    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for; where
-    the optimizer's state is in parts, what is loaded."""
+    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for."""
     frozen: Tensor | None
     """What no step changes; None: all is trained."""
 
@@ -57,9 +56,9 @@ class HeldWeights:
             return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
         if MASTER in self.arenas:
             return self.layout.view(self.arenas[MASTER], name).to(dtype)
-        high = self.layout.view(self.arenas[HIGH if HIGH in self.arenas else WORKING], name)
-        if dtype == high.dtype or LOW not in self.arenas:
-            return high.to(dtype)
+        high = self.layout.view(self.arenas[HIGH], name)
+        if dtype == high.dtype:
+            return high
         return joined(high, self.layout.view(self.arenas[LOW], name)).to(dtype)
 
 
@@ -154,7 +153,7 @@ class KeptRun:
 
         Raises: StorageError.
         """
-        if snapshot.path.parent == self.state.checkpoints or self.run.update.holders:
+        if snapshot.path.parent == self.state.checkpoints:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.journal.commits)

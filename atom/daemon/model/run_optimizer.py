@@ -14,7 +14,6 @@ from atom.config.run_file import LOCAL_STEPS, OPTIMIZERS, UPDATE_RULES, RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings
-from atom.optim.state_in_parts import divides
 from atom.swap.host_store import state_arenas
 from atom.swap.state_form import StateArena, StateForm
 from atom.swarm.exchange.codec import codec_named
@@ -59,10 +58,7 @@ def update_rule(run: RunFile) -> type[UpdateRule]:
 
 def new_update_rule(run: RunFile) -> Callable[..., UpdateRule]:
     """What makes it, with the options of the run file."""
-    rule, options = (
-        update_rule(run),
-        run.update.model_dump(exclude={"rule", "optimizer_state", "copies"}),
-    )
+    rule, options = update_rule(run), run.update.model_dump(exclude={"rule"})
     keeps_lost = codec_named(run.swarm.codec).given_back > 0
     return partial(rule, keeps_lost=keeps_lost, **options)
 
@@ -86,12 +82,6 @@ def replica_state(run: RunFile, layout: ParameterLayout) -> dict[str, StateArena
             f'optimizer.state: {run.optimizer.name} has no "{form.value}" state: {problem}',
             "choose another form: [optimizer] state",
         ) from problem
-    if run.update.holders and not divides(kept_by, layout, form):
-        raise ConfigError(
-            f"update.optimizer_state: {run.optimizer.name} steps more than an element at a time, or"
-            " elements share what it keeps: its state has no parts",
-            'set it to "whole", or [optimizer] name = "adamw"',
-        )
     return state_arenas(layout, form, kept)
 
 

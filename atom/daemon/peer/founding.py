@@ -9,7 +9,6 @@ from atom.base.errors import (
     ConfigError,
     MismatchError,
     ModelError,
-    ShortageError,
     StorageError,
     UserError,
 )
@@ -60,7 +59,6 @@ from atom.swarm.records.manifest import (
 )
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.piece_store import PieceStore
-from atom.training.kept_state import saved_in_parts
 from atom.training.replica.replica import Replica
 from atom.training.replica.round_texts import Prompts
 from atom.training.storage.disk import write_tensors
@@ -195,14 +193,6 @@ def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
 def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tuple[Manifest, bytes]:
     """Round 0, and the manifest that names it, with its signature."""
     recipe, samples, replica, _ = made
-    if replica.in_parts and replica.parts.held.room < replica.parts.held.parts.count:
-        raise ShortageError(
-            "the founder is alone at first, and the whole of the optimizer's state does not fit"
-            " into its memory",
-            "found the run on a larger machine; it gives parts away as others join",
-        )
-    if replica.in_parts:
-        replica.parts.hold_all()
     given = None
     if recipe.run.model.weights == "hub":
         weights = _weights_of_hub(recipe, box.console)
@@ -228,9 +218,8 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
     record = encode_manifest(manifest, box.identity)
     if weights is not None:
         # Nobody could make this state again: it is on disk before the run is.
-        kept = saved_in_parts(replica) if replica.in_parts else state
-        digest = state_digest(kept) if replica.in_parts else manifest.initial_state_digest
-        write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, kept)
+        digest = manifest.initial_state_digest
+        write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
     if frozen:
         write_tensors(box.state.snapshots / STILL, frozen, synced=True)
     write_atomically(box.state.manifest, record)

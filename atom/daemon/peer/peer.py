@@ -263,8 +263,7 @@ class Peer:
             self._life.update(finished_at=self._clock.now())
             self._worker.hold("finished")
         view, head, reason = self._loop.view, self._machine.head, self._worker.gate.why_not
-        held = self._replica.parts.held.held if self._replica.in_parts else frozenset[int]()
-        others, stuck = view.fresh.values(), leaves_them_stuck(head, self._me, view, held)
+        others, stuck = view.fresh.values(), leaves_them_stuck(head, self._me, view)
         ahead = [lease for lease in others if claims_better(lease, head)]
         facts = self._life.update(
             phase=self._machine.phase,

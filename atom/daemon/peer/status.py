@@ -23,7 +23,6 @@ from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.events import Phase, View
-from atom.training.round.holders import mask_of
 from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.checkpoints import figures
 
@@ -55,8 +54,7 @@ class Status:
     def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
         """As of now: a count for this very head."""
         head, stats, worker = self.machine.head, self.executor.stats, self.context.worker
-        rate, replica = worker.rate(), self.context.replica
-        held = replica.parts.held if replica.in_parts else None
+        rate = worker.rate()
         return Lease(
             peer_id=self.context.me.peer_id,
             incarnation=self.context.me.incarnation,
@@ -83,8 +81,6 @@ class Status:
             validation=stats.validation,
             sample=stats.sample,
             name=self.box.peer.network.name or "",
-            parts=0 if held is None else held.parts.count,
-            holds=0 if held is None else mask_of(held.held),
         )
 
     def info(self, facts: Facts, view: View) -> Mapping[str, Any]:

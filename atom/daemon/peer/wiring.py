@@ -1,7 +1,5 @@
 """The parts of a peer that take more than a call to build. Each starts nothing."""
 
-from pathlib import Path
-
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.model.shared_text import content_of
@@ -19,31 +17,27 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
-from atom.training.replica.replica import Replica
 from atom.training.round import RoundPatience, RoundTerms
 from atom.training.state_sync import FirstState, PeerDonors, StateSync
 from atom.training.storage.disk import DiskRoom
-from atom.training.storage.parts_results import PartsResults
-from atom.training.storage.results import AnyResults, Results
+from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage
 
 
 def round_terms(member: Membership, codec: Codec) -> RoundTerms:
-    run, replica = member.run, member.replica
+    run = member.run
     return RoundTerms(
         run.batch.global_sequences,
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=RoundPatience(grace=run.swarm.grace_seconds),
-        average_bytes=codec.wire_bytes(replica.elements),
+        average_bytes=codec.wire_bytes(member.replica.elements),
         ring_possible=codec.fixed_size,
-        parts=replica.parts.held.parts.count if replica.in_parts else 0,
-        holders=run.update.holders,
     )
 
 
 def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -> RunStorage:
-    results = _results(box.state.results, member.replica, codec)
+    results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
     given: dict[str, Content | PieceStore] = {}
@@ -53,13 +47,6 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
         given[text_blob(text.digest)] = member.text or content_of(member.samples)
     keep = box.peer.state.snapshots
     return RunStorage(journal, results, box.state.snapshots, room, keep, given)
-
-
-def _results(folder: Path, replica: Replica, codec: Codec) -> AnyResults:
-    if not replica.in_parts:
-        return Results(folder, replica.elements, codec)
-    parts = replica.parts
-    return PartsResults(folder, parts.held, codec, lambda part: parts.state(part)[0])
 
 
 def transport_of(

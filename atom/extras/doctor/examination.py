@@ -13,7 +13,7 @@ from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.config.sources import text_sources
-from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes, room_for
+from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.recipe import trace_run, version_here
@@ -153,10 +153,8 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
             return unchecked(topic, said)
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
-        have = free_host_bytes(peer.host.memory_bytes)
-        held = room_for(run, graph.layout, have)
-        need = peer_bytes(run, graph.layout, held)
-        room = disk_plan(run, graph, peer, folder, manifest.text, held)
+        need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
+        room = disk_plan(run, graph, peer, folder, manifest.text)
     except UserError as problem:  # it would end `atom join`, too
         return failure(topic, problem.message, problem.hint)
     takes = f"{format_bytes(need)} of host memory"

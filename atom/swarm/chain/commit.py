@@ -36,8 +36,6 @@ MAX_VOTERS = 9
 MAX_CONTRIBUTIONS = 4096
 MAX_SEQUENCES = 2**24
 """One peer's part in one round: as much as the largest global batch a run file may ask for."""
-MAX_PARTS, MAX_HOLDERS = 60, 64 + MAX_VOTERS
-"""Of the optimizer's state, where it is in parts: members of a round, and voters that missed it."""
 MAX_LOSS = 1e15
 """Sum over a peer's sequences, nats: any sum of them stays finite."""
 MAX_COUNT = 2**40
@@ -53,8 +51,6 @@ PeerId = Annotated[str, is_peer_id]
 OptionalPeerId = Annotated[str, lambda text: text == "" or is_peer_id(text)]
 Count = Annotated[int, lambda number: number <= MAX_COUNT]
 Sequences = Annotated[int, lambda number: number <= MAX_SEQUENCES]
-Parts = Annotated[int, lambda mask: mask < 2**MAX_PARTS]
-"""Parts of the optimizer's state, a bit for each."""
 LossSum = Annotated[float, lambda number: abs(number) <= MAX_LOSS]
 Norm = Annotated[float, lambda number: math.isfinite(number) and number >= 0.0]
 
@@ -90,19 +86,8 @@ class MemberCount:
     incarnation: Incarnation
     sequences: Sequences
     loss_sum: LossSum
-    holds: Parts = 0
-    """Of the state at the parent: what it has, whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartHolder:
-    """What a peer shall hold."""
-
-    peer_id: PeerId
-    parts: Parts
-
-
-PartHolders = Annotated[tuple[PartHolder, ...], MAX_HOLDERS]
 Contributions = Annotated[tuple[MemberCount, ...], MAX_CONTRIBUTIONS]
 
 
@@ -124,11 +109,6 @@ class Value:
     voters_next: Voters
     survivors: Voters = ()
     """Empty in an ordinary round. Else this commit opens a recorded *branch* by these peers."""
-    holders_next: PartHolders = ()
-    """Where the optimizer's state is in parts."""
-    renewed: Parts = 0
-    """What nobody had any more: it began anew in this round, at what follows from the weights, at
-    the contributors that hold it."""
 
     @property
     def sequences(self) -> int:
@@ -239,8 +219,6 @@ class Head:
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
     branches: Branches = ()
     """The rounds on this chain that no quorum decided, oldest first."""
-    holders: PartHolders = ()
-    """As its round told them."""
 
     @property
     def known(self) -> frozenset[str]:
@@ -271,7 +249,6 @@ class Head:
             voters=value.voters_next,
             members=members,
             branches=self._branches_after(value, digest),
-            holders=value.holders_next,
         )
 
     def _branches_after(self, value: Value, digest: bytes) -> Branches:

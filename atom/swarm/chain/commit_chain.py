@@ -153,8 +153,6 @@ class Round(NamedTuple):
     """Digest of the head before it."""
     parent_state: bytes = b""
     """Digest of the state at that head, which this round's voters vouched for."""
-    result: bytes = b""
-    """Digest of what it averaged: with the optimizer's state in parts, of the state after it."""
 
 
 class Share(NamedTuple):
@@ -192,13 +190,6 @@ class Ledger:
         heads = {each.parent: (each.number - 1, each.parent_state) for each in self.rounds}
         return heads or {self.head.digest: (0, first)}
 
-    def newest_state(self) -> dict[bytes, tuple[int, bytes]]:
-        """The same, with the optimizer's state in parts: the newest. Empty: no round is decided."""
-        if not self.rounds:
-            return {}
-        last = self.rounds[-1]
-        return {self.head.digest: (last.number, last.result)}
-
     @property
     def sequences(self) -> int:
         """In all committed rounds."""
@@ -221,7 +212,6 @@ def _round_of(parent: Head, commit: Commit) -> Round:
         branch=len(commit.survivors),
         parent=value.parent,
         parent_state=value.parent_state_digest,
-        result=value.result_digest,
     )
 
 

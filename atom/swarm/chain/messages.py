@@ -14,12 +14,10 @@ from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     Contributions,
-    Count,
     Digest,
     LossSum,
     OptionalDigest,
     OptionalPeerId,
-    Parts,
     Sequences,
     Signature,
     Value,
@@ -81,10 +79,6 @@ class Promise:
     loss_sum: LossSum
     state_digest: OptionalDigest
     leaving: bool = False
-    holds: Parts = 0
-    """As in `MemberCount`."""
-    room: Count = 0
-    """How many parts of the state this peer may hold."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +99,7 @@ class Ring:
     ballot: Ballot
     members: Contributions
     shares: Shares = ()
-    """Of each member, how large the part is that it sums, relative to others; empty: a ring, unless
-    the members hold parts of the state."""
-    renewed: Parts = 0
-    """As in `Value`. Members that hold some of it have not promised that."""
+    """Of each member, how large the part is that it sums, relative to others; empty: a ring."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ ones behind it.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,6 @@ _DIALLED_BY_SENDER, _DIALLED_BY_RECEIVER = bytes([1]), bytes([2])
 
 _Way = tuple[int, int]
 """Ranks of who sends and who receives."""
-_Make = Callable[[Reduction, Channel, Iterable[Step]], Half]
 _WATCH_S = 0.05
 _GRACE_S = 1.0
 
@@ -147,52 +146,36 @@ def all_reduce(
     attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
     ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
-    reduction = Reduction(terms, source, wires.plan, lambda step: wires)
+    reduction = Reduction(terms, source, wires)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
         return
-    plan = reduction.plan
-    receiver: _Make = Receiver
-    if isinstance(plan, PartsPlan):
-        receiver = partial(PartsReceiver, OwnPart(reduction, plan))
-    run_halves(reduction, halves_of(reduction, channels, Sender, receiver), channels, cancelled)
-
-
-def halves_of(
-    reduction: Reduction, channels: Channels, sender: _Make, receiver: _Make
-) -> list[Half]:
-    """What the threads run: one per connection and direction."""
-    plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
-    sends = zip(channels.right, rights, strict=True)
-    receives = zip(channels.left, lefts, strict=True)
-    return [
-        *(sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
-        *(receiver(reduction, left, plan.stream(peer, rank)) for left, peer in receives),
-    ]
-
-
-def run_halves(
-    reduction: Reduction,
-    halves: Sequence[Half],
-    channels: Channels,
-    cancelled: threading.Event | None = None,
-) -> None:
-    """Runs each on a thread to its end, and closes the channels. Raises: what one of them ended
-    with."""
     try:
-        _run(reduction, halves, channels, cancelled or threading.Event())
+        _run(reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise reduction.failure
 
 
-def _run(
-    reduction: Reduction, halves: Sequence[Half], channels: Channels, cancelled: threading.Event
-) -> None:
-    """Gives a failing one a moment for its last words."""
-    reduction.working, threads = len(halves), list[threading.Thread]()
+def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
+    """What the threads run: one per connection and direction."""
+    plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
+    receiver: Callable[[Reduction, Channel, Iterable[Step]], Half] = Receiver
+    if isinstance(plan, PartsPlan):
+        receiver = partial(PartsReceiver, OwnPart(reduction, plan))
+    sends = zip(channels.right, rights, strict=True)
+    receives = zip(channels.left, lefts, strict=True)
+    return [
+        *(Sender(reduction, right, plan.stream(rank, peer)) for right, peer in sends),
+        *(receiver(reduction, left, plan.stream(peer, rank)) for left, peer in receives),
+    ]
+
+
+def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
+    """Runs all threads to their end; gives a failing one a moment for its last words."""
+    halves, threads = _halves(reduction, channels), list[threading.Thread]()
     for half in halves:
         thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")
         thread.start()

@@ -122,16 +122,16 @@ class MeanWires:
     """The chunks of a mean, put together as they come. Any thread; a chunk is put there once, and
     in a ring once before that, as a sum that is on its way."""
 
-    def __init__(self, plan: Plan, codec: Codec, steps: Sequence[Step] = ()) -> None:
-        """`steps`: of a part of the mean that is put together alone, in the order of elements; its
-        `numbers` begin with its own first. Raises: MemoryError."""
-        self.plan, steps = plan, steps or list(plan.means())
-        self._first = steps[0].start if steps else 0
+    def __init__(self, plan: Plan, codec: Codec) -> None:
+        """Raises: MemoryError."""
+        self.plan, steps = plan, list(plan.means())
         self._codec, self._index = codec, {step.start: n for n, step in enumerate(steps)}
         places = _slices(codec.wire_bytes(step.stop - step.start) for step in steps)
         total_bytes = places[-1].stop if places else 0
         self._rooms, self._wires = places, torch.empty(total_bytes, dtype=torch.uint8)
-        self._pieces = [(self._elements(n), place) for n, place in zip(steps, places, strict=True)]
+        self._pieces = [
+            (slice(step.start, step.stop), place) for step, place in zip(steps, places, strict=True)
+        ]
         self.numbers = MeanNumbers(codec, self._wires, self._pieces)
         """Of chunks that were put there."""
 
@@ -150,10 +150,7 @@ class MeanWires:
         """The chunk is at the beginning of its room, and takes no more than this."""
         index = self._index[step.start]
         at = self._rooms[index].start
-        self._pieces[index] = self._elements(step), slice(at, at + wire.numel())
-
-    def _elements(self, step: Step) -> slice:
-        return slice(step.start - self._first, step.stop - self._first)
+        self._pieces[index] = slice(step.start, step.stop), slice(at, at + wire.numel())
 
     def chunk(self, step: Step) -> Tensor:
         """One that was put there."""

@@ -6,7 +6,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,11 +33,6 @@ class Half(ABC):
     def __init__(self, reduction: Reduction, channel: Channel, steps: Iterable[Step]) -> None:
         self.reduction, self.channel, self._steps = reduction, channel, steps
         self._scratch = torch.empty(4 * reduction.plan.chunk_elements, dtype=torch.uint8)
-
-    @cached_property
-    def peer(self) -> int:
-        """The rank of who is at the other end."""
-        return self.reduction.terms.members.index(self.channel.peer_id)
 
     @abstractmethod
     def run(self) -> None:
@@ -80,7 +74,7 @@ class Sender(Half):
         """The chunk's bytes. Raises: ExchangeBroken."""
         reduction = self.reduction
         if step.gather or step.hop:
-            return reduction.wires_of(step).chunk(step)
+            return reduction.wires.chunk(step)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:
@@ -123,15 +117,14 @@ class Receiver(Half):
 
     def _store(self, step: Step) -> None:
         reduction, codec = self.reduction, self.reduction.terms.codec
-        wires = reduction.wires_of(step)
-        numbers = wires.numbers_room(step)
-        room = wires.room(step) if step.gather else self._scratch
+        numbers = reduction.wires.numbers_room(step)
+        room = reduction.wires.room(step) if step.gather else self._scratch
         most = codec.wire_bytes(step.stop - step.start)
         arrived = self._receive(step, room[:most])
         try:
             if step.gather:
                 codec.decode(arrived, numbers)
-                wires.put(step, arrived)
+                reduction.wires.put(step, arrived)
                 return
             factor = reduction.terms.scale if step.last_sum else 1.0
             codec.add(arrived, reduction.part(step), factor, numbers)
@@ -143,9 +136,8 @@ class Receiver(Half):
             came = [(self.channel.peer_id, arrived)]
             raise reduction.spoilt(failure, came, step) from None
 
-    def _receive(self, step: Step, into: Tensor, exactly: bool = False) -> Tensor:
-        """Reads the chunk of `step` into `into` (uint8), which it fills `exactly`, or as the codec
-        may; returns what of it came."""
+    def _receive(self, step: Step, into: Tensor) -> Tensor:
+        """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
         terms = self.reduction.terms
         expected = chunk_header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
@@ -158,8 +150,6 @@ class Receiver(Half):
             raise parse_broken(words, terms.members)
         size = length - len(expected)
         fits = terms.codec.fits(size, step.stop - step.start)
-        if exactly:
-            fits = size == into.numel()
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self.channel.recv_rest(len(expected), patience) != expected:
@@ -207,7 +197,7 @@ class OwnPart:
     def add_up(self, step: Step) -> None:
         """The mean of the chunk. Raises: ExchangeBroken."""
         reduction, slot = self._reduction, self._plan.slot(step.number)
-        total, addend = reduction.wires_of(step).numbers_room(step), reduction.part(step)
+        total, addend = reduction.wires.numbers_room(step), reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
         for lane in range(len(arrived)):
             factor = reduction.terms.scale if lane == len(arrived) - 1 else 1.0

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -16,7 +16,6 @@ from atom.base.reasons import Reason
 from atom.swarm.exchange.codec import EXACT, Codec, NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import MeanWires
-from atom.swarm.exchange.held_plan import HeldPlan, Holding
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason
@@ -86,8 +85,6 @@ class Terms:
     opening_s: float = 0.0
     """After our own start, how long a neighbour may still be busy opening its other connections."""
     pace: Pace = field(default_factory=Pace)
-    holding: Holding | None = None
-    """Where something is made of the means: of which parts by whom. `shares` are its own then."""
 
     @property
     def me(self) -> str:
@@ -108,8 +105,6 @@ class Terms:
 
     def plan(self, elements: int) -> Plan:
         """The usual one for an arena of that size."""
-        if self.holding is not None:
-            return HeldPlan.of(self.holding, self.codec.element_bytes)
         if self.shares:
             return PartsPlan.usual(elements, self.shares, self.codec.element_bytes)
         assert self.codec.fixed_size or len(self.members) == 1, "rings encode at every hop"
@@ -122,9 +117,7 @@ class Reduction:
 
     terms: Terms
     source: Contribution | None
-    plan: Plan
-    wires_of: Callable[[Step], MeanWires]
-    """Where a chunk's mean is put together."""
+    wires: MeanWires
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -132,16 +125,19 @@ class Reduction:
     """Set when all threads are through, or one of them failed."""
 
     def __post_init__(self) -> None:
+        self.plan = self.wires.plan
         connections = len(self.terms.neighbours[1])
-        self.working = 2 * connections
-        """Threads that are not through."""
+        self._working = 2 * connections
         self._arrived = set[int]()
         """Chunks by number."""
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        chunk = self.plan.chunk_elements
-        self._under_way_bytes = 4 * chunk * connections  # counted when they are whole
-        self._zeros = None if self.source is not None else torch.zeros(chunk)
+        self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
+        self._zeros = None if self.source is not None else torch.zeros(self._chunk)
+
+    @property
+    def _chunk(self) -> int:
+        return self.plan.chunk_elements
 
     def fail(self, failure: Exception) -> None:
         """Keeps the first failure, unless a peer that saw it closer names the culprit. A peer that
@@ -160,8 +156,8 @@ class Reduction:
     def through(self) -> None:
         """One of the threads has done all its work."""
         with self.changed:
-            self.working -= 1
-            if self.working == 0:
+            self._working -= 1
+            if self._working == 0:
                 self.over.set()
 
     def finished(self, step: Step) -> None:
@@ -263,18 +259,17 @@ class Reduction:
         ExchangeBroken."""
         scale = numpy.float32(self.terms.scale)
         for step in self.plan.means():
-            mean = self.wires_of(step).numbers_room(step)
+            mean = self.wires.numbers_room(step)
             numpy.multiply(self._finite_part(step).numpy(), scale, out=mean.numpy())
             self.put_mean(step, mean)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
         """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as
         `encode`."""
-        wires = self.wires_of(step)
-        wires.put(step, self.encode(partial, step.start, wires.room(step), 1.0))
+        self.wires.put(step, self.encode(partial, step.start, self.wires.room(step), 1.0))
 
     def put_mean(self, step: Step, mean: Tensor) -> None:
         """The owner's last touch: a chunk's mean as everybody is to have it. Raises: as
         `encode`."""
-        wires, times = self.wires_of(step), 1 / self.terms.scale
-        wires.put(step, self.encode(mean, step.start, wires.room(step), times))
+        room, times = self.wires.room(step), 1 / self.terms.scale
+        self.wires.put(step, self.encode(mean, step.start, room, times))

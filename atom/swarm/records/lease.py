@@ -21,13 +21,11 @@ from blake3 import blake3
 from atom.config.model_and_data import MAX_TEXTS
 from atom.config.section import PEER_NAME
 from atom.swarm.chain.commit import (
-    MAX_PARTS,
     Branch,
     Branches,
     Head,
     Incarnation,
     OptionalDigest,
-    Parts,
     PeerId,
     Rank,
     Voter,
@@ -203,9 +201,6 @@ class Lease:
     """The newest of this process, if its owner wants any."""
     name: PeerName = ""
     """What its owner calls it. For display: nothing keeps two peers from the same one."""
-    parts: Annotated[int, lambda count: count <= MAX_PARTS] = 0
-    """Of the optimizer's state; 0: it is whole. For display, as what it `holds` of them."""
-    holds: Parts = 0
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:

@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,37 +77,6 @@ def void_text(in_a_row: int, cause: str) -> str:
     return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
 
 
-def lacking_parts(leases: Collection[Lease], holders: int) -> dict[str, list[int]]:
-    """Parts of the optimizer's state by what they lack of these peers, each of which should have so
-    many `holders`: one to hold it at all, or a copy."""
-    held = Counter(
-        part for lease in leases for part in range(lease.parts) if lease.holds >> part & 1
-    )
-    counts = [held[part] for part in range(max((lease.parts for lease in leases), default=0))]
-    lacking = {"holder": range(1), "copy": range(1, holders)}
-    return {
-        what: [n for n, count in enumerate(counts) if count in few] for what, few in lacking.items()
-    }
-
-
-def lacking_text(lacking: Mapping[str, Sequence[int]]) -> str:
-    """ "parts without a holder: 3, 7 to 9; without a copy: 12"; empty: none lacks any."""
-    told = "; ".join(
-        f"without a {what}: {_runs(parts)}" for what, parts in lacking.items() if parts
-    )
-    return told and f"parts {told}"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Of rising numbers, those that follow each other as one."""
-    runs = list[list[int]]()
-    for number in numbers:
-        if not runs or number != runs[-1][-1] + 1:
-            runs.append([])
-        runs[-1].append(number)
-    return ", ".join(f"{run[0]} to {run[-1]}" if run[1:] else str(run[0]) for run in runs)
-
-
 def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
     """What a run's loss counts, by the amount in its manifest. Empty where there is no text, or
     nobody said so: then the loss is whatever its module returns."""
@@ -166,8 +134,6 @@ class SwarmView:
     """As `validation`."""
     round_s: float | None = None
     """Of the last round, as the middle one of the peers at the head saw it."""
-    lacking: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """As `lacking_parts`."""
 
     me: str = ""
     """Peer id of who looks; empty: of nobody that takes part."""
@@ -237,7 +203,6 @@ class SwarmView:
             "round_s": self.round_s,
             "sample": self.sample and self.sample._asdict(),
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
-            "parts_lacking": dict(self.lacking),
             "peers": [self._peer(lease) for lease in self.peers],
         }
 
@@ -265,19 +230,13 @@ def view_swarm(
     unix_time: float,
     me: str = "",
     data: Data | None = None,
-    holders: int = 0,
 ) -> SwarmView:
-    """Assembles the view. `global_batch` (sequences), `data` and `holders` (of each part of the
-    optimizer's state) are what the manifest's run file says; `me`: as in the view."""
+    """Assembles the view. `global_batch` (sequences) and `data` are what the manifest's run file
+    says; `me`: as in the view."""
     peers = tuple(sorted(leases, key=lambda lease: lease.peer_id))
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
-    here = [
-        lease
-        for lease in peers
-        if lease.state != PeerState.LEFT and (lease.head == head or lease.round == newest - 1)
-    ]
     seconds = [lease.last_round.seconds for lease in on_head if lease.last_round]
     validations = [v for lease in on_head if (v := lease.validation) and v.round <= newest]
     samples = [each for lease in on_head if (each := lease.sample) and each.round <= newest]
@@ -288,7 +247,11 @@ def view_swarm(
         accumulated=sum(lease.sequences for lease in on_head if lease.state != PeerState.LEFT),
         loss=next((lease.loss for lease in on_head if lease.loss is not None), None),
         head=head.hex(),
-        tokens_per_s=sum(lease.tokens_per_s for lease in here),
+        tokens_per_s=sum(
+            lease.tokens_per_s
+            for lease in peers
+            if lease.state != PeerState.LEFT and (lease.head == head or lease.round == newest - 1)
+        ),
         peers=peers,
         unix_time=unix_time,
         owner=manifest.owner,
@@ -304,7 +267,6 @@ def view_swarm(
         sample=max(samples, default=None),
         me=me,
         round_s=statistics.median_low(seconds) if seconds else None,
-        lacking=lacking_parts(here, holders),
     )
 
 

@@ -21,7 +21,7 @@ from atom.swarm.records.manifest import Listed
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 MAX_FRAME_BYTES = 1024

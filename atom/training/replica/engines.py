@@ -15,7 +15,6 @@ from atom.base.clock import Clock
 from atom.base.errors import AtomError
 from atom.graph.ir import Program
 from atom.optim.optimizer import optimizer_state
-from atom.optim.state_in_parts import state_parts
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
@@ -54,7 +53,6 @@ class ReplicaEngines:
         _require_one_model(programs, settings.precision)
         kept = optimizer_state(settings.optimizer, program.layout, settings.state_form)
         trained = trained_parameters(program, settings.arrangement)
-        assert not (settings.in_parts and trained), "what a device steps is whole"
         self.store = HostStore.allocate(
             program.layout,
             settings.precision,
@@ -63,7 +61,6 @@ class ReplicaEngines:
             settings.gradients,
             kept,
             moves_state=bool(trained),
-            parts=state_parts(program.layout) if settings.in_parts else None,
         )
         if trained:
             _require_kernels(settings, devices)

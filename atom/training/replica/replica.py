@@ -26,7 +26,6 @@ from atom.swap.voided import PassVoided, finite_answers
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
 from atom.training.replica.passes import PassLimits, PassWatch
-from atom.training.replica.replica_parts import ReplicaParts
 from atom.training.replica.settings import ReplicaSettings
 
 __all__ = ["Batch", "Replica", "ReplicaSettings"]
@@ -99,9 +98,6 @@ class Replica:
         self._rule = settings.update_rule(
             self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
         )
-        self._parts: ReplicaParts | None = None
-        if settings.in_parts:
-            self._parts = ReplicaParts(settings.optimizer, self._store, self._rule, self._stepper)
         self._limits = PassLimits.first(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
@@ -355,17 +351,6 @@ class Replica:
                 self._arena.landed()
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the optimizer's state is."""
-        return self._parts is not None
-
-    @property
-    def parts(self) -> ReplicaParts:
-        """Where it is."""
-        assert self._parts is not None
-        return self._parts
 
     def begin_own_step(self) -> None:
         """The same for one box alone, by the rule `EveryStep`: on the mean of what it has

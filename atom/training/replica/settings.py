@@ -33,6 +33,3 @@ class ReplicaSettings:
     update_rule: Callable[..., UpdateRule] = EveryStep
     """What a round averages, and what follows from it: an `UpdateRule`'s class, or that with its
     options."""
-    in_parts: bool = False
-    """The replica holds the parts of the optimizer's state that it is told to, none at first. For
-    the rule `EveryStep`, and optimizers that `divides` allows."""

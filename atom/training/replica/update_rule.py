@@ -17,7 +17,6 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import FlatNumbers, GradientArena
-from atom.optim.optimizer import StepTerms
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
@@ -73,15 +72,8 @@ class UpdateRule(ABC):
         Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
         nothing is changed. StepFailed when the step before broke off.
         """
-        terms = self.terms(norm, number)
-        rate, coefficient = terms.learning_rate, terms.coefficient / sequences
-        self.stepper.begin(gradient, rate, number, coefficient)
-
-    def terms(self, norm: float, number: int) -> StepTerms:
-        """Of optimizer step `number` on a mean of that `norm`. Raises: ValueError if it is not
-        finite."""
-        rate = learning_rate(self.rate, number)
-        return StepTerms(number, rate, clip_coefficient(norm, self.clip_norm))
+        coefficient = clip_coefficient(norm, self.clip_norm) / sequences
+        self.stepper.begin(gradient, learning_rate(self.rate, number), number, coefficient)
 
     @classmethod
     def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:

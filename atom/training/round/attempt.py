@@ -6,16 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import reduce
-from operator import or_
 
 from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     Head,
     MemberCount,
-    PartHolder,
-    PartHolders,
     Value,
     Vote,
     Voter,
@@ -27,7 +23,6 @@ from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
-from atom.training.round.holders import holders_next, mask_of, parts_in
 
 Way = tuple[str, str]
 """Between two peers, by peer id, the lower one first."""
@@ -57,8 +52,6 @@ class Attempt:
     """Peers whose promise we wait for, even where there is a quorum without it."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
-    parts: int = 0
-    """Of the optimizer's state, where it is in parts."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     answered: dict[str, Voter] = field(default_factory=dict)
     """Who promised under which peer id: one process of each peer, the first that did."""
@@ -66,10 +59,7 @@ class Attempt:
     """Who said no, or cannot be reached, by peer id."""
     members: tuple[MemberCount, ...] = ()
     shares: tuple[int, ...] = ()
-    """Of each member, the part that it sums; empty: they average in a ring, or as they hold parts
-    of the state."""
-    renewed: int = 0
-    """Parts of the state that begin anew."""
+    """Of each member, the part that it sums; empty: they average in a ring."""
     testimonies: dict[str, str] = field(default_factory=dict)
     """Whom members saw fail in the broken exchange, by peer id."""
     value: Value | None = None
@@ -111,13 +101,11 @@ class Attempt:
         return owing - self.refused - {me.peer_id}
 
     def is_complete(self) -> bool:
-        """Whether to wait for no more promises: where there is a quorum, of those expected, if they
-        hold the whole state."""
+        """Whether to wait for no more promises: where there is a quorum, of those expected."""
         if len(self.answered) + len(self.refused) < len(self.expected):
             return False  # told soon: each of a thousand promises asks
         coming = self.invited - self.answered.keys() - self.refused
-        enough = self.decidable() and not self.lacking()
-        return not (coming & self.expected if enough else coming)
+        return not (coming & self.expected if self.decidable() else coming)
 
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))
@@ -128,34 +116,20 @@ class Attempt:
         """Who averages: all that promised work but those left out, in the order that `salt` deals;
         the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
         since a result that a slow line has to fetch may not be there in time to vote. Other idle
-        voters fetch it. Who holds parts of the state is in it as well. Of more than `most` members:
-        a holder of each part, then the other holders, then those that counted most.
+        voters fetch it. Of more than `most` members: those that counted most.
         """
-        able = [v for v in standing(self.promises, salt) if v.peer_id not in left_out]
-        working = {v for v in able if self._has_a_part(v) or v.peer_id == me}
+        able = [voter for voter in standing(self.promises, salt) if voter.peer_id not in left_out]
+        working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
         members = working | self._idle_but_needed(working, able)
         parts = [
-            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum, p.holds)
+            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in able
             if v in members
             for p in [self.promises[v]]
         ]
-        by_work = sorted(
-            parts, key=lambda p: (p.peer_id != me, not p.holds, p.sequences > 0, -p.sequences)
-        )
-        first = {part: p.peer_id for p in reversed(by_work) for part in parts_in(p.holds)}
-        by_need = sorted(by_work, key=lambda p: p.peer_id not in {me, *first.values()})
-        chosen = {part.peer_id for part in by_need[:most]}
+        by_work = sorted(parts, key=lambda p: (p.peer_id != me, p.sequences > 0, -p.sequences))
+        chosen = {part.peer_id for part in by_work[:most]}
         return tuple(part for part in parts if part.peer_id in chosen)
-
-    def _has_a_part(self, voter: Voter) -> bool:
-        promise = self.promises[voter]
-        return promise.sequences > 0 or promise.holds > 0
-
-    def lacking(self, left_out: AbstractSet[str] = frozenset()) -> frozenset[int]:
-        """Parts of the state that nobody holds who promised, but for those left out."""
-        heeded = (p.holds for v, p in self.promises.items() if v.peer_id not in left_out)
-        return parts_in((1 << self.parts) - 1 & ~reduce(or_, heeded, 0))
 
     def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
         needed = set[Voter]()
@@ -195,13 +169,7 @@ class Attempt:
         return voters_next(self.electorate.voters, members, leaving, dead, idle)
 
     def averaged(
-        self,
-        head: Head,
-        state_digest: bytes,
-        result: bytes,
-        norm: float,
-        dead: AbstractSet[Voter],
-        holders: PartHolders = (),
+        self, head: Head, state_digest: bytes, result: bytes, norm: float, dead: AbstractSet[Voter]
     ) -> Value:
         """What the ring of this ballot made, to follow `head`, whose state has that digest."""
         assert self.ballot is not None
@@ -216,47 +184,7 @@ class Attempt:
             contributions=self.members,
             voters_next=self.voters_next(members, dead),
             survivors=self.electorate.survivors,
-            holders_next=holders,
-            renewed=self.renewed,
         )
-
-    def holders_next(
-        self,
-        head: Head,
-        hidden: AbstractSet[str],
-        dead: AbstractSet[Voter],
-        holders: int,
-    ) -> PartHolders:
-        """Who shall hold what of the parts, each of them so many times. A voter that is not in this
-        round may be back in the next."""
-        if not self.parts:
-            return ()
-        members = [Voter(member.peer_id, member.incarnation) for member in self.members]
-        here = {voter.peer_id for voter in (*members, *self.voters_next(members, dead))}
-        leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
-        given = {m.peer_id: parts_in(m.holds) for m in self.members}
-        given |= {each.peer_id: parts_in(each.parts) for each in head.holders}
-        able = (given.keys() & here) - leaving - hidden
-        rooms = {peer: self._room.get(peer, len(given[peer])) for peer in able}
-        told = holders_next(given, rooms, self.parts, holders)
-        return tuple(PartHolder(peer, mask_of(told[peer])) for peer in sorted(told))
-
-    def begin_anew(self, holders: int) -> None:
-        """Members that have room for what is `renewed` hold it from now on: so many each part, or
-        fewer. What none has room for is not renewed."""
-        if not self.renewed:
-            return
-        given = {member.peer_id: parts_in(member.holds) for member in self.members}
-        told = holders_next(given, {peer: self._room[peer] for peer in given}, self.parts, holders)
-        self.renewed &= mask_of(frozenset[int]().union(*told.values()))
-        self.members = tuple(
-            replace(each, holds=each.holds | mask_of(told[each.peer_id]) & self.renewed)
-            for each in self.members
-        )
-
-    @property
-    def _room(self) -> dict[str, int]:
-        return {voter.peer_id: promise.room for voter, promise in self.promises.items()}
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
         """What was accepted, as these electors may decide it: survivors sign it as their branch.

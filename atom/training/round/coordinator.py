@@ -36,7 +36,6 @@ from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_sta
 from atom.training.round.election import LeaderElection
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.faults import UnreliablePeers
-from atom.training.round.holders import mask_of, parts_in
 from atom.training.round.round_state import RoundContext
 
 MOST_ONLOOKERS_TOLD = 32
@@ -132,7 +131,6 @@ class Coordinator:
             ballot=ballot,
             invited=invited,
             expected=invited - aside,
-            parts=context.terms.parts,
         )
         context.tell(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
@@ -141,9 +139,7 @@ class Coordinator:
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
         if attempt is None or sender.peer_id not in attempt.invited:
             return
-        if message.holds >> attempt.parts:
-            self._context.offence(sender, Reason.MALFORMED)
-        elif attempt.take(sender, message):
+        if attempt.take(sender, message):
             self._check_promises(attempt)
 
     def _check_promises(self, attempt: Attempt) -> None:
@@ -151,13 +147,12 @@ class Coordinator:
         if not attempt.is_complete() and context.now < attempt.deadline:
             return
         self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
+        attempt.leave_out(self.peers.aside)
         if not attempt.decidable() or context.me not in attempt.promises:
             self._give_up(Reason.NO_QUORUM)
             return
-        left_out = self._left_out(attempt)
-        attempt.leave_out(left_out)
         accepted = attempt.to_finish()
-        attempt.members = self._members(attempt, left_out)
+        attempt.members = self._members(attempt)
         counted = sum(member.sequences for member in attempt.members)
         if accepted is not None:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
@@ -166,29 +161,7 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
-            attempt.begin_anew(context.terms.holders)
-            lacking = attempt.lacking(left_out) - parts_in(attempt.renewed)
-            if lacking:
-                self._give_up(Reason.NO_HOLDER, parts=sorted(lacking))
-            else:
-                self._call_exchange(attempt)
-
-    def _left_out(self, attempt: Attempt) -> AbstractSet[str]:
-        """Of those that promised, by peer id. Who is aside and alone holds a part of the state is
-        not, for the grace time. What nobody else held in all attempts since begins anew, unless one
-        that shall hold it is there and may yet come to this head."""
-        context, state, aside = self._context, self._context.state, self.peers.aside
-        lacking = attempt.lacking(aside)
-        state.lacking = {part: state.lacking.get(part, context.now) for part in lacking}
-        since = max(state.lacking.values(), default=math.inf)
-        coming = context.view.fresh.keys() - attempt.answered.keys()
-        told = (parts_in(each.parts) for each in context.head.holders if each.peer_id in coming)
-        late = state.overdue >= 1.0 or all(map(lacking.isdisjoint, told))
-        if context.terms.branches and late and context.now >= since + context.patience.grace:
-            attempt.renewed = mask_of(lacking)
-            return aside
-        promises = attempt.promises.items()
-        return aside - {v.peer_id for v, p in promises if not lacking.isdisjoint(parts_in(p.holds))}
+            self._call_exchange(attempt)
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         context = self._context
@@ -207,28 +180,24 @@ class Coordinator:
 
     # ---- ring
 
-    def _members(self, attempt: Attempt, left_out: AbstractSet[str]) -> tuple[MemberCount, ...]:
+    def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
         """Of an exchange of those that promised, in an order that is dealt anew by every head."""
         context = self._context
-        ring_possible = context.terms.ring_possible and not context.terms.parts
-        most = MOST_IN_A_RING if ring_possible else MOST_MEMBERS
-        return attempt.contributors(context.me.peer_id, left_out, context.head.digest, most)
+        most = MOST_IN_A_RING if context.terms.ring_possible else MOST_MEMBERS
+        aside = self.peers.aside
+        return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
 
     def _call_exchange(self, attempt: Attempt) -> None:
         context = self._context
         assert attempt.ballot is not None
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
-        given = attempt.members, attempt.shares, attempt.renewed
-        ring = Ring(context.head.digest, attempt.ballot, *given)
+        ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
         context.tell([member.peer_id for member in attempt.members], ring)
 
     def _compose(self, attempt: Attempt) -> None:
-        """Chooses whether the attempt's members average in a ring or by parts. With the state in
-        parts there is no choice."""
+        """Chooses whether the attempt's members average in a ring or by parts."""
         context, peers = self._context, self.peers
-        if context.terms.parts:
-            return
         choice = choose_exchange(
             attempt.members,
             context.view,
@@ -264,9 +233,7 @@ class Coordinator:
         attempt = self._attempt_of(ballot, Stage.RING)
         if attempt is not None:
             state, dead = self._context.state.state_digest, self._context.view.dead
-            head, terms, hidden = self._context.head, self._context.terms, self._context.view.hidden
-            holders = attempt.holders_next(head, hidden, dead, terms.holders)
-            value = attempt.averaged(head, state, digest, norm, dead, holders)
+            value = attempt.averaged(self._context.head, state, digest, norm, dead)
             self._propose(attempt, value)
 
     # ---- accept and commit

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter, is_quorum, standing
 from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
 from atom.training.round.events import View
-from atom.training.round.holders import Parts, parts_in
 
 ACTIVE_STATES = frozenset(PeerState) - {PeerState.STARTING, PeerState.SYNCING, PeerState.LEFT}
 
@@ -142,15 +141,15 @@ def place_in_line(
 # ---- leaving
 
 
-def leaves_them_stuck(head: Head, me: Voter, view: View, held: Parts = frozenset()) -> bool:
-    """Whether others work here, or leave and have yet to see their work committed, and none of
-    those that stay could go on from this head: nobody who may has shown that it has it; or some
-    part of the state that is `held` here."""
+def leaves_them_stuck(head: Head, me: Voter, view: View) -> bool:
+    """Tell whether the others would be stuck if this peer left now.
+
+    They are if some of them work here, or leave and have yet to see their work committed, and none
+    of those that stay could go on from this head: no peer that may has shown that it has it.
+    """
     staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
     at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())
     at_work |= any(lease.sequences for i, lease in view.fresh.items() if i not in staying)
     holders = {i for i, each in staying.items() if each.head == head.digest}
     holders |= {i for i, each in staying.items() if claims_better(each, head)}
-    near = (parts_in(each.holds) for each in staying.values() if each.round >= head.round - 1)
-    has_all = bool(holders & head.known) and held <= frozenset[int]().union(*near)
-    return at_work and me.peer_id in head.known and not has_all
+    return at_work and me.peer_id in head.known and not holders & head.known

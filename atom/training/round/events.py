@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, PartHolders, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Voter
 from atom.swarm.chain.messages import Message
 from atom.swarm.records.lease import Lease, Reached
 
@@ -85,10 +85,6 @@ class Frozen:
     ballot: Ballot
     sequences: int
     loss_sum: float
-    holds: int = 0
-    """As in `MemberCount`: it does not change while that stands still."""
-    room: int = 0
-    """As in `Promise`."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +197,6 @@ class StartExchange:
     ballot: Ballot
     members: tuple[MemberCount, ...]
     shares: tuple[int, ...] = ()
-    told: PartHolders = ()
-    """Who is to get what of each part, beside its holders."""
     keep: frozenset[bytes] | None = None
     """Before it: of results in memory nothing else is waited for here. None: all of them stay."""
 

@@ -154,8 +154,8 @@ class RoundMachine:
                 self._on_tick(view)
             case Received(sender, incarnation, message):
                 self._on_message(Voter(sender, incarnation), message)
-            case Frozen():
-                participant.on_frozen(event)
+            case Frozen(ballot, sequences, loss_sum):
+                participant.on_frozen(ballot, sequences, loss_sum)
             case ExchangeFinished(ballot, digest, norm):
                 participant.on_exchange_finished(ballot, digest, norm)
             case ExchangeFailed():

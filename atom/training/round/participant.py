@@ -37,7 +37,6 @@ from atom.training.round.events import (
     ExchangeFailed,
     FetchResult,
     Freeze,
-    Frozen,
     Phase,
     StartExchange,
     Thaw,
@@ -151,13 +150,13 @@ class Participant:
         last = context.head.round + 1 == context.terms.last_round
         context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
-    def on_frozen(self, frozen: Frozen) -> None:
+    def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         """What is offered stands still: now the promise can be said."""
-        context, state, ballot = self._context, self._context.state, frozen.ballot
+        context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
         state.since = context.now
-        state.promised[ballot] = frozen.sequences, frozen.holds
+        state.promised[ballot] = sequences
         survivors = state.acceptor.survivors_of(ballot)
         if survivors is None:
             return
@@ -166,12 +165,10 @@ class Participant:
             ballot=ballot,
             accepted=state.acceptor.accepted.get(survivors),
             accepted_before_branch=state.acceptor.accepted.get(ORDINARY) if survivors else None,
-            sequences=frozen.sequences,
-            loss_sum=frozen.loss_sum,
+            sequences=sequences,
+            loss_sum=loss_sum,
             state_digest=state.state_digest,
             leaving=context.leaving,
-            holds=frozen.holds,
-            room=frozen.room,
         )
         context.send(ballot.coordinator, promise)
 
@@ -198,19 +195,16 @@ class Participant:
             return
         if message.ballot in state.averaged:
             return  # frames of its first run may still be about
-        ours = [
-            (m.sequences, m.holds & ~message.renewed)
-            for m in message.members
-            if m.peer_id == context.me.peer_id
-        ]
+        ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         keep = self._kept()
         context.enter_phase(Phase.REDUCING)
         state.averaged[message.ballot] = b""
-        given = message.parent, message.ballot, message.members, message.shares
-        context.out.append(StartExchange(*given, context.head.holders, keep))
+        context.out.append(
+            StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
+        )
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state
@@ -271,9 +265,6 @@ class Participant:
         state = self._context.state
         if value.parent_state_digest != state.state_digest:
             return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
-        told = value.renewed, *(holder.parts for holder in value.holders_next)
-        if any(mask >> self._context.terms.parts for mask in told):
-            return Reason.MALFORMED
         ours = state.averaged.get(value.origin)
         return Reason.DIGEST_MISMATCH if ours and ours != value.result_digest else None
 

@@ -61,10 +61,6 @@ class RoundTerms:
     """Of one average on the wire: how much the speed of links counts beside their length."""
     ring_possible: bool = True
     """Whether the run's codec may be encoded again at every hop of a ring."""
-    parts: int = 0
-    """Of the optimizer's state; 0: everybody has all of it."""
-    holders: int = 0
-    """Of each part."""
 
 
 @dataclass
@@ -117,11 +113,8 @@ class RoundState:
     led_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     led_by: str = ""
-    promised: dict[Ballot, tuple[int, int]] = field(default_factory=dict)
-    """How many sequences we offered to each ballot, and what we held then."""
-    lacking: dict[int, float] = field(default_factory=dict)
-    """Parts of the state that nobody held in our last attempt but who was aside, and since when in
-    all of them."""
+    promised: dict[Ballot, int] = field(default_factory=dict)
+    """How many sequences we offered to each ballot."""
     averaged: dict[Ballot, bytes] = field(default_factory=dict)
     """Exchanges that we entered, none of them twice, and the digest of what each made here; empty:
     nothing."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from atom.base.errors import StorageError
 from atom.base.files import remove_leftover
 from atom.config import peer_file
-from atom.swap.host_store import WORKING
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import ASIDE
@@ -64,7 +63,7 @@ class Checkpoints:
         due = every is not None and head.round % every == 0
         if not due and not (self._asked.best and loss is not None and self._beats(loss)):
             return
-        weights = {name: arena for name, arena in arenas.items() if name in {*WEIGHTS, WORKING}}
+        weights = {name: arena for name, arena in arenas.items() if name in WEIGHTS}
         needed = sum(each.nbytes for each in (*weights.values(), *arenas.values()))
         needed += self._storage.results.usual_bytes
         room = self._storage.room

@@ -35,7 +35,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
 from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
-from atom.training.storage.results import AnyResults
+from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
 """Name of the list of states."""
@@ -198,7 +198,7 @@ class RunStorage:
     def __init__(
         self,
         journal: Journal,
-        results: AnyResults,
+        results: Results,
         folder: Path,
         room: DiskRoom,
         keep: int,
@@ -214,12 +214,11 @@ class RunStorage:
         self._given = given
 
     def begin(self) -> None:
-        """Removes what a crash left half-written. The rest stays for some snapshots: means of a
-        round that others know to be decided may be among it."""
+        """Remove what a crash left half-written. The rest stays until the next snapshot: means of
+        a round that others know to be decided may be among it."""
         for folder in (self.results.folder, self._folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
-        self.results.began(self._named(self._ours(self._keep)))
 
     def snapshots(self) -> list[Snapshot]:
         """Those of our chain, newest first. From any thread."""
@@ -239,7 +238,8 @@ class RunStorage:
             return plain_bytes(page_of(self.journal.commits, int(since)))
         if kind == "state":
             return self._state(bytes.fromhex(key))
-        return self.results.served(bytes.fromhex(key))
+        result = self.results.unchecked(bytes.fromhex(key))
+        return None if result is None else result.arenas
 
     def _listed(self) -> bytes:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
@@ -332,13 +332,6 @@ class RunStorage:
         ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
         for old in ours_first[keep:]:
             remove_leftover(old.path)
-        if ours := self._ours(keep):
-            self.results.prune(self._named(ours))
-
-    def _ours(self, keep: int) -> list[Snapshot]:
-        return self.snapshots()[:keep]
-
-    def _named(self, ours: Sequence[Snapshot]) -> set[bytes]:
-        """The results since the last of these."""
-        since = self.journal.commits[ours[-1].round if ours else 0 :]
-        return {commit.value.result_digest for commit in since}
+        if ours := [found for found in ours_first[:keep] if found.is_on(heads)]:
+            since = self.journal.commits[ours[-1].round :]
+            self.results.prune({commit.value.result_digest for commit in since})

@@ -60,11 +60,6 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     assert text.count("(you)") == 1
 
 
-def test_parts_of_the_state_that_nobody_holds_are_a_row() -> None:
-    assert "\nparts without a holder: 0, 3\n" in drawn(sight(parts=4, holds=0b0110))
-    assert "parts" not in drawn(sight(parts=4, holds=0b1111))
-
-
 def test_names_stand_beside_ids_and_our_line_below() -> None:
     shown = sight(name="kitchen")
     line = "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"

@@ -12,7 +12,6 @@ from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
 from atom.daemon.fitting import planning
-from tests.training.replicas_in_parts import cut_fine
 
 PEERS = Path(__file__).parents[3] / "peers"
 DEMO = str(PEERS / "demo.toml")
@@ -102,28 +101,6 @@ def test_the_rate_of_a_run_is_drawn(
     said = "rises to 0.004 over 20 rounds, stays there until round 70, falls to 0.0004 in round 100"
     assert words.strip() == f"{said} (1-sqrt)"
     assert [row.strip() for row in drawn["endless"]] == ["rises to 0.004 over 20 rounds"]
-
-
-def test_a_state_in_parts_is_told_with_its_round(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(planning, "made_per_s", lambda *given: 1e8)
-    cut_fine(monkeypatch)
-    run, told = tmp_path / "run.toml", dict[str, str]()
-    for where in ("whole", "parts"):
-        run.write_text(Path(DEMO).read_text() + f'[update]\noptimizer_state = "{where}"\n')
-        assert main(["plan", str(run), *ASSUME, "--peers", "2"]) == ExitCode.OK
-        told[where] = capsys.readouterr().out
-        assert "of a founder" not in told[where], "two have all of it"
-    assert main(["plan", str(run), *ASSUME, "--peers", "9"]) == ExitCode.OK
-    needs = re.search(r"of a founder, until others join: (\S+ MiB)", capsys.readouterr().out)
-    assert needs is not None
-    assert re.search(rf"host memory +{needs[1]} ", told["parts"])
-    assert "in parts" not in told["whole"]
-    assert "steps 1/2 of the model for all; it keeps 2/2 of the optimizer's state" in told["parts"]
-    exchanges = [re.search(r"exchange .*  (\S+ MB up)", each) for each in told.values()]
-    assert len({each and each[1] for each in exchanges}) == 1, "both keep all: nothing else travels"
 
 
 def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import ConfigError
 from atom.config.load import parse_run_text
-from atom.config.run_file import RunFile
-from atom.daemon.fitting.device_choice import most_held, peer_bytes, replica_arenas, room_for
+from atom.daemon.fitting.device_choice import peer_bytes
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3Config, parameter_shapes
 
@@ -72,42 +70,3 @@ def test_seven_billion_train_in_eighty_gigabytes_or_with_local_steps_in_114() ->
     assert reckoned("adamw-8bit", "split", EVERY, "bfloat16") <= 80e9
     least = min(reckoned(*each, LOCAL, codec) for each in ROWS for codec in ("bfloat16", "int4"))
     assert 80e9 < least < 114.5e9
-
-
-PARTS = '{ optimizer_state = "parts" }'
-
-
-def in_parts(optimizer: str = "adamw", state: str = "split", update: str = PARTS) -> RunFile:
-    numbers = {"gradients": "bfloat16", "codec": "bfloat16"}
-    return parse_run_text(RUN.format(optimizer=optimizer, state=state, update=update, **numbers))
-
-
-@pytest.mark.parametrize("state", ["exact", "split", "half"])
-def test_the_page_says_what_parts_take(state: str) -> None:
-    """Of an undivided run, and of 1 or 2, 4, 8 and 16 peers."""
-    of_peers = [(EVERY, 1), *((PARTS, peers) for peers in (1, 2, 4, 8, 16))]
-    runs = [(in_parts(state=state, update=update), peers) for update, peers in of_peers]
-    sizes = [peer_bytes(run, layout(), most_held(run, layout(), peers)) for run, peers in runs]
-    assert sizes.pop(1) == sizes[1]
-    cells = [f"{size / layout().total_elements:.1f}: {size / 1e9:.0f} GB" for size in sizes]
-    assert f"| `{state}` in parts | {' | '.join(cells)} |" in PAGE.read_text().splitlines()
-
-
-def test_of_eight_peers_each_has_a_quarter_of_the_moments() -> None:
-    """Two of them hold each part. How many parts there is room for follows from the same sum."""
-    run, each = in_parts(), most_held(in_parts(), layout(), 8)
-    assert each == 15
-    whole, some = (dict(replica_arenas(run, layout(), held)) for held in (None, each))
-    for name in ("optimizer's exp_avg", "optimizer's exp_avg_sq", "low halves"):
-        assert some[name] / whole[name] == pytest.approx(1 / 4, rel=1e-2)
-    assert some["high halves"] == whole["high halves"]
-    assert room_for(run, layout(), peer_bytes(run, layout(), each)) == each
-    assert room_for(run, layout(), peer_bytes(run, layout(), each) - 1) == each - 1
-    assert room_for(run, layout(), 2 * peer_bytes(run, layout())) == 60
-    assert room_for(run, layout(), 0) == 0
-
-
-@pytest.mark.parametrize("optimizer", ["adamw-8bit"])
-def test_a_state_that_has_no_parts_is_refused(optimizer: str) -> None:
-    with pytest.raises(ConfigError, match="its state has no parts"):
-        peer_bytes(in_parts(optimizer), layout())

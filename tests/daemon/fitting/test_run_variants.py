@@ -74,18 +74,6 @@ def test_a_run_of_local_steps_keeps_its_own_terms() -> None:
     assert found[-1].update.outer_rate == 0.7
 
 
-def test_a_run_in_parts_stays_in_parts_unless_its_steps_are_local() -> None:
-    found = variants(16, more='[update]\noptimizer_state = "parts"\ncopies = 2')
-    assert ways(found) == [
-        ("every-step", "float32", 16, None),
-        ("every-step", "bfloat16", 16, None),
-        ("local-steps", "int4", 540, 6),
-        ("local-steps", "sparse", 540, 6),
-    ]
-    assert [each.update.holders for each in found] == [3, 3, 0, 0]
-    assert recommend(found, (0.95, 1.0, 1.0, 1.0), (0, 0, 0, 0)).keys["optimizer_state"] == "parts"
-
-
 def test_what_a_run_file_may_not_ask_for_is_left_out() -> None:
     half = 'gradients = "bfloat16"'
     found = variants(16, model='precision = "bfloat16"', optimizer=half)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from atom.daemon.fitting import profiling
-from atom.daemon.fitting.profiling import REPEATS, made_per_s, step_elements_per_s
+from atom.daemon.fitting.profiling import REPEATS, step_elements_per_s
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import BLOCK_ELEMENTS
 from atom.optim.muon import Muon
 from atom.swap.state_form import StateForm
 
@@ -33,13 +32,6 @@ def test_the_median_of_the_later_steps_counts() -> None:
 def test_it_is_really_run_in_half_precision_too() -> None:
     for form in StateForm:
         assert step_elements_per_s(AdamW(), LAYOUTS[0], torch.bfloat16, form) > 0
-        assert made_per_s(AdamW(), torch.bfloat16, form) > 0
-
-
-def test_a_step_for_others_counts_at_its_quickest() -> None:
-    durations = [9.0, *(float(n) for n in range(2, 4 * REPEATS + 1))]
-    ticks = iter([tick for seconds in durations for tick in (100.0, 100.0 + seconds)])
-    assert made_per_s(AdamW(), *EXACT, lambda: next(ticks)) == BLOCK_ELEMENTS / 2
 
 
 def test_products_of_matrices_count_by_their_number() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import ConfigError, MismatchError, ModelError, StorageError, TrustError
+from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
 from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
@@ -340,21 +340,3 @@ def test_a_large_model_lies_in_several_files(
     assert (path / weight_files.INDEX).exists()
     table = loaded(path).state_dict()["transformer.wte.weight"]
     assert torch.equal(table, member.replica.export_parameters()["embedding.tokens.weight"])
-
-
-@pytest.mark.parametrize("state", ["exact", "split"])
-def test_of_a_state_in_parts_there_are_the_weights_that_are_loaded(
-    tmp_path: Path, state: str
-) -> None:
-    """In the run's precision."""
-    more = f'state = "{state}"\n[update]\noptimizer_state = "parts"'
-    with folder_in(tmp_path) as folder:
-        member = folder.found(f'{GPT3}\nprecision = "bfloat16"', more=more)
-        folder.snapshot(member)
-        with pytest.raises(ConfigError, match="other numbers than bfloat16") as refused:
-            export_run(tmp_path / "x", tmp_path / "a", Silence(), "float32")
-        assert refused.value.hint == "ask for --precision bfloat16"
-        export_run(tmp_path / "out", tmp_path / "a", Silence())
-        found = loaded(tmp_path / "out").state_dict()["transformer.wte.weight"]
-        layout, working = member.recipe.graph.layout, member.replica.engines.store.working
-        assert torch.equal(found, layout.view(working, "embedding.tokens.weight"))

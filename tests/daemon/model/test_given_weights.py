@@ -17,17 +17,13 @@ from atom.daemon.model.exporting import export_run
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer.founding import Membership
-from atom.daemon.peer.lifecycle import Ending
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource, SourceError
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
-from tests.daemon.peer.small_peer import Notes, found_in, small_peer
 from tests.daemon.silence import Silence
-from tests.daemon.tiny_run import GPT3, LLAMA, TINY_RUN
-from tests.training.replicas_in_parts import cut_fine
+from tests.daemon.tiny_run import GPT3, LLAMA
 
 Weights = dict[str, Tensor]
 
@@ -78,37 +74,6 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     again = folder.found(model, "tuned", weights=path)
     assert again.manifest == member.manifest
     assert folder.found(model, "tuned").manifest == member.manifest
-
-
-@pytest.mark.parametrize(
-    ("precision", "state"), [("float32", "exact"), ("bfloat16", "exact"), ("bfloat16", "split")]
-)
-def test_in_parts_it_has_the_bits_of_an_undivided_run(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, state: str
-) -> None:
-    """Its first state is on the founder's disk, with master weights that 16 bits do not say."""
-    cut_fine(monkeypatch)
-    path, _ = trained(folder, GPT3)
-    text = TINY_RUN.replace("[run]", "[run]\nrounds = 2") + f'state = "{state}"\n'
-    text = text.replace("[data]", f'precision = "{precision}"\n[data]')
-    whole, parts = (
-        lived(tmp_path / where, f'{text}[update]\noptimizer_state = "{where}"', path)
-        for where in ("whole", "parts")
-    )
-    assert torch.equal(whole.engines.store.working, parts.engines.store.working)
-    held = parts.parts.held
-    assert len(held.held) == held.parts.count
-    for name in held.dtypes:
-        pieces = [held.of(part)[name] for part in range(held.parts.count)]
-        assert torch.equal(torch.cat(pieces), whole.state_arenas()[name]), name
-
-
-def lived(root: Path, run_text: str, weights: Path) -> Replica:
-    """Of a peer that trained its rounds alone, from its disk on."""
-    member = found_in(root, run_text, weights=weights)
-    with small_peer(root / "state", member, Notes()) as peer:
-        assert peer.run() is Ending.ROUNDS_REACHED
-    return member.replica
 
 
 def test_how_a_run_begins_cannot_change(folder: Folder) -> None:

@@ -63,22 +63,16 @@ def on_thread(directory: Any, clock: ManualClock | None = None) -> DirectoryThre
 
 
 def found_in(
-    root: Path,
-    run_text: str = TINY_RUN,
-    console: Console | None = None,
-    more: str = "",
-    weights: Path | None = None,
+    root: Path, run_text: str = TINY_RUN, console: Console | None = None, more: str = ""
 ) -> Membership:
-    """Nobody holds the state directory `root`/state afterwards. `more`: of the peer file.
-    `weights`: that it begins from."""
-    root.mkdir(exist_ok=True)
+    """Nobody holds the state directory `root`/state afterwards. `more`: of the peer file."""
     (root / "run.toml").write_text(run_text)
     (root / "peer.toml").write_text(SMALL_BOX + more)
     (root / "text.txt").write_text(TINY_TEXT)
     run = load_run(root / "run.toml")
     box = open_box(run.run.name, root / "peer.toml", root / "state", console or Silence())
     try:
-        return found_run(StartOptions(root / "run.toml", weights=weights), box, run)
+        return found_run(StartOptions(root / "run.toml"), box, run)
     finally:
         box.state.unlock()
 

@@ -207,8 +207,7 @@ def test_the_first_word_of_who_saw_it_closest_counts(
 ) -> None:
     """An echo: else both would refer to each other, and one of them would be the culprit."""
     terms = Terms(("us", "right", "left"), 0, b"t" * 32, 1.0)
-    wires = terms.mean_wires(256)
-    reduction = Reduction(terms, None, wires.plan, lambda step: wires)
+    reduction = Reduction(terms, None, terms.mean_wires(256))
     for failure in heard:
         reduction.fail(failure)
     assert reduction.failure is believed

@@ -12,7 +12,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState, RoundUse, SampleText, Validation
 from atom.swarm.records.view import (
     SwarmView,
-    lacking_text,
     preferred_head,
     remaining,
     validation_by_text,
@@ -58,25 +57,6 @@ def test_what_the_status_command_tells() -> None:
     assert used["last_round"] == {
         "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
     }  # fmt: skip
-
-
-def test_parts_that_lack_a_holder_or_a_copy_are_told_by_their_numbers() -> None:
-    """Of the 8 of a state, by who is at the head or a round behind it."""
-    behind = {"round": 6, "head": OTHER}
-    leases = [
-        a_lease("a", parts=8, holds=0b0001_0011, round=7),
-        a_lease("b", parts=8, holds=0b0001_1001, **behind),
-        a_lease("c", parts=8, holds=0b1110_0000, round=7, state=PeerState.LEFT),
-        a_lease("d", parts=8, holds=0b1110_0000, round=5, head=OTHER),
-    ]
-    for holders, copy in ((1, []), (2, [1, 3])):
-        view = view_swarm(MANIFEST, leases, 12, 0.0, holders=holders)
-        assert view.lacking == {"holder": [2, 5, 6, 7], "copy": copy}
-        assert view.to_json()["parts_lacking"] == view.lacking
-    assert lacking_text(view.lacking) == "parts without a holder: 2, 5 to 7; without a copy: 1, 3"
-    whole = view_of(a_lease("a"), a_lease("b"))
-    assert whole.lacking == {"holder": [], "copy": []}
-    assert lacking_text(whole.lacking) == ""
 
 
 def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:

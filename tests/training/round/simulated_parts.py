@@ -21,7 +21,6 @@ from atom.training.loop import membership_view
 from atom.training.replica.pacing import SwarmCount, next_pass
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import FetchResult, Freeze, Frozen, Phase, ResultFetched, View
-from atom.training.round.holders import mask_of
 from atom.training.round_executor import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:
@@ -119,9 +118,7 @@ class Gradients:
         assert freeze is not None
         self.frozen, self.offered = True, tuple(self.works)
         self._stands = not (self._overlaps and freeze.goes_on)
-        held = mask_of(process.held.parts)
-        counted = self.sequences, float(self.sequences)
-        event = Frozen(freeze.ballot, *counted, held, process.seat.room)
+        event = Frozen(freeze.ballot, self.sequences, float(self.sequences))
         process.later(process.dice.uniform(0.0, 0.05), lambda: process.handle(event))
         self.start_pass()
 
@@ -189,7 +186,6 @@ class Lookout:
             addresses=(),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
-            holds=mask_of(process.held.parts),
             reached=Reached.NO if process.seat.hidden else Reached.UNKNOWN,
         )
         self._directory.publish(lease, now)
@@ -260,6 +256,6 @@ class Goodbye:
             sequences=process.sequences,
             settled_at=self._settled_at,
             laggards=sum(not claims_better(lease, head) for lease in others),
-            others_stuck=leaves_them_stuck(head, process.me, view, process.held.parts),
+            others_stuck=leaves_them_stuck(head, process.me, view),
         )
         return ending(facts) is not None

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulated_holder import HeldParts
 from simulated_parts import READ_SECONDS, Fetch, Goodbye, Gradients, Lookout
 from simulated_ring import Result, Runner, kept
 from simulated_seat import Chain, Seat
@@ -80,7 +79,6 @@ class Process:
         """Actions carried out so far."""
         self.backlog: list[Callable[[], None]] = []
         self.gradients = Gradients(self)
-        self.held = HeldParts(self)
         self.told: list[Report] = []
         self.offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
         self._lookout = Lookout(self)
@@ -288,7 +286,6 @@ class Process:
         self.gradients.drop(action.head, result.works)
         self.gradients.thaw()  # passes go on under the step
         chain = self.chain.after(action.commit, action.head, result)
-        self.held.step(action.commit.value)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
 
     def _step(self, chain: Chain) -> None:
@@ -331,7 +328,6 @@ class Process:
         if found is not None:
             replayed = ours.head in found.heads and not action.discard
             self.gradients.drop(found.head, found.works if replayed else None)
-            self.held.caught_up(found.head, replayed)
         self._adopt(found or ours)
         failed = () if found else action.donors
         self.handle(CaughtUp(self.chain.head, self.chain.state, failed))
@@ -349,8 +345,7 @@ class Process:
         self.results = {d: r for d, r in self.results.items() if r.parent in parents}
         self.swarm.witness.sees_state(chain.head, chain.state)
         lag = self.dice.choice([0.0, 0.0, 1.0, 4.0])
-        held = self.held.parts
-        self.later(lag, lambda: self.seat.write(chain, held))
+        self.later(lag, lambda: self.seat.write(chain))
 
     # ---- the directory
 

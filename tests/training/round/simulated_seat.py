@@ -62,8 +62,6 @@ class Seat:
     pass_sequences: int = 4
     pass_seconds: float = 1.0
     step_seconds: float = 0.2
-    room: int = 0
-    """For so many parts of the optimizer's state."""
     hidden: bool = False
     """Its lease says that nobody can dial it."""
     process: "Process | None" = None
@@ -71,15 +69,13 @@ class Seat:
     """Left for good, with a goodbye."""
     backups: list[Chain] = field(default_factory=list)
     """What the disk held before, oldest first."""
-    held: tuple[bytes, frozenset[int]] = (b"", frozenset())
-    """On the disk: parts of the optimizer's state at the head of that digest."""
 
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
 
-    def write(self, chain: Chain, held: frozenset[int] = frozenset()) -> None:
+    def write(self, chain: Chain) -> None:
         """The disk holds `chain` from now on, unless a preferred one is there."""
         if not self.disk.head.prefers(chain.head):
             self.backups = [*self.backups[-9:], self.disk]
-            self.disk, self.held = chain, (chain.head.digest, held)
+            self.disk = chain

@@ -5,16 +5,13 @@ from collections.abc import Iterable
 from simulated_seat import Chain
 
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, certificate_problem
-from atom.training.round.holders import parts_in
 
 
 class Witness:
     """Remembers what happened anywhere; no replica sees as much."""
 
-    def __init__(self, start: Chain, global_batch: int = 0, parts: int = 0) -> None:
-        self._global_batch, self._parts = global_batch, parts
-        self.renewed = 0
-        """Commits in which a part of the optimizer's state began anew."""
+    def __init__(self, start: Chain, global_batch: int = 0) -> None:
+        self._global_batch = global_batch
         self.heads: dict[bytes, Head] = {start.head.digest: start.head}
         self.states: dict[bytes, bytes] = {start.head.digest: start.state}
         self.ordinary: dict[bytes, bytes] = {}
@@ -65,11 +62,6 @@ class Witness:
         assert certificate_problem(parent, commit) is None, "a commit without a certificate"
         assert commit.value.sequences >= self._global_batch, "a round came early"
         head = self.head_after(parent, commit.value)
-        held, missing = set[int](), parts_in(commit.value.renewed)
-        for member in commit.value.contributions:
-            held |= parts_in(member.holds)
-        assert missing <= held == set(range(self._parts)), "a part that nobody stepped"
-        self.renewed += bool(missing) and head.digest not in self.heads
         self.branches += bool(commit.survivors) and head.digest not in self.heads
         self.heads[head.digest] = head
         self._commits.setdefault(head.digest, commit)

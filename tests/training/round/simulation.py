@@ -64,11 +64,6 @@ class Setting:
     patience: RoundPatience = PATIENT
     overlaps: bool = False
     """Passes go on under an exchange, and what no round has taken counts for the next."""
-    parts: int = 0
-    """Of the optimizer's state; each has two holders."""
-    room: tuple[int, ...] = ()
-    """Parts that the first peer has room for, the second, …, and from the first again; empty: all
-    of them."""
 
 
 class Swarm:
@@ -86,8 +81,6 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
-            parts=self.setting.parts,
-            holders=2,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
@@ -101,7 +94,7 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        self.witness = Witness(self.start, self.setting.global_batch, self.setting.parts)
+        self.witness = Witness(self.start, self.setting.global_batch)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)
 
@@ -109,14 +102,13 @@ class Swarm:
 
     def _seat(self, key: int) -> Seat:
         number = len(self.seats)
-        paces, room = self.setting.pass_seconds, self.setting.room or (self.setting.parts,)
+        paces = self.setting.pass_seconds
         seat = Seat(
             NAMES[number],
             identity(key),
             self.start,
             clock_offset_s=self.dice.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S),
             pass_seconds=paces[number % len(paces)],
-            room=room[number % len(room)],
         )
         self.seats.append(seat)
         self._seat_of[seat.peer_id] = seat

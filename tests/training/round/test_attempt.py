@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 from shown_leases import A, B, C, head_of, lease, view
-from simulated_seat import identity
 
-from atom.swarm.chain.commit import Ballot, MemberCount, PartHolder, Value, Voter, standing
+from atom.swarm.chain.commit import Ballot, MemberCount, Voter, standing
 from atom.swarm.chain.messages import Promise
-from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
+from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.swarm.records.lease import Reached
-from atom.swarm.schema import decode, encode
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.electorate import Electorate, place_in_line
 from atom.training.round.events import View
@@ -65,34 +63,6 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
     me = line[max(workers)].peer_id
     parts = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
     assert {part.peer_id for part in parts} == {line[place].peer_id for place in members}
-
-
-def test_of_too_many_holders_one_of_each_part_is_in_the_exchange() -> None:
-    """Though those that hold what the others lack counted least."""
-    line = PEERS[:6]
-    attempt = replace(asking(*line), parts=3)
-    for place, peer in enumerate(line):
-        given = replace(promise(), sequences=9 - place, holds=1 << place // 2)
-        attempt.take(peer, given)
-    chosen = attempt.contributors(line[1].peer_id, frozenset(), b"salt", 3)
-    assert {member.peer_id for member in chosen} == {line[n].peer_id for n in (1, 2, 4)}
-
-
-def test_a_value_can_say_of_all_that_are_told_to_hold_something_what_it_is() -> None:
-    """Of the most members, and of as many voters as missed the round."""
-    ids = [identity(number).peer_id for number in range(MOST_MEMBERS + 9)]
-    everybody = [Voter(peer_id, b"i" * 16) for peer_id in ids]
-    members, voters = everybody[:MOST_MEMBERS], everybody[MOST_MEMBERS:]
-    attempt = replace(asking(*voters), ballot=Ballot(1, ids[0], b"i" * 16), parts=60)
-    attempt.members = tuple(MemberCount(m.peer_id, m.incarnation, 8, 1.0, 1) for m in members)
-    for member in members:
-        attempt.take(member, replace(promise(), room=60))
-    told = tuple(PartHolder(voter.peer_id, 1) for voter in voters)
-    head = replace(head_of(*voters), holders=told)
-    holders = attempt.holders_next(head, frozenset(), frozenset(), 7)
-    assert len(holders) == len(everybody)
-    value = attempt.averaged(head, b"s" * 32, b"r" * 32, 1.0, frozenset(), holders)
-    assert decode(Value, encode(value), 1 << 20) == value
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from simulated_peer import Process
 from simulation import Setting, Swarm
 
 SETTING = Setting(peers=3, global_batch=8, pass_seconds=(0.2,), ring_seconds=(0.1, 0.3))
-SEED = 1
+SEED = 4
 BOUND_S = 30.0
 
 

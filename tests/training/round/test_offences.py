@@ -27,7 +27,6 @@ from atom.swarm.chain.commit import (
     Ballot,
     Commit,
     MemberCount,
-    PartHolder,
     Value,
     Vote,
     signed_by,
@@ -94,13 +93,6 @@ def a_vote_that_nobody_signed(scene: Scene) -> None:
     scene.hear(AcceptedVote(HEAD.digest, ballot, bytes(64)))
 
 
-def a_part_of_the_state_that_there_is_not(scene: Scene) -> None:
-    ballot = scene.until_sent(Prepare).ballot
-    scene.hear(replace(promise(ballot, 64), holds=1 << 8))
-    scene.tick(5.0)
-    assert scene.sent(Ring) == []
-
-
 def lead_to_accept(scene: Scene) -> Ballot:
     ballot = scene.until_sent(Ring).ballot
     scene.tell(ExchangeFinished(ballot, RESULT, 1.0))
@@ -118,7 +110,6 @@ def a_forged_certificate(scene: Scene) -> None:
     [
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
         (a_forged_certificate, Reason.BAD_CERTIFICATE),
-        (a_part_of_the_state_that_there_is_not, Reason.MALFORMED),
     ],
 )
 def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reason) -> None:
@@ -152,23 +143,10 @@ def a_state_that_is_not_ours(scene: Scene) -> None:
     scene.hear(Accept(HEAD.digest, BALLOT, value(parent_state_digest=b"f" * 32)))
 
 
-def another_part_of_the_state_began_anew(scene: Scene) -> None:
-    holding(scene)
-    scene.hear(Accept(HEAD.digest, BALLOT, value(renewed=1 << 8)))
-
-
-def somebody_is_to_hold_another_one(scene: Scene) -> None:
-    holding(scene)
-    told = (PartHolder(ME.peer_id, 1 << 8),)
-    scene.hear(Accept(HEAD.digest, BALLOT, value(holders_next=told)))
-
-
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
         (a_wrong_count_of_ours, Reason.BAD_WEIGHT),
-        (another_part_of_the_state_began_anew, Reason.MALFORMED),
-        (somebody_is_to_hold_another_one, Reason.MALFORMED),
         (another_result_than_ours, Reason.DIGEST_MISMATCH),
         (a_state_that_is_not_ours, Reason.STATE_MISMATCH),
     ],
