@@ -191,7 +191,7 @@ class HostStore:
 
 
 def weights_of(stored: Mapping[str, Tensor]) -> Tensor:
-    """Master weights, float32: live, or new memory where they are split."""
+    """Return the master weights in float32: live, or in new memory where they are split."""
     return stored[MASTER] if MASTER in stored else joined(stored[HIGH], stored[LOW])
 
 

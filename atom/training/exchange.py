@@ -72,7 +72,12 @@ class Exchange:
         post: Callable[[Event], None],
         clock: Clock,
     ) -> None:
-        """`offered`: what this peer gives to a round, by the head that it was counted for."""
+        """Start nothing yet.
+
+        Args:
+            offered: returns this peer's contribution, given the head that it was counted for.
+            post: receives the outcome of each exchange, from the exchange's thread.
+        """
         self._transport = transport
         self._results = results
         self._offered = offered
@@ -122,7 +127,10 @@ class Exchange:
         return ExchangeFailed(run.ballot, seen, fault.reason.value)
 
     def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
-        """Raises: ExchangeBroken; the neighbours need not wait for us then."""
+        """Open the channels and average.
+
+        Raises: ExchangeBroken; then the neighbours need not wait for this peer.
+        """
         terms = self._terms(start)
         with closing(open_exchange(self._transport, terms, OPEN_S)) as channels, run.reading:
             if run.cancelled.is_set():
@@ -132,7 +140,7 @@ class Exchange:
     def _average(
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
-        """Over open channels. Holds the result if all went well."""
+        """Average over open channels, and hold the result."""
         elements = self._results.elements
         wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0

@@ -100,7 +100,11 @@ class PeerDonors:
         return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
 
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
-        """`pace`: the least that must come; None: as long as anything comes."""
+        """Fetch a round's mean by its digest.
+
+        Args:
+            pace: the slowest that is acceptable; None: any.
+        """
         most = self._max_result_bytes
         wanted = Wanted(f"result/{digest.hex()}", peers, digest, most, pace)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
@@ -323,7 +327,7 @@ class StateSync:
 
     @property
     def _worth_replaying(self) -> int:
-        """So many results have at most as many bytes as a state."""
+        """The number of results that together have at most as many bytes as a state."""
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 

@@ -160,7 +160,7 @@ def all_reduce(
 
 
 def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
-    """What the threads run: one per connection and direction."""
+    """Return the work of each thread: one per connection and direction."""
     plan, rank, (lefts, rights) = reduction.plan, reduction.terms.rank, reduction.terms.neighbours
     receiver: Callable[[Reduction, Channel, Iterable[Step]], Half] = Receiver
     if isinstance(plan, PartsPlan):
@@ -174,7 +174,7 @@ def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
 
 
 def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
-    """Runs all threads to their end; gives a failing one a moment for its last words."""
+    """Run all threads to their end; a failing one has a moment to tell its neighbours why."""
     halves, threads = _halves(reduction, channels), list[threading.Thread]()
     for half in halves:
         thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")

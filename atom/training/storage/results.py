@@ -1,9 +1,8 @@
 """The results of rounds, in memory and on this peer's disk.
 
-Results are in memory until their round is over, on disk until a snapshot covers them. A result is
-kept in the bytes that travelled, is named by their digest, and never changes once it has its name,
-so it can be handed to anyone who asks for that digest. Its memory is not used again: somebody may
-still be reading it.
+A result stays in memory until its round is over, and on disk until a snapshot covers it. It is kept
+in the bytes that travelled, is named by their digest, and never changes under that name, so any
+peer that asks for the digest can have it. Its memory is never reused: a reader may still hold it.
 """
 
 import threading
@@ -19,7 +18,7 @@ from atom.training.storage.disk import read_tensors, write_tensors
 
 
 class Results:
-    """The results at hand, by their digests. Thread-safe."""
+    """The results that this peer has, by their digests. Thread-safe."""
 
     def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
         """Open what `folder` keeps.
