@@ -83,6 +83,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/extras/dashboard/server.py",),
     "base58": ("atom/swarm/addresses.py", "atom/swarm/identity.py"),
     "hivemind": (
+        "atom/swarm/dht/guard.py",
         "atom/swarm/dht/node.py",
         "atom/swarm/dht/storage.py",
         "atom/swarm/dht/p2pd.py",

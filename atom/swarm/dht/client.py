@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from typing import IO, Any
 import psutil
 
 from atom.base import errors
+from atom.base.clock import BootClock, Clock
 from atom.base.errors import AtomError, StorageError, UserError
 from atom.base.events import EventFan, EventSink
 from atom.base.files import child_environment
@@ -41,6 +43,9 @@ CALL_SECONDS = 4.0
 ANSWER_MARGIN_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+HEALTHY_SECONDS = 300.0
+"""A node that ran for this long is restarted without delay. A crash on each record of a stranger
+would cost two seconds of a processor for every restart."""
 CONTACTS_EVERY_SECONDS = 5.0
 MAX_UNANSWERED = 6
 """Questions in a row, ten seconds each, after which a silent process is ended."""
@@ -59,8 +64,17 @@ class DhtClient:
     """The DHT process of this daemon. Make, `start`, use and `close` it in one event loop, whose
     thread must live until then: the kernel ends the process with that thread."""
 
-    def __init__(self, settings: NodeSettings, events: EventSink | None = None) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        events: EventSink | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._settings = settings
+        self._clock, self._sleep = clock or BootClock(), sleep
+        self._began_at = self._clock.now()
+        self._pause_s = 0.0
         self._events = events or EventFan()
         self._process: Process | None = None
         self._folder: Path | None = None
@@ -216,10 +230,11 @@ class DhtClient:
 
     async def _start_again(self) -> None:
         self._events.emit("dht-process-ended")
-        pause_s = FIRST_PAUSE_SECONDS
+        if self._clock.now() - self._began_at >= HEALTHY_SECONDS:
+            self._pause_s = 0.0
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_SECONDS)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
+            await self._sleep(self._pause_s)
             contacts = tuple(dict.fromkeys((*self.contacts, *self._settings.initial_peers)))
             try:
                 await self._end()
@@ -227,6 +242,7 @@ class DhtClient:
             except Exception as error:  # noqa: BLE001 - the supervisor: who stopped here is deaf
                 self._events.emit("dht-restart-failed", detail=str(error))
                 continue
+            self._began_at = self._clock.now()
             self._events.emit("dht-process-restarted")
             self.restarted.set()
             return

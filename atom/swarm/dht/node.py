@@ -6,6 +6,8 @@ news for seconds, and every reading asks the nodes that store it.
 """
 
 import asyncio
+import contextlib
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -22,8 +24,9 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
+from atom.swarm.dht.guard import GuardedP2P, install
 from atom.swarm.dht.p2pd import NodeSettings, explain_refusal, explain_unreachable
-from atom.swarm.dht.storage import BoundedStorage, RecordGate
+from atom.swarm.dht.storage import BoundedStorage, RecordGate, unpack_record
 from atom.swarm.records.manifest import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
@@ -39,6 +42,8 @@ BEAM = 8
 WIDE_BEAM = 64
 WIDE_CALLS = 16
 """At once: some of so many nodes keep silent, three seconds each."""
+MAX_BANNED = 1024
+"""Peers whose failures to answer are remembered."""
 MAX_CONTACTS = 64
 """Beside those that people named."""
 
@@ -55,6 +60,22 @@ def with_contact(contacts: Sequence[str], peer_id: str, places: Sequence[str]) -
         return contacts
     others = (each for each in contacts if each not in before[1:])
     return (places[0], *others)[:MAX_CONTACTS]
+
+
+def unpacked(found: Any) -> Entries:
+    """Return the signed records of a dictionary as hivemind holds it; none for None."""
+    items = () if found is None else found.value.items()
+    records = ((name, unpack_record(value), end) for name, (value, end) in items)
+    return {name: (record, end) for name, record, end in records if record is not None}
+
+
+def newest(*readings: Entries) -> Entries:
+    """Merge readings. Of two records of one peer, the one that ends later is kept."""
+    merged: Entries = {}
+    for name, entry in itertools.chain.from_iterable(each.items() for each in readings):
+        if name not in merged or entry[1] > merged[name][1]:
+            merged[name] = entry
+    return merged
 
 
 class DhtNode:
@@ -79,8 +100,9 @@ class DhtNode:
     async def open(self) -> None:
         """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._p2pd_socket.parent}/"
-        self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
+        self._p2p = await GuardedP2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
         reached = await self._dial_initial_peers()
+        install()
         try:
             self._node = await DHTNode.create(
                 p2p=self._p2p,
@@ -142,16 +164,59 @@ class DhtNode:
         known: Sequence[str] = (),
         only_known: bool = False,
     ) -> tuple[list[tuple[str, bytes]], bool]:
-        """The records under `key` with their subkeys, and whether the search ended in time. Of a
-        crowd, some; `known` and `only_known` as in `store`.
+        """Read the records under a key.
 
-        `widely` asks many nodes: what is stored anew only once a minute lies with those that were
-        nearest then, and in a young DHT a dozen may have come nearer since.
+        One holder is asked first, each time another, so that all holders share the uploads. Its
+        answer is rejected if it lacks our own record, which every holder was sent (an onlooker
+        has none and looks for a record of any peer in `known`). Then all holders are asked.
 
-        A search that did not end (a node that holds the record may just have died) is answered from
-        what is stored here and from the last reading: signed and dated, so merely old.
+        Records of the last reading and of our own storage are added: signed and dated, so at worst
+        old. A node that holds a record may just have died.
+
+        Args:
+            key: a lease key or a manifest key.
+            deadline_s: time in seconds after which the search is broken off.
+            widely: ask many nodes at once instead. A manifest is stored once a minute, and in a
+                young DHT a dozen nodes may have come nearer to its key since.
+            known: peer ids whose records come first. As in `store`, it holds until the next call.
+            only_known: ignore all other records. As in `store`, it holds until the next call.
+
+        Returns:
+            Records with their subkeys (of a crowd, a random sample of those that are not known),
+            and True if the search ended in time.
         """
-        self._gate.use(DHTID.generate(key), known, only_known)
+        key_id, began = DHTID.generate(key), self._clock.now()
+        self._gate.use(key_id, known, only_known)
+        found = None if widely else await self._ask_one_holder(key_id, known, deadline_s / 2)
+        if found is None:
+            left_s = deadline_s - (self._clock.now() - began)
+            found = await self._ask_all_holders(key, left_s, widely)
+        entries = newest(self._last.get(key, {}), self._stored_here(key), found or {})
+        now = time.time()
+        self._last[key] = {
+            subkey: entries[subkey]
+            for subkey in self._gate.first(entries)
+            if entries[subkey][1] > now and (subkey in known or not only_known)
+        }
+        return [(name, record) for name, (record, _) in self._last[key].items()], found is not None
+
+    async def _ask_one_holder(
+        self, key_id: DHTID, known: Sequence[str], patience_s: float
+    ) -> Entries | None:
+        """Return the records at one holder; None if it does not answer or lacks a due record."""
+        due = set(known) if self._settings.client_mode else {self._p2p.peer_id.to_base58()}
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                if holders := await self._holders_of(key_id):
+                    holders.append(holders.pop(0))
+                    answer = await self._node._call_find_with_blacklist(holders[-1], [key_id])
+                    found = answer and answer[key_id][0]
+        entries = unpacked(found)
+        return entries if due & entries.keys() else None
+
+    async def _ask_all_holders(self, key: str, patience_s: float, widely: bool) -> Entries | None:
+        """Return the newest records at all holders; None if one of them keeps silent."""
         searches = await self._node.get_many(
             [key],
             sufficient_expiration_time=float("inf"),
@@ -160,21 +225,13 @@ class DhtNode:
             return_futures=True,
         )
         search = searches[key]
-        await asyncio.wait({search}, timeout=deadline_s)
-        is_complete = search.done()
-        if is_complete:
-            found = search.result()
-            stored = {} if found is None else found.value
-            entries = {name: (each.value, each.expiration_time) for name, each in stored.items()}
-        else:
+        await asyncio.wait({search}, timeout=patience_s)
+        if not search.done():
             search.cancel()
-            entries = self._last.get(key, {}) | self._stored_here(key)
-        if only_known:  # others may have been stored here before we knew that
-            entries = {name: entry for name, entry in entries.items() if name in known}
-        self._last[key] = {subkey: entries[subkey] for subkey in self._gate.first(entries)}
-        now = time.time()
-        alive = [(name, record) for name, (record, end) in self._last[key].items() if end > now]
-        return alive, is_complete
+            return None
+        found = search.result()
+        stored = {} if found is None else found.value
+        return {name: (each.value, each.expiration_time) for name, each in stored.items()}
 
     async def addresses(self) -> list[str]:
         """Multiaddrs others may dial, as far as we know today."""
@@ -191,6 +248,8 @@ class DhtNode:
         A node forgets neighbours that do not answer, so one that was cut off for a while knows
         nobody; and two halves of a torn DHT do not look for each other.
         """
+        if len(self._node.blacklist.ban_counter) > MAX_BANNED:
+            self._node.blacklist.clear()  # hivemind never forgets one: a liar names any number
         known = await self._meet_neighbours()
         lost = [each for each in self._entrances() if peer_id_in(each) not in known]
         for address in random.sample(lost, min(4, len(lost))):
@@ -250,14 +309,20 @@ class DhtNode:
         return list(dict.fromkeys((*self._contacts, *self._settings.initial_peers)))
 
     async def _holders_of(self, key_id: DHTID) -> list[Any]:
-        """The nodes nearest to the key. hivemind looks for them anew with every record: it asks up
-        to twenty nodes, which answer with all that lies under the key."""
+        """Return the nodes nearest to the key, in random order.
+
+        hivemind asks up to twenty nodes, which answer with all that they hold under the key that
+        they are asked for. So they are asked for the key's neighbour: the same nodes are nearest to
+        it, and no record lies there.
+        """
         until, holders = self._holders.get(key_id, (0.0, []))
         if not holders or self._clock.now() >= until:
+            beside = DHTID(key_id ^ 1)
             found = await self._node.find_nearest_nodes(
-                [key_id], k_nearest=REPLICAS, beam_size=BEAM, exclude_self=True
+                [beside], k_nearest=REPLICAS, beam_size=BEAM, exclude_self=True
             )
-            holders = list(found[key_id].values())
+            holders = list(found[beside].values())
+            random.shuffle(holders)
             self._holders[key_id] = self._clock.now() + HOLDERS_SECONDS, holders
         return holders
 
@@ -270,6 +335,4 @@ class DhtNode:
             self._holders.pop(key_id, None)
 
     def _stored_here(self, key: str) -> Entries:
-        item = self._node.protocol.storage.get(DHTID.generate(key))
-        stored = () if item is None else item.value.items()
-        return {subkey: (MSGPackSerializer.loads(value), end) for subkey, (value, end) in stored}
+        return unpacked(self._node.protocol.storage.get(DHTID.generate(key)))

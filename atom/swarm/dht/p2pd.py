@@ -12,6 +12,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,10 @@ from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 LOOK_EVERY_SECONDS = 0.02
 STOP_SECONDS = 2.0
+MAX_NODE_BYTES = 1 << 30
+"""Memory of the DHT process: 260 MiB at rest."""
+MAX_P2PD_BYTES = 512 << 20
+"""Memory of p2pd: 85 MiB at rest, with two processors as with 64."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,6 +59,23 @@ def die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def bound_memory(data_bytes: int) -> None:
+    """Bound the memory of this process, and offer it as the kernel's first victim.
+
+    Strangers decide how much work the DHT has. If they exhaust memory, this process must end and
+    not the trainer beside it. RLIMIT_DATA counts the pages that a process may write, close to the
+    memory in use; RLIMIT_AS counts reserved addresses too, of which Go takes 660 MiB for nothing.
+
+    Args:
+        data_bytes: most bytes of writable private memory. A lower limit of the user stays.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = data_bytes if hard == resource.RLIM_INFINITY else min(data_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    with contextlib.suppress(OSError):  # no Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
     """Waits for one that was told to go; kills it when patience is over, or we are cancelled."""
     try:
@@ -64,6 +86,11 @@ async def end_process(process: asyncio.subprocess.Process, patience_s: float) ->
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     await process.wait()
+
+
+def _before_exec() -> None:
+    die_with_parent()
+    bound_memory(MAX_P2PD_BYTES)
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +109,7 @@ async def running_p2pd(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=sys.stderr,
         env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
-        preexec_fn=die_with_parent,
+        preexec_fn=_before_exec,
     )
     try:
         await _until_it_answers(process, socket_path, settings.log_path)
@@ -117,16 +144,23 @@ def _binary() -> str:
 
 
 def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path) -> Sequence[str]:
-    """Bootstrap peers are missing on purpose: p2pd gives up at once when it cannot reach them,
-    without saying why, while connecting to them afterwards tells what is wrong."""
-    reach_out = int(not listen.is_loopback and not settings.client_mode)
+    """Return the command line of p2pd.
+
+    A volunteer's line serves this swarm only, so p2pd offers no service to others: it relays no
+    connections (its default: 16 circuits of 4 GiB), dials nobody on request (`autonat`), and opens
+    no port of the router (`natPortMap`). `relay` only lets it dial a peer behind another relay.
+
+    Bootstrap peers are missing on purpose: p2pd gives up at once when it cannot reach them,
+    without a reason, while connecting to them afterwards shows what is wrong.
+    """
     flags: dict[str, str | int] = {
         "listen": f"/unix{socket_path}",
         "hostAddrs": listen.multiaddr(),
         "dhtClient" if settings.client_mode else "dhtServer": 1,
-        "autonat": reach_out,
-        "natPortMap": reach_out,
+        "autonat": 0,
+        "natPortMap": 0,
         "relay": 1,
+        "relayService": 0,
         "connManager": 1,
         "tls": 1,
     }

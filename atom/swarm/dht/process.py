@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from atom.base.errors import UserError
 from atom.swarm.addresses import parse_listen
-from atom.swarm.dht.p2pd import NodeSettings, die_with_parent, running_p2pd
+from atom.swarm.dht.p2pd import (
+    MAX_NODE_BYTES,
+    NodeSettings,
+    bound_memory,
+    die_with_parent,
+    running_p2pd,
+)
 
 if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
@@ -164,6 +170,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to whole groups at once
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    bound_memory(MAX_NODE_BYTES)
     if os.getppid() == parent_pid:  # else it died before we could ask for the signal
         asyncio.run(_run(descriptor, folder))
 

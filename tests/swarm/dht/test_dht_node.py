@@ -36,6 +36,8 @@ class Neighbours:
         self.nearest, self.silent, self.searches = list("abcdefg"), "", 0
         self.stored: list[tuple[str, str]] = []
         self.asked = 0
+        self.readers_asked: list[str] = []
+        self.answers: dict[str, list[tuple[str, bytes]]] = {}
         self.thawed, self._found = asyncio.Event(), found
 
     def register_failure(self, peer: str) -> None:
@@ -59,6 +61,17 @@ class Neighbours:
             return None
         self.stored.append((peer, subkeys[0]))
         return [True]
+
+    async def _call_find_with_blacklist(self, peer: str, keys: Sequence[Any]) -> Any:
+        self.readers_asked.append(peer)
+        if peer in self.silent:
+            await self.thawed.wait()
+        if peer not in self.answers:
+            return None
+        items = {
+            name: (MSGPackSerializer.dumps(record), ENDS) for name, record in self.answers[peer]
+        }
+        return {keys[0]: (ValueWithExpiration(items, ENDS), {})}
 
     async def get_many(self, keys: Sequence[str], beam_size: int, **_: object) -> dict[str, Any]:
         self.asked = beam_size

@@ -1,0 +1,191 @@
+"""Guard between libp2p's daemon and hivemind: bounds on all that other nodes send.
+
+hivemind answers any request of anyone. The guard sits under its protocol class, where the bytes of
+requests and of answers arrive, and applies five rules before hivemind sees a message:
+
+- Debts. Each remote has an allowance for the bytes of its requests and of our answers.
+- Bounds. A message names few keys, few neighbours, and ids of the right length.
+- Values are read by `strict_msgpack`, never by hivemind's own decoder.
+- An answer of ours that no daemon can carry is not sent. libp2p's daemon would end the connection
+  to this process for it.
+- The routing table has one node id per peer and few replacements per bucket.
+
+A refused request costs one small answer and writes nothing into the log.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import hivemind.dht.node
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+
+from atom.base.clock import BootClock, Clock
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.dht.strict_msgpack import decode, malformed
+
+MAX_KEYS = 4
+"""Keys of one request. A reader of a run names one."""
+MAX_NEIGHBOURS = 32
+"""Nearest nodes of one answer. hivemind sends at most 20."""
+MAX_PEER_ID_BYTES = 64
+"""Bytes of a libp2p peer id: at most 42. Its conversion to text takes quadratic time."""
+MAX_ANSWER_BYTES = (4 << 20) - (64 << 10)
+"""Bytes of one answer. libp2p's daemon carries 4 MiB, with its own header."""
+UNIT_BYTES = 64 << 10
+"""A message costs its remote one unit, and one more for each of these bytes."""
+UNITS_PER_SECOND = 16.0
+"""Rate at which the debt of one remote falls. A peer of a swarm of 300 causes about this much."""
+MAX_DEBT_UNITS = 64.0
+MAX_REMOTES = 4096
+"""Remotes whose debts are remembered. The one that has been quiet for the longest time goes."""
+
+
+class RemoteDebts:
+    """Debts of the remotes that asked us last: leaky buckets, in units. For one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._debts: dict[bytes, tuple[float, float]] = {}
+        """Debt in units and the time of its last change, by peer id, the latest change last."""
+
+    def charge(self, remote: bytes, size_bytes: int) -> None:
+        """Add the cost of a message. Raises: PeerRefused if the debt was too high before."""
+        now = self._clock.now()
+        debt, changed_at = self._debts.pop(remote, (0.0, now))
+        debt = max(0.0, debt - (now - changed_at) * UNITS_PER_SECOND)
+        is_refused = debt >= MAX_DEBT_UNITS
+        self._debts[remote] = debt + (0.0 if is_refused else 1 + size_bytes / UNIT_BYTES), now
+        if len(self._debts) > MAX_REMOTES:
+            del self._debts[next(iter(self._debts))]
+        if is_refused:
+            raise PeerRefused(Reason.BUSY, "too many requests")
+
+
+def checked(message: Any) -> Any:
+    """Return a request or an answer whose fields are within their bounds.
+
+    Of a request to store, only the first entries are kept: a stock node hands a new neighbour all
+    that it holds in one request, and forgets a neighbour that refuses.
+
+    Raises:
+        PeerRefused: a field is out of its bounds.
+    """
+    ids, is_bounded = [message.peer.node_id] if message.peer.node_id else [], True
+    match message:
+        case dht_pb2.StoreRequest():
+            entries = message.keys, message.subkeys, message.values
+            for field in (*entries, message.expiration_time, message.in_cache):
+                del field[MAX_KEYS:]
+            ids += message.keys
+        case dht_pb2.FindRequest():
+            is_bounded = len(set(message.keys)) == len(message.keys) <= MAX_KEYS
+            ids += message.keys
+        case dht_pb2.StoreResponse():
+            is_bounded = len(message.store_ok) <= MAX_KEYS
+        case dht_pb2.FindResponse():
+            is_bounded = len(message.results) <= MAX_KEYS and all(map(_is_bounded, message.results))
+            ids += (each for result in message.results for each in result.nearest_node_ids)
+    if not is_bounded or any(len(each) != DHTID.HASH_NBYTES for each in ids):
+        raise malformed(f"{type(message).__name__} is out of bounds")
+    return message
+
+
+def _is_bounded(result: Any) -> bool:
+    peers = result.nearest_peer_ids
+    is_known_type = result.type in dht_pb2.ResultType.values()
+    are_few = max(len(result.nearest_node_ids), len(peers)) <= MAX_NEIGHBOURS
+    are_peers = are_few and all(0 < len(peer) <= MAX_PEER_ID_BYTES for peer in peers)
+    return is_known_type and are_peers and math.isfinite(result.expiration_time)
+
+
+class StrictSerializer(MSGPackSerializer):  # type: ignore[misc]
+    """hivemind's encoder with our decoder."""
+
+    @classmethod
+    def loads(cls, buf: bytes) -> Any:
+        """Decode a scalar or a dictionary. Raises: PeerRefused for any other bytes."""
+        value = decode(buf)
+        if not isinstance(value, list):
+            return value
+        dictionary = DictionaryDHTValue()
+        for item in value:
+            dictionary.store(*item)
+        return dictionary
+
+
+class GuardedP2P(P2P):  # type: ignore[misc]
+    """hivemind's connection to libp2p's daemon, through which checked messages pass only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._debts = RemoteDebts(BootClock())
+
+    async def _add_protobuf_unary_handler(
+        self,
+        handle_name: str,
+        handler: Callable[[Any, P2PContext], Awaitable[Any]],
+        input_protobuf_type: Any,
+        balanced: bool = False,
+    ) -> None:
+        """Register a handler of requests, as hivemind does."""
+
+        async def guarded(request: bytes, remote_id: PeerID) -> bytes:
+            remote = remote_id.to_bytes()
+            self._debts.charge(remote, len(request))
+            message = checked(input_protobuf_type.FromString(request))
+            context = P2PContext(handle_name, self.peer_id, remote_id)
+            try:
+                answer: bytes = (await handler(message, context)).SerializeToString()
+            except asyncio.CancelledError:  # hivemind would remember a cancelled task for ever
+                raise PeerRefused(Reason.TIMEOUT, "the caller is gone") from None
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise PeerRefused(Reason.TOO_LARGE, "the answer")
+            with contextlib.suppress(PeerRefused):
+                self._debts.charge(remote, len(answer))
+            return answer
+
+        await self._client.add_unary_handler(handle_name, guarded, balanced=balanced)
+
+    async def _call_unary_protobuf_handler(self, *call: Any) -> Any:
+        """Call a remote, as hivemind does. Raises: PeerRefused for an answer out of bounds."""
+        return checked(await super()._call_unary_protobuf_handler(*call))
+
+
+class GuardedProtocol(DHTProtocol):  # type: ignore[misc]
+    """hivemind's protocol with a strict decoder and a bounded routing table."""
+
+    serializer = StrictSerializer
+
+    async def update_routing_table(
+        self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
+    ) -> None:
+        """Note that a node was met, or that it did not answer.
+
+        A node chooses its own id and hivemind keeps every one: a peer that names a new id in each
+        request would fill the memory. So a new id of a peer replaces its former one.
+        """
+        table = self.routing_table
+        former = table.get(peer_id=peer_id)
+        stale = [former] if responded and node_id and former not in (None, node_id) else []
+        await super().update_routing_table(node_id, peer_id, responded)
+        if node_id is not None:
+            bucket = table.buckets[table.get_bucket_index(node_id)]
+            stale += list(bucket.replacement_nodes)[: -bucket.size]
+        for each in stale:
+            with contextlib.suppress(KeyError):  # hivemind misplaces ids on a bucket's border
+                del table[each]
+
+
+def install() -> None:
+    """Make hivemind's nodes use the guarded protocol. Their methods are bound when created."""
+    GuardedProtocol.__name__ = DHTProtocol.__name__  # part of the protocol's name on the wire
+    hivemind.dht.node.DHTProtocol = GuardedProtocol
