@@ -14,6 +14,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     TIMEOUT = "timeout"
+    ADDRESS_NOT_DIALLED = "address-not-dialled"
     # records
     BAD_SIGNATURE = "bad-signature"
     # rounds

@@ -121,6 +121,9 @@ class Network(Section):
     reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
     """Whether other peers can connect to the data port; "auto": some of them are asked to try;
     "no": nothing listens there, this box only connects to others."""
+    lan: bool = False
+    """Whether to connect to private addresses of other peers although this box announces a public
+    one."""
 
 
 class Schedule(Section):

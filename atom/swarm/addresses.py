@@ -29,6 +29,8 @@ MAX_BOOTSTRAP = 16
 MOST_ENTRANCES = 3
 """In an address that we make: it is pasted by people."""
 _BACKLOG = 64
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Translated by a gateway to the IPv4 address in the last 32 bits."""
 
 _MULTIADDR = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/(?:tcp|udp)/(?P<port>[^/]+)"
@@ -63,6 +65,11 @@ class ListenAddress:
     def multiaddr(self) -> str:
         family = "ip6" if ":" in self.host else "ip4"
         return f"/{family}/{self.host}/tcp/{self.port}"
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Return the multiaddrs to listen on: "::" stands for both address families."""
+        both = (ListenAddress("0.0.0.0", self.port), self) if self.host == "::" else (self,)
+        return tuple(each.multiaddr() for each in both)
 
     @property
     def is_loopback(self) -> bool:
@@ -156,11 +163,23 @@ def parse_listen(text: str) -> ListenAddress:
 
 
 def listening(host: str, port: int, setting: str) -> socket.socket:
-    """A socket that others may dial; `setting` is what names its address. Raises: PortInUseError;
-    AddressError for an interface or port that this process cannot have."""
+    """Open a socket that others may dial; on "::" for IPv4 and IPv6.
+
+    Args:
+        host: An IP address of this machine.
+        port: TCP port; 0 lets the system choose.
+        setting: The setting that gave the address, named in errors.
+
+    Raises:
+        PortInUseError: Another program listens there.
+        AddressError: This process cannot have that interface or port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUseError(
@@ -171,6 +190,32 @@ def listening(host: str, port: int, setting: str) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}",
             f"use an address of this machine (or 0.0.0.0) and a port above 1023: {setting}",
         ) from error
+
+
+def carried_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the IPv4 address that an IPv6 address carries, or else the address itself.
+
+    IPv6 addresses that are mapped, of 6to4, of Teredo or of the well-known NAT64 prefix lead to the
+    IPv4 address inside. Raises: ValueError if `host` is not an IP address.
+    """
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    translated = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+    _, tunnelled = address.teredo or (None, None)
+    return address.ipv4_mapped or address.sixtofour or translated or tunnelled or address
+
+
+def host_group(host: str) -> str:
+    """Return the group that an IP address is counted with: its /64 for IPv6, itself for IPv4.
+
+    A home or a rented machine has at least a whole /64, so a limit for each IPv6 address would be
+    none. Raises: ValueError if `host` is not an IP address.
+    """
+    address = carried_address(host)
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
 def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "network.per_month": (*SIZE, '"0 B"', '"500 GB a month"'),
     "network.name": ("3", '""', '"a b"', '"-a"', f'"{"x" * 25}"', '"é"', *WORDS),
     "network.reachable": ("3", '"maybe"', "true"),
+    "network.lan": SWITCH,
     "schedule.hours": ('["noon"]', "[3]", '"mon 1:00-2:00"', '["mon 25:00-26:00"]',
                        '["xyz 1:00-2:00"]'),
     "schedule.idle_for": ("10", '"10 parsecs"', '"-3 s"', '"0 s"'),

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from atom.base.errors import PeerRefused
+from atom.swarm.dial_rules import AddressClass, dialled_classes
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed
 from atom.swarm.stream import handshake
@@ -26,6 +27,11 @@ SOON = 10.0
 STRANGER = Identity.create()
 Found = TypeVar("Found")
 QUICK = {"HANDSHAKE_S": 0.5, "UNCLAIMED_RING_S": 0.2}
+
+
+def dialled_on_loopback() -> frozenset[AddressClass]:
+    """Return the classes dialled by a peer whose DHT node listens on loopback alone."""
+    return dialled_classes(["127.0.0.1"])
 
 
 class Story(EventList):
@@ -51,7 +57,9 @@ class Peer:
         self.lost: queue.Queue[str] = queue.Queue()
         handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)
         where = ("127.0.0.1", 0) if listens else None
-        self.transport = Transport(local, where, self.events, handlers=handlers)
+        self.transport = Transport(
+            local, where, self.events, handlers=handlers, dialled=dialled_on_loopback
+        )
 
     @property
     def peer_id(self) -> str:

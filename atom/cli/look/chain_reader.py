@@ -8,14 +8,16 @@ something to it, as far as it was checked; and who was asked in vain is asked la
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.events import EventFan
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
+from atom.swarm.dial_rules import dialled_classes
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, Reached, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
@@ -111,8 +113,17 @@ class ChainFetcher:
     """A `FetchChain` over the transport, as a stranger who only looks: under a key made for the
     occasion. `close` it from another thread."""
 
-    def __init__(self, manifest: Manifest, identity: Identity | None = None) -> None:
-        """`identity`: of a peer of the run, where the run is open to listed peers only."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        identity: Identity | None = None,
+        entrances: Sequence[str] = (),
+    ) -> None:
+        """Args:
+        manifest: Manifest of the run.
+        identity: A listed peer of the run, if the run answers listed peers only.
+        entrances: Multiaddrs by which the run was entered.
+        """
         self.transport = Transport(
             Local(
                 identity or Identity.create(),
@@ -122,6 +133,7 @@ class ChainFetcher:
             ),
             None,
             EventFan(),
+            dialled=partial(dialled_classes, (), entrances),
         )
         self._stop = threading.Event()
 

@@ -39,7 +39,7 @@ def show_excerpts(address: str) -> None:
     if text is None:
         typer.echo("each peer has a copy of its own: it does not travel through the swarm")
         return
-    fetcher = ChainFetcher(manifest, listed_peer(manifest))
+    fetcher = ChainFetcher(manifest, listed_peer(manifest), swarm.entrances)
     try:
         fetcher.know(swarm.leases)
         with tempfile.TemporaryDirectory() as folder:

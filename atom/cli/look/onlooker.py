@@ -6,7 +6,7 @@ A DHT node in client mode that publishes nothing. All views of a swarm are made 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -46,9 +46,17 @@ class Onlooker:
         manifest: Manifest,
         me: Identity | None = None,
         state: Path | None = None,
+        entrances: Sequence[str] = (),
     ) -> None:
-        """`me`: as whom to ask for the chain; None: as this machine's listed peer, if there is one
-        in the usual place, else as a stranger. `state`: of this machine's peer, if not there."""
+        """Args:
+        directory: Leases of the run.
+        manifest: Manifest of the run.
+        me: Identity to ask for the chain as; None: this machine's listed peer, if there is one
+            in the usual place, otherwise a stranger.
+        state: State directory of this machine's peer, if not in the usual place.
+        entrances: Multiaddrs by which the run was entered.
+        """
+        self.entrances = entrances
         self._directory = directory
         self.manifest = manifest
         self.rounds, self._global_batch, self._data = _agreed_on(manifest)
@@ -56,7 +64,7 @@ class Onlooker:
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
         self._own = StateDirectory(state or default_state_directory(manifest.run))
-        self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest))
+        self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest), entrances)
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self.leases: dict[str, Lease] = {}
         """Of the last view."""
@@ -153,7 +161,7 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     try:
         with stderr_console().status("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
-        onlooker = Onlooker(directory, manifest, me, state)
+        onlooker = Onlooker(directory, manifest, me, state, where.bootstrap)
         try:
             yield onlooker
         finally:

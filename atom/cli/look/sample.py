@@ -113,7 +113,8 @@ def _fetched(asked: SampleRequest, console: TerminalConsole) -> Sampled:
     if not swarm.leases:
         raise AddressError("no peer of the run is alive to give its state", "try again later")
     end_at_once_on_signals("interrupted: what was fetched is kept")
-    fetcher = ChainFetcher(manifest, identity_in(asked.state) or listed_peer(manifest))
+    me = identity_in(asked.state) or listed_peer(manifest)
+    fetcher = ChainFetcher(manifest, me, swarm.entrances)
     try:
         fetcher.know(swarm.leases)
         states = swarm.ledger.states(manifest.initial_state_digest)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atom.base.clock import Clock
+from atom.base.errors import AddressError
 from atom.config.address import parse_host_port
 from atom.config.peer_file import Network
 from atom.daemon.state_directory import write_atomically
-from atom.swarm.addresses import parse_listen, parse_multiaddrs
-from atom.swarm.dht.directory import primary_host
+from atom.swarm.addresses import parse_listen, parse_multiaddr
+from atom.swarm.dial_rules import AddressClass, dialled_classes, own_hosts
 from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.training.storage.disk import DiskRoom
 
@@ -34,15 +35,32 @@ def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, .
 
 
 def data_addresses(announce: Sequence[str], bound: tuple[str, int]) -> tuple[str, ...]:
-    """ "host:port" of the direct transport, best first: announced hosts, else our own."""
+    """Return "host:port" of the direct transport, best first: announced hosts, else our own."""
     host, port = bound
-    if announce:
-        hosts = [_host_and_port(text, port)[0] for text in announce]
-    elif ipaddress.ip_address(host).is_unspecified:
-        hosts = [found for found in (primary_host(), "127.0.0.1") if found]
-    else:
-        hosts = [host]
-    return tuple(f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts[:MAX_ADDRESSES])
+    hosts = announced_hosts(announce, host)[:MAX_ADDRESSES]
+    return tuple(f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts)
+
+
+def announced_hosts(announce: Sequence[str], listen_host: str) -> Sequence[str]:
+    """Return the hosts under which this peer tells others to reach it, best first.
+
+    Args:
+        announce: `[network] announce` of the peer file; it replaces the addresses of the machine.
+        listen_host: IP address that the peer listens on.
+    """
+    return [_host_and_port(text, 0)[0] for text in announce] or own_hosts(listen_host)
+
+
+def dialled_by(network: Network, listen: str, entrances: Sequence[str]) -> frozenset[AddressClass]:
+    """Return the classes of addresses that a daemon dials now.
+
+    Args:
+        network: `[network]` of its peer file.
+        listen: HOST:PORT where its DHT node listens.
+        entrances: Multiaddrs through which it enters the run.
+    """
+    own = announced_hosts(network.announce, parse_listen(listen).host)
+    return dialled_classes(own, entrances, network.lan)
 
 
 def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
@@ -84,9 +102,19 @@ class KeptContacts:
 
 
 def known_contacts(path: Path) -> tuple[str, ...]:
-    """Those of an earlier life; a damaged list is no reason not to start."""
+    """Return the DHT nodes that an earlier process met, without those that cannot be read.
+
+    A damaged list is no reason not to start: it counts as empty.
+    """
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        return parse_multiaddrs([str(text) for text in listed][:_MOST])
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, RecursionError):
         return ()
+    return tuple(filter(_is_multiaddr, listed))[:_MOST] if isinstance(listed, list) else ()
+
+
+def _is_multiaddr(text: object) -> bool:
+    try:
+        return parse_multiaddr(str(text)) == text
+    except AddressError:
+        return False

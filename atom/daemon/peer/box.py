@@ -66,6 +66,8 @@ class Box:
     console: Console
     listen: str
     """Where its DHT node listens."""
+    entrances: tuple[str, ...] = ()
+    """Multiaddrs through which it enters the run; empty: it founds one."""
 
     @property
     def me(self) -> Voter:

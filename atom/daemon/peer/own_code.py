@@ -10,10 +10,12 @@ import hashlib
 import random
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import kept_code
+from atom.daemon.peer.addresses import dialled_by
 from atom.daemon.peer.box import Box, JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
@@ -77,7 +79,8 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThrea
     """The file that the manifest names, from whoever has it. Raises: AddressError."""
     listed = listed_peers(manifest.owner, run.swarm.members)
     local = Local(box.identity, manifest_digest(manifest), box.incarnation, listed)
-    transport = Transport(local, ("", 0), box.events)
+    dialled = partial(dialled_by, box.peer.network, box.listen, box.entrances)
+    transport = Transport(local, None, box.events, dialled=dialled)
     try:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:

@@ -123,7 +123,8 @@ def _opened(
     chunk_kernels()  # or not at all: said now, and not when there is a replica
     if says_finished(box, address.run, address.owner, rounds):
         return None
-    box, begin_monitors = _at_the_door(stack, _with_allowance(box), extensions)
+    box = replace(_with_allowance(box), entrances=address.bootstrap)
+    box, begin_monitors = _at_the_door(stack, box, extensions)
     return box, begin_monitors, _enter_dht(stack, box, address)
 
 

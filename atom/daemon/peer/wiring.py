@@ -1,9 +1,11 @@
 """The parts of a peer that take more than a call to build. Each starts nothing."""
 
+from functools import partial
+
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.model.shared_text import content_of
-from atom.daemon.peer.addresses import data_place
+from atom.daemon.peer.addresses import data_place, dialled_by
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
@@ -61,7 +63,8 @@ def transport_of(
     server = BlobServer(storage.content, known)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
-    return Transport(local, place, events, bandwidth=bandwidth, handlers=handlers, known=known)
+    dialled = partial(dialled_by, network, box.listen, box.entrances)
+    return Transport(local, place, events, bandwidth, handlers, known, dialled)
 
 
 def state_sync_of(

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from atom.base.events import EventSink
 from atom.swarm.addresses import check_run_name, rank_addresses
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dial_rules import primary_host
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 from atom.swarm.records.manifest import (
@@ -214,13 +214,3 @@ async def entrance(node: NodeSettings, events: EventSink) -> AsyncIterator[tuple
         raise no_answer(problem) from problem
     finally:
         await client.close()
-
-
-def primary_host() -> str | None:
-    """Our address on the default route; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: an address nobody has
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])

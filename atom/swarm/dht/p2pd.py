@@ -155,7 +155,7 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
     """
     flags: dict[str, str | int] = {
         "listen": f"/unix{socket_path}",
-        "hostAddrs": listen.multiaddr(),
+        "hostAddrs": ",".join(listen.multiaddrs()),
         "dhtClient" if settings.client_mode else "dhtServer": 1,
         "autonat": 0,
         "natPortMap": 0,

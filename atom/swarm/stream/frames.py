@@ -138,6 +138,8 @@ class Channel:
         """The caps; None: without any, until the handshake is over."""
         self.peer_id = ""
         self.incarnation = b""
+        self.remote = ("", 0)
+        """IP address and port at the other end; of an incoming connection the address alone."""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
         self.round_trip_s = 0.0

@@ -18,6 +18,7 @@ from typing import Any
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
+from atom.swarm.dial_rules import AddressClass, class_of, may_dial
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
@@ -31,6 +32,8 @@ Way = tuple[str, int]
 """To a peer: a host and a port of its, or `CALL`."""
 CALL: Way = ("", 0)
 """Over its line to us."""
+MOST_ADDRESSES = 4
+"""Number of addresses of one host name that are tried, for each address family."""
 MOST_LOOKUPS = 16
 """Of host names under way at a time. The system's resolver may take half a minute, and the names
 come from strangers' leases."""
@@ -88,10 +91,21 @@ class ContactBook:
 class Dialer:
     """Opens outgoing channels. Thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, reverse: ReverseConnections) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        reverse: ReverseConnections,
+        dialled: Callable[[], frozenset[AddressClass]],
+    ) -> None:
+        """Args:
+        dialled: Returns the classes of addresses that this peer dials at the moment.
+        """
         self.contacts = ContactBook()
+        self.neighbours: frozenset[str] = frozenset()
+        """Peer ids in our own network: their local addresses are dialled, too."""
         self._endpoint = endpoint
         self._reverse = reverse
+        self._dialled = dialled
 
     def dial(
         self,
@@ -100,23 +114,35 @@ class Dialer:
         tag: bytes = b"",
         seconds: float = math.inf,
         stop: threading.Event | None = None,
-        directly: bool = False,
+        ways: Sequence[Way] | None = None,
     ) -> Channel:
-        """A channel to that peer and no other, within `seconds` (and the usual limits), or until
-        `stop` is set. Each way but the last has at most half of what is left of the time: an
-        address behind which nobody answers must not use up all of it. `directly`: at its addresses
-        only.
+        """Open a channel to one peer.
 
-        Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
+        Each way but the last has at most half of the remaining time: an address that does not
+        answer must not use up all of it.
+
+        Args:
+            peer_id: The peer that has to prove its identity at the other end.
+            purpose: The purpose that the peer is told.
+            tag: Name of a ring channel.
+            seconds: Time limit, beside the usual limits.
+            stop: Ends the attempt soon after it is set.
+            ways: Ways to try, instead of all that are known.
+
+        Raises:
+            Unreachable: No way led to the peer.
+            PeerRefused: Some way led to a refusal; the last reason.
+            Interrupted: `stop` was set.
         """
-        ways, failures = self._addresses(peer_id), list[OSError | PeerRefused]()
-        if not directly and self._reverse.has_line(peer_id):
-            ways = self.contacts.ways(peer_id)
+        failures = list[OSError | PeerRefused]()
+        if ways is None:
+            called = self._reverse.has_line(peer_id)
+            ways = self.contacts.ways(peer_id) if called else self.addresses(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
         for way in ways:
-            share = patience if way == ways[-1] else _half(patience)
+            share = patience if way == ways[-1] else _share(patience, 2)
             try:
-                channel = self._shake_hands(way, peer_id, purpose, tag, share)
+                channel = self._open(way, peer_id, purpose, tag, share)
             except Interrupted:
                 raise
             except (OSError, PeerRefused) as failure:
@@ -127,30 +153,64 @@ class Dialer:
                 return channel
         raise _reason(peer_id, failures)
 
-    def open(self, peer_id: str, opening: bytes, seconds: float) -> tuple[SocketStream, str]:
-        """A connection to the first of the peer's addresses that takes one, and its host; nothing
-        but `opening` is said. Raises: OSError."""
-        patience, failure = Patience.within(seconds), OSError("no known address")
-        for way in self._addresses(peer_id):
-            try:
-                return self._connect(way, patience, opening), way[0]
-            except OSError as error:
-                failure = error
-        raise failure
+    def connect(self, peer_id: str, way: Way, opening: bytes, seconds: float) -> SocketStream:
+        """Open a connection of that peer at a numeric address; send nothing but `opening`.
 
-    def _addresses(self, peer_id: str) -> list[Way]:
+        Raises: OSError.
+        """
+        patience = Patience.within(seconds)
+        connecting = _connect(self._targets(peer_id, way, seconds)[0])
+        try:
+            connecting.send_all(memoryview(opening), patience)
+        except BaseException:
+            connecting.close()
+            raise
+        return connecting
+
+    def addresses(self, peer_id: str) -> list[Way]:
+        """Return the ways to a peer that are addresses, best first."""
         return [way for way in self.contacts.ways(peer_id) if way != CALL]
 
-    def _shake_hands(
+    def _open(
         self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
-        end = self._endpoint
+        """Open a channel by one way; of a host name, by the first of its addresses that works.
+
+        The addresses share the time of one handshake. Raises: OSError, PeerRefused.
+        """
         deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
         within = replace(patience, deadline=deadline)
         if way == CALL:
             below = self._reverse.call(peer_id, within.left_s())
-        else:
-            below = self._connect(way, within)
+            return self._shake_hands(below, peer_id, purpose, tag, within)
+        targets = self._targets(peer_id, way, within.left_s())
+        while True:
+            share, target = _share(within, len(targets)), targets.pop(0)
+            try:
+                below = _connect(target)
+                channel = self._shake_hands(below, peer_id, purpose, tag, share)
+                channel.remote = target[4][:2]
+                return channel
+            except Interrupted:
+                raise
+            except (OSError, PeerRefused):
+                if not targets:
+                    raise
+
+    def _targets(self, peer_id: str, way: Way, seconds: float) -> list[AddressInfo]:
+        """Resolve a way to the addresses that may be dialled. Raises: OSError if there is none."""
+        found, dialled = resolve(*way, seconds), self._dialled()
+        is_neighbour = peer_id in self.neighbours
+        refused = [may_dial(target[4][0], dialled, is_neighbour) for target in found]
+        if all(refused):
+            kind = class_of(found[0][4][0]).value
+            raise ConnectionError(f"{refused[0]}: {way[0]} is an address of the kind: {kind}")
+        return [target for target, reason in zip(found, refused, strict=True) if not reason]
+
+    def _shake_hands(
+        self, below: SocketStream, peer_id: str, purpose: Purpose, tag: bytes, within: Patience
+    ) -> Channel:
+        end = self._endpoint
         stream = TlsStream(below)
         channel = Channel(stream, end.channels.discard)
         channel.purpose, channel.tag = purpose, tag
@@ -167,23 +227,26 @@ class Dialer:
         channel.bandwidth = end.bandwidth
         return channel
 
-    def _connect(self, way: Way, patience: Patience, opening: bytes = b"") -> SocketStream:
-        """A connection that begins with `opening`. Without one it is there, or fails, when
-        something is sent. Raises: OSError."""
-        family, kind, protocol, _, target = resolve(*way, patience.left_s())
-        connecting = SocketStream(socket.socket(family, kind, protocol))
-        try:
-            connecting.connect(target)
-            connecting.send_all(memoryview(opening), patience)
-        except BaseException:
-            connecting.close()
-            raise
-        return connecting
+
+def _connect(target: AddressInfo) -> SocketStream:
+    """Begin to connect: the connection is there, or fails, when something is sent.
+
+    Raises: OSError.
+    """
+    family, kind, protocol, _, address = target
+    connecting = SocketStream(socket.socket(family, kind, protocol))
+    try:
+        connecting.connect(address)
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
 
 
-def resolve(host: str, port: int, seconds: float) -> AddressInfo:
-    """The first address of a host, within `seconds`; from any thread. Nobody waits in the end for
-    the threads that look names up: they only ever wait themselves.
+def resolve(host: str, port: int, seconds: float) -> list[AddressInfo]:
+    """Return the addresses of a host, best first, at most `MOST_ADDRESSES` of each family.
+
+    Thread-safe. A thread that looks a name up is left behind when the time is over.
 
     Raises: OSError (unknown, or not a name at all), TimeoutError.
     """
@@ -192,7 +255,7 @@ def resolve(host: str, port: int, seconds: float) -> AddressInfo:
         return _lookup(host, port, socket.AI_NUMERICHOST)
     if not _lookups.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
         raise TimeoutError("too many host names are being looked up")
-    found = Future[AddressInfo]()
+    found = Future[list[AddressInfo]]()
 
     def look() -> None:
         try:
@@ -213,18 +276,23 @@ def resolve(host: str, port: int, seconds: float) -> AddressInfo:
         raise TimeoutError(f"looking up {host} takes too long") from None
 
 
-def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:
+def _lookup(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
     """Raises: OSError."""
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as problem:  # an empty label, or one that is too long
         raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem
+    return [
+        info
+        for number, info in enumerate(found)
+        if [other[0] for other in found[:number]].count(info[0]) < MOST_ADDRESSES
+    ]
 
 
-def _half(patience: Patience) -> Patience:
-    """What is left of it, halved."""
+def _share(patience: Patience, sharers: int) -> Patience:
+    """Return an equal share of the remaining time."""
     now = time.monotonic()
-    return replace(patience, deadline=now + (patience.deadline - now) / 2)
+    return replace(patience, deadline=now + (patience.deadline - now) / sharers)
 
 
 def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused | Unreachable:

@@ -165,6 +165,7 @@ class Listener:
 
     def _channel(self, below: SocketStream, host: str) -> Channel:
         channel = Channel(below, lambda closed: self._left(closed, host))
+        channel.remote = host, 0
         self._endpoint.keep(channel)
         return channel
 

@@ -1,9 +1,14 @@
 """Reaching peers that cannot be dialled: they keep a line open to peers that can, are called over
 it, and dial back.
 
-A peer answers a call with a TCP connection that begins with the call's token. From then on it is a
-connection like any other, TLS client and server as if the caller had dialled: what protects it is
-that handshake, not the token, which only says which call is answered.
+A peer answers a call with a TCP connection that begins with a hash of the call's token. From then
+on it is a connection like any other, with TLS client and server as if the caller had dialled. That
+handshake protects it; the token only says which call is answered.
+
+The caller chooses the token, so the token itself is never sent: a caller could otherwise make its
+peer send commands to a service without password. And a call is answered only at the address and
+port of the line that it came over, where the caller has proved its identity, not at addresses of
+the caller's lease.
 """
 
 import contextlib
@@ -13,15 +18,21 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
+from blake3 import blake3
+
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits
 from atom.swarm.transport.limits import Endpoint
 
+Address = tuple[str, int]
+"""A numeric IP address and a port."""
+
 ANSWER = b"atomcall"
 """How a connection begins that answers a call; TLS begins with another byte."""
 TOKEN_BYTES = 16
+_ANSWER_CONTEXT = "atom 2026-11 answer to a reverse call"
 PING_S = 5.0
 """A line says this often that it is there; after three times as much silence it is dialled anew."""
 _ANSWER_S = 3.0
@@ -30,6 +41,11 @@ _MOST_ANSWERS = 32
 _SEND_S = 5.0
 PAUSE_S = 3.0
 """Before a line that broke is dialled anew."""
+
+
+def answer_to(token: bytes) -> bytes:
+    """Return the `TOKEN_BYTES` that answer a call with this token."""
+    return blake3(token, derive_key_context=_ANSWER_CONTEXT).digest(length=TOKEN_BYTES)
 
 
 class ReverseConnections:
@@ -41,7 +57,7 @@ class ReverseConnections:
         self._lines: dict[str, tuple[Channel, threading.Lock]] = {}
         """Per peer; the lock is held in sending."""
         self._calls: dict[bytes, Future[SocketStream]] = {}
-        """Those that wait for an answer, by token."""
+        """Calls that wait for an answer, by the bytes that answer them."""
 
     def has_line(self, peer_id: str) -> bool:
         with self._lock:
@@ -78,21 +94,21 @@ class ReverseConnections:
             line = self._lines.get(peer_id)
             if line is None or self._endpoint.closing.is_set():
                 raise ConnectionError(f"{peer_id}: keeps no line to us")
-            self._calls[token] = answer
+            self._calls[answer_to(token)] = answer
         try:
             self._say(line, Kind.CALL, token)
             return answer.result(seconds)
         except OSError:
             with self._lock:
-                came = self._calls.pop(token, None) is None
+                came = self._calls.pop(answer_to(token), None) is None
             if came:  # just now, or we are closing
                 return answer.result()
             raise
 
-    def arrived(self, token: bytes, stream: SocketStream) -> bool:
-        """A connection answers a call; False if nobody waits for it (any more)."""
+    def arrived(self, answered: bytes, stream: SocketStream) -> bool:
+        """Hand a connection to the call that it answers; False if no call waits for it."""
         with self._lock:
-            answer = self._calls.pop(token, None)
+            answer = self._calls.pop(answered, None)
             if answer:
                 answer.set_result(stream)
         return answer is not None
@@ -116,15 +132,19 @@ class OwnLines:
         self,
         endpoint: Endpoint,
         dial: Callable[[str], Channel],
-        open_: Callable[[str, bytes, float], tuple[SocketStream, str]],
+        connect: Callable[[str, Address, bytes, float], SocketStream],
         serve: Callable[[SocketStream, str], None],
     ) -> None:
-        """`dial`: opens a line to that peer; raises OSError, PeerRefused. `open_`: within so many
-        seconds, a connection to that peer that begins with those bytes, and its host; raises
-        OSError. `serve`: serves such a connection as the listener does, to its end."""
+        """Args:
+        endpoint: Shared parts of the transport.
+        dial: Opens a line to a peer; raises OSError, PeerRefused.
+        connect: Opens a connection to a peer at an address, which begins with the given bytes,
+            within so many seconds; raises OSError.
+        serve: Serves such a connection from that host, as the listener does, to its end.
+        """
         self._endpoint = endpoint
         self._dial = dial
-        self._open = open_
+        self._connect = connect
         self._serve = serve
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
@@ -176,17 +196,18 @@ class OwnLines:
         kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
         token = channel.recv_rest(length, Patience(3 * PING_S))
         if kind == Kind.CALL and self._answers.acquire(blocking=False):
+            answer = partial(self._answer, peer_id, channel.remote, answer_to(token))
             try:
-                self._endpoint.threads.start("atom-answer", partial(self._answer, peer_id, token))
+                self._endpoint.threads.start("atom-answer", answer)
             except OSError:
                 self._answers.release()
                 raise
 
-    def _answer(self, peer_id: str, token: bytes) -> None:
+    def _answer(self, peer_id: str, caller: Address, answer: bytes) -> None:
         try:
-            stream, host = self._open(peer_id, ANSWER + token, _ANSWER_S)
+            stream = self._connect(peer_id, caller, ANSWER + answer, _ANSWER_S)
         except OSError:  # the caller notices by itself
             return
         finally:
             self._answers.release()
-        self._serve(stream, host)
+        self._serve(stream, caller[0])

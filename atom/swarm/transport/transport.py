@@ -8,11 +8,13 @@ we dialled or were called (see `reverse_connections`).
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
+from atom.swarm.dial_rules import AddressClass, dialled_classes, own_hosts
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
@@ -23,8 +25,12 @@ from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
 _JOIN_S = 10.0
-_PROBE_S = 6.0
-"""For dialling back, on request, at all addresses of the peer that asks."""
+_DIAL_BACK_S = 4.0
+"""For a connection to the host that sent a probe, and its handshake: four round trips of half a
+second, and one lost packet."""
+_PROBE_S = 5.0
+"""From a probe to its answer, always: the answer's time says nothing about the port that was tried,
+so longer than the dialling ever takes."""
 
 
 class Transport:
@@ -41,9 +47,19 @@ class Transport:
         bandwidth: Bandwidth | None = None,
         handlers: Handlers | None = None,
         known: KnownPeers | None = None,
+        dialled: Callable[[], frozenset[AddressClass]] | None = None,
     ) -> None:
-        """`bind`: None to listen nowhere; then others reach us over the lines that we keep.
-        `known`: peers that find places that strangers cannot take."""
+        """Args:
+        local: Identity and run of this peer.
+        bind: Host and port; None to listen nowhere: others reach us over the lines that we keep.
+        events: Log.
+        bandwidth: Caps of this machine's line.
+        handlers: Receivers of messages and other channels.
+        known: Peers that find places which strangers cannot take.
+        dialled: Returns the classes of addresses to dial; None: as for a peer that announces
+            the address it listens on.
+        """
+        own = own_hosts(bind[0]) if bind else ()
         self._bind = bind
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
@@ -65,7 +81,8 @@ class Transport:
         """As given; set by the follower of the chain."""
         self.listens = False
         self._reverse = ReverseConnections(self._endpoint)
-        self._dialer = Dialer(self._endpoint, self._reverse)
+        dialled = dialled or (lambda: dialled_classes(own))
+        self._dialer = Dialer(self._endpoint, self._reverse, dialled)
         served: dict[Purpose, Callable[[Channel], None]] = {
             Purpose.LINE: self._reverse.serve_line,
             Purpose.PROBE: self._answer_probe,
@@ -76,8 +93,10 @@ class Transport:
         self._listener = Listener(self._endpoint, self._reverse, served)
         self._lines = OwnLines(
             self._endpoint,
-            lambda peer_id: self._dialer.dial(peer_id, Purpose.LINE, directly=True),
-            self._dialer.open,
+            lambda peer_id: self._dialer.dial(
+                peer_id, Purpose.LINE, ways=self._dialer.addresses(peer_id)
+            ),
+            self._dialer.connect,
             self._listener.serve_called,
         )
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
@@ -110,6 +129,13 @@ class Transport:
         """Where `peer_id` listens, as "host:port", best first. `dials_out`: it says that nobody can
         dial it, so it is called first."""
         self._dialer.contacts.set(peer_id, addresses, dials_out)
+
+    def set_neighbours(self, peer_ids: Iterable[str]) -> None:
+        """Replace the peers that are known to be in our own network.
+
+        Their private addresses are dialled even if this peer announces a public one.
+        """
+        self._dialer.neighbours = frozenset(peer_ids)
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         """From now on these may call us, and no other: we cannot be dialled."""
@@ -154,16 +180,29 @@ class Transport:
         return self._listener.rings.claim(peer_id, tag, timeout_s)
 
     def _answer_probe(self, channel: Channel) -> None:
-        """Raises: OSError."""
-        reached = Reached.YES
-        try:
-            back = self._dialer.dial(
-                channel.peer_id, Purpose.MESSAGES, seconds=_PROBE_S, directly=True
-            )
-            back.close()
-        except (OSError, PeerRefused):
-            known = len(self._dialer.contacts.ways(channel.peer_id)) > 1  # than a call
-            reached = Reached.NO if known else Reached.UNKNOWN
+        """Answer whether the asking peer can be dialled, `_PROBE_S` after it asked.
+
+        Raises: OSError.
+        """
+        asked_at = time.monotonic()
+        reached = self._dial_back(channel)
+        self._endpoint.closing.wait(max(asked_at + _PROBE_S - time.monotonic(), 0.0))
         channel.send_frame(Kind.REACHED, reached.encode(), patience=Patience.within(1.0))
         with contextlib.suppress(OSError, PeerRefused):
             channel.recv_header(0, Patience.within(1.0))  # the asker hangs up first
+
+    def _dial_back(self, channel: Channel) -> Reached:
+        """Dial the host that this connection came from, at the port of that peer's lease.
+
+        No other host is dialled: any peer may ask, and could else look for open ports elsewhere.
+        """
+        addresses = self._dialer.addresses(channel.peer_id)
+        if not addresses:
+            return Reached.UNKNOWN
+        way, seconds = (channel.remote[0], addresses[0][1]), _DIAL_BACK_S
+        with contextlib.suppress(OSError, PeerRefused):
+            self._dialer.dial(
+                channel.peer_id, Purpose.MESSAGES, seconds=seconds, ways=[way]
+            ).close()
+            return Reached.YES
+        return Reached.NO

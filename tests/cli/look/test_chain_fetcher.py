@@ -62,7 +62,8 @@ def served(
 def reader(
     stack: ExitStack, manifest: Manifest, lease: Lease, asker: Identity | None = None
 ) -> LedgerReader:
-    fetcher = ChainFetcher(manifest, asker)
+    entrance = f"/ip4/127.0.0.1/tcp/1/p2p/{lease.peer_id}"
+    fetcher = ChainFetcher(manifest, asker, [entrance])
     stack.callback(fetcher.close)
     fetcher.know({lease.peer_id: lease})
     return LedgerReader(first_head(manifest), fetcher)

@@ -197,12 +197,12 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Until then the network is away."""
     answer, under_way = threading.Event(), list[threading.Thread]()
 
-    def slow(host: str, port: int, flags: int = 0) -> AddressInfo:
+    def slow(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
         if flags == socket.AI_NUMERICHOST:
             raise socket.gaierror("not a number")
         under_way.append(threading.current_thread())
         assert answer.wait(SOON)
-        return socket.AF_INET, socket.SOCK_STREAM, 6, "", FOUND
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", FOUND)]
 
     monkeypatch.setattr(dialer, "_lookup", slow)
     yield answer
@@ -225,11 +225,13 @@ def test_lookups_that_hang_are_given_up_and_bounded(
     with pytest.raises(TimeoutError, match="too many"):
         resolve(NAME, 80, 0.01)
     answer.set()
-    assert resolve(NAME, 80, SOON)[4] == FOUND
+    assert [info[4] for info in resolve(NAME, 80, SOON)] == [FOUND]
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
 def test_malformed_host_names_are_unknown_to_the_real_one(host: str) -> None:
     with pytest.raises(OSError, match="is no host name"):
         resolve(host, 80, SOON)
-    assert resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")
+    found = {info[4][0] for info in resolve("localhost", 80, SOON)}
+    assert found
+    assert found <= {"127.0.0.1", "::1"}
