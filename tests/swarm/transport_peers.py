@@ -4,13 +4,14 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import pytest
 
 from atom.base.errors import PeerRefused
-from atom.swarm.dial_rules import AddressClass, dialled_classes
+from atom.swarm.dial_rules import dialled_classes
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed
 from atom.swarm.stream import handshake
@@ -27,11 +28,6 @@ SOON = 10.0
 STRANGER = Identity.create()
 Found = TypeVar("Found")
 QUICK = {"HANDSHAKE_S": 0.5, "UNCLAIMED_RING_S": 0.2}
-
-
-def dialled_on_loopback() -> frozenset[AddressClass]:
-    """Return the classes dialled by a peer whose DHT node listens on loopback alone."""
-    return dialled_classes(["127.0.0.1"])
 
 
 class Story(EventList):
@@ -51,15 +47,15 @@ class Peer:
         local: Local,
         listens: bool,
         serve: Callable[[Channel], None] | None,
+        announced: Sequence[str],
     ) -> None:
         self.events = Story()
         self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)
         where = ("127.0.0.1", 0) if listens else None
-        self.transport = Transport(
-            local, where, self.events, handlers=handlers, dialled=dialled_on_loopback
-        )
+        dialled = partial(dialled_classes, announced)
+        self.transport = Transport(local, where, self.events, handlers=handlers, dialled=dialled)
 
     @property
     def peer_id(self) -> str:
@@ -92,14 +88,16 @@ def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
         listed: Listed = None,
         listens: bool = True,
         serve: Callable[[Channel], None] | None = None,
+        announced: Sequence[str] = ("127.0.0.1",),
         **bounds: float,
     ) -> Peer:
-        """`serve`: blobs. `bounds`: of all peers, from now on."""
+        """`serve`: blobs. `announced`: hosts that the daemon around it announces. `bounds`: of all
+        peers, from now on."""
         for name, value in (QUICK | bounds).items():
             monkeypatch.setattr(limits, name, value)
         incarnation = bytes([len(made)]) * 16
         local = Local(identity or Identity.create(), run, incarnation, listed)
-        made.append(Peer(local, listens, serve))
+        made.append(Peer(local, listens, serve, announced))
         made[-1].transport.start()
         return made[-1]
 

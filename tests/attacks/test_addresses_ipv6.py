@@ -1,0 +1,71 @@
+"""A peer that listens on `[::]` is reached, and announced, by both address families."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from atom.daemon.peer.addresses import data_addresses, known_contacts
+from atom.swarm import dial_rules
+from atom.swarm.addresses import ListenAddress, listening
+from atom.swarm.dht.directory import open_directory
+from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.identity import Identity
+
+BOTH: dict[int, str | None] = {socket.AF_INET: "192.168.1.2", socket.AF_INET6: "2001:db8::2"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_every_interface_means_both_families(host: str) -> None:
+    with listening("::", 0, "") as door:
+        socket.create_connection((host, door.getsockname()[1]), timeout=10.0).close()
+
+
+def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_rules, "primary_host", BOTH.get)
+    assert data_addresses((), ("::", 7)) == ("[2001:db8::2]:7", "192.168.1.2:7")
+    assert data_addresses((), ("0.0.0.0", 7)) == ("192.168.1.2:7",)
+    assert data_addresses(("a.example", "[2001:db8::9]"), ("::", 7)) == (
+        "a.example:7",
+        "[2001:db8::9]:7",
+    )
+
+
+def test_the_dht_node_listens_on_both_families(tmp_path: Path) -> None:
+    identity = tmp_path / "identity.key"
+    owner = Identity.load_or_create(identity).peer_id
+
+    async def visible() -> tuple[str, ...]:
+        node = NodeSettings(identity_path=str(identity), listen="[::]:0")
+        directory = await open_directory("run", owner, node)
+        try:
+            return await directory.visible_addresses()
+        finally:
+            await directory.close()
+
+    found = asyncio.run(visible())
+    assert {each.split("/")[1] for each in found} == {"ip4", "ip6"}
+    assert len({each.split("/")[4] for each in found}) == 1, "at one port"
+    assert ListenAddress("::1", 7).multiaddrs() == ("/ip6/::1/tcp/7",)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["/ip6zone/eth0/ip6/fe80::1/tcp/31337/p2p/{peer}", "/ip6/fe80::1%eth0/tcp/1/p2p/{peer}", "",
+     "/", "{peer}", "x" * 9999, 7, None, {"a": 1}, ["/ip4/1.1.1.1/tcp/1/p2p/{peer}"]],
+)  # fmt: skip
+def test_an_odd_address_among_the_kept_ones_hides_no_other(tmp_path: Path, odd: object) -> None:
+    peer = Identity.create().peer_id
+    good = f"/ip4/1.1.1.1/tcp/31337/p2p/{peer}"
+    path = tmp_path / "addresses.json"
+    path.write_text(json.dumps([odd, good]).replace("{peer}", peer))
+    assert good in known_contacts(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "{}", "7", '"/ip4"', "null", "\0", ""])
+def test_a_damaged_list_of_addresses_counts_as_empty(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "addresses.json"
+    path.write_text(text)
+    assert known_contacts(path) == ()
