@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atom.config.peer_file import Network
 from atom.daemon.peer.addresses import data_addresses, known_contacts
 from atom.swarm import dial_rules
 from atom.swarm.addresses import ListenAddress, listening
@@ -25,12 +26,12 @@ def test_every_interface_means_both_families(host: str) -> None:
 
 def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_rules, "primary_host", BOTH.get)
-    assert data_addresses((), ("::", 7)) == ("[2001:db8::2]:7", "192.168.1.2:7")
-    assert data_addresses((), ("0.0.0.0", 7)) == ("192.168.1.2:7",)
-    assert data_addresses(("a.example", "[2001:db8::9]"), ("::", 7)) == (
-        "a.example:7",
-        "[2001:db8::9]:7",
-    )
+    alone, both = ("192.168.1.2:7",), ("[2001:db8::2]:7", "192.168.1.2:7")
+    assert data_addresses(Network(), ("::", 7)) == both
+    assert data_addresses(Network(), ("0.0.0.0", 7)) == alone
+    named, said = ("a.example", "[2001:db8::9]"), ("a.example:7", "[2001:db8::9]:7")
+    assert data_addresses(Network(announce=named), ("::", 7)) == said
+    assert data_addresses(Network(announce=named, lan=True), ("0.0.0.0", 7)) == said + alone
 
 
 def test_the_dht_node_listens_on_both_families(tmp_path: Path) -> None:

@@ -60,9 +60,7 @@ def test_a_reverse_call_makes_the_peer_send_no_chosen_bytes_and_dial_nothing_els
     victim.knows(attacker)
     victim.transport.keep_lines([attacker.peer_id])
     line = lines.get(timeout=SOON)
-    victim.transport.set_addresses(
-        attacker.peer_id, [f"127.0.0.1:{service.getsockname()[1]}"]
-    )
+    victim.transport.set_addresses(attacker.peer_id, [f"127.0.0.1:{service.getsockname()[1]}"])
     assert len(COMMAND) == TOKEN_BYTES
     line.send_frame(Kind.CALL, COMMAND, patience=Patience.within(SOON))
     answer = answers.get(timeout=SOON)

@@ -12,7 +12,7 @@ from atom.config.address import parse_host_port
 from atom.config.peer_file import Network
 from atom.daemon.state_directory import write_atomically
 from atom.swarm.addresses import parse_listen, parse_multiaddr
-from atom.swarm.dial_rules import AddressClass, dialled_classes, own_hosts
+from atom.swarm.dial_rules import LOCAL, AddressClass, class_of, dialled_classes, own_hosts
 from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.training.storage.disk import DiskRoom
 
@@ -34,21 +34,29 @@ def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, .
     return tuple(found)
 
 
-def data_addresses(announce: Sequence[str], bound: tuple[str, int]) -> tuple[str, ...]:
-    """Return "host:port" of the direct transport, best first: announced hosts, else our own."""
+def data_addresses(network: Network, bound: tuple[str, int]) -> tuple[str, ...]:
+    """Return "host:port" of the direct transport, best first.
+
+    Args:
+        network: `[network]` of the peer file.
+        bound: IP address and port that the transport listens on.
+    """
     host, port = bound
-    hosts = announced_hosts(announce, host)[:MAX_ADDRESSES]
+    hosts = announced_hosts(network, host)[:MAX_ADDRESSES]
     return tuple(f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts)
 
 
-def announced_hosts(announce: Sequence[str], listen_host: str) -> Sequence[str]:
+def announced_hosts(network: Network, listen_host: str) -> Sequence[str]:
     """Return the hosts under which this peer tells others to reach it, best first.
 
-    Args:
-        announce: `[network] announce` of the peer file; it replaces the addresses of the machine.
-        listen_host: IP address that the peer listens on.
+    Those of `announce` replace the addresses of this machine; with `lan` its local ones follow, for
+    peers in the same network: many routers do not lead their public address back inside.
     """
-    return [_host_and_port(text, 0)[0] for text in announce] or own_hosts(listen_host)
+    own = own_hosts(listen_host)
+    if not network.announce:
+        return own
+    named = [_host_and_port(text, 0)[0] for text in network.announce]
+    return named + [each for each in own if network.lan and class_of(each) in LOCAL]
 
 
 def dialled_by(network: Network, listen: str, entrances: Sequence[str]) -> frozenset[AddressClass]:
@@ -59,7 +67,7 @@ def dialled_by(network: Network, listen: str, entrances: Sequence[str]) -> froze
         listen: HOST:PORT where its DHT node listens.
         entrances: Multiaddrs through which it enters the run.
     """
-    own = announced_hosts(network.announce, parse_listen(listen).host)
+    own = announced_hosts(network, parse_listen(listen).host)
     return dialled_classes(own, entrances, network.lan)
 
 

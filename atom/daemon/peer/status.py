@@ -43,8 +43,8 @@ class Status:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where gradients and state of others arrive."""
-        transport, announced = self.context.transport, self.box.peer.network.announce
-        return data_addresses(announced, transport.address) if transport.listens else ()
+        transport, network = self.context.transport, self.box.peer.network
+        return data_addresses(network, transport.address) if transport.listens else ()
 
     @property
     def own_sequences(self) -> int:
